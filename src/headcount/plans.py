@@ -1,0 +1,203 @@
+"""What to remove, as a value: units, plans, their text and JSON. No torch here, and no model."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import BadPlan
+
+FORMAT = 1
+LARGEST_FILE = 8_000_000  # bytes; a plan for every other neuron of a 70-billion-parameter model still fits
+LARGEST_INDEX = 10_000_000
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
+_RANGES = re.compile(r"\d{1,8}(-\d{1,8})?(,\d{1,8}(-\d{1,8})?)*")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Unit:
+    """One thing that can be removed: `index` is always the original one, whatever has been cut since."""
+
+    site: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.site}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A set of units to remove and the reason. Plans are values: `a | b`, `a - b`, `a & b`, `a <= b`, `len(a)`."""
+
+    units: frozenset[Unit] = frozenset()
+    why: str = ""
+
+    @classmethod
+    def of(cls, *texts: str, why: str = "") -> Plan:
+        """A plan from texts such as `"3:7"`, `"decoder.2.cross:0-3,6"` or `"layers:4"` (no wildcards: see `find`)."""
+        return cls(frozenset(unit for text in texts for unit in parse(text)), why)
+
+    @classmethod
+    def removing(cls, indices: Mapping[str, Iterable[int]], why: str = "") -> Plan:
+        """A plan from site names and the original indices to remove there."""
+        return cls(frozenset(Unit(site, index) for site, chosen in indices.items() for index in chosen), why)
+
+    def by_site(self) -> dict[str, tuple[int, ...]]:
+        """Site name -> sorted indices; sites in the order of their names, numbers counted as numbers."""
+        out: dict[str, list[int]] = {}
+        for unit in sorted(self.units, key=lambda unit: (_natural(unit.site), unit.index)):
+            out.setdefault(unit.site, []).append(unit.index)
+        return {site: tuple(indices) for site, indices in out.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form in which runs of indices are written as ranges, short enough for a config file."""
+        remove = {site: ranges(indices) for site, indices in self.by_site().items()}
+        return {"format": FORMAT, "remove": remove, "why": self.why}
+
+    @classmethod
+    def from_json(cls, data: object) -> Plan:
+        """The plan in `data`, or `BadPlan` with the first thing that is wrong with it."""
+        if not isinstance(data, dict) or not isinstance(data.get("remove"), dict):
+            raise BadPlan(f'A plan is an object with "remove": {{site: "0-3,7"}}; I got {_short(data)}.')
+        if data.get("format") != FORMAT:
+            raise BadPlan(
+                f"The plan has format {_short(data.get('format'))}; this headcount reads {FORMAT}: update it."
+            )
+        units: set[Unit] = set()
+        for site, chosen in data["remove"].items():
+            units |= {Unit(_checked_name(site), index) for index in _checked_indices(site, chosen)}
+        why = data.get("why", "")
+        if not isinstance(why, str):
+            raise BadPlan(f'The plan\'s "why" must be text; I got {_short(why)}.')
+        return cls(frozenset(units), why)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Plan:
+        """The plan in a JSON file, as written by `Plan.write` or by hand."""
+        return cls.from_json(read_json(Path(path)))
+
+    def write(self, path: str | Path) -> None:
+        """Write the plan as JSON that a person can edit and give back."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    def __or__(self, other: Plan) -> Plan:
+        return Plan(self.units | other.units, self.why or other.why)
+
+    def __and__(self, other: Plan) -> Plan:
+        return Plan(self.units & other.units, self.why)
+
+    def __sub__(self, other: Plan) -> Plan:
+        return Plan(self.units - other.units, self.why)
+
+    def __le__(self, other: Plan) -> bool:
+        return self.units <= other.units
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(sorted(self.units, key=lambda unit: (_natural(unit.site), unit.index)))
+
+    def __contains__(self, unit: object) -> bool:
+        return unit in self.units
+
+    def __str__(self) -> str:
+        return " ".join(f"{site}:{ranges(indices)}" for site, indices in self.by_site().items()) or "nothing"
+
+
+def legalize(plan: Plan, anatomy: Any, to: str = "even") -> Plan:
+    """The largest plan within `plan` that leaves grouped-query attention regular; it only ever gives heads back.
+
+    `to="even"`: every surviving kv group keeps equally many query heads (as many as its fullest one). `to="whole"`: kv
+    groups go whole or stay whole. Uneven cuts are exact too; a regular one can be saved `portable`.
+    """
+    if to not in ("even", "whole"):
+        raise BadPlan(f'legalize(to=...) takes "even" or "whole"; I got {_short(to)}.')
+    units = set(plan.units)
+    for name, indices in plan.by_site().items():
+        site = anatomy[name]
+        if site.kind != "head" or len(site.ids) == site.kv_heads:
+            continue
+        groups: dict[int, list[int]] = {}
+        for index, kv in zip(site.ids, site.kv_of, strict=True):
+            groups.setdefault(kv, []).append(index)
+        gone = {kv: [index for index in group if index in indices] for kv, group in groups.items()}
+        staying = [kv for kv, group in groups.items() if len(gone[kv]) < len(group)]
+        most = max((len(groups[kv]) - len(gone[kv]) * (to == "even") for kv in staying), default=0)
+        for kv in staying:
+            back = most - (len(groups[kv]) - len(gone[kv]))
+            units -= {Unit(name, index) for index in gone[kv][:back]}
+    return Plan(frozenset(units), plan.why)
+
+
+def parse(text: str) -> list[Unit]:
+    """`"3:0-2,7"` -> four units. A malformed text is a `BadPlan` that shows the form."""
+    site, colon, chosen = text.strip().rpartition(":")
+    if not colon or not _NAME.fullmatch(site) or not _RANGES.fullmatch(chosen):
+        raise BadPlan(
+            f"I cannot read {_short(text)} as units; write SITE:INDICES, for example 3:7, 3:0-4,9 or layers:2."
+        )
+    return [Unit(site, index) for index in _checked_indices(site, chosen)]
+
+
+def ranges(indices: Iterable[int]) -> str:
+    """Sorted indices as text: (0, 1, 2, 7) -> "0-2,7"."""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file, with every way it can be damaged turned into one sentence."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            raise BadPlan(f"{path} has {size / 1e6:.1f} MB; a plan has at most {LARGEST_FILE / 1e6:.0f} MB: not read.")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadPlan(f"I cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise BadPlan(f"{path} is not valid JSON ({str(error)[:80]}): it may be truncated or damaged.") from None
+
+
+def _checked_name(site: object) -> str:
+    if not isinstance(site, str) or not _NAME.fullmatch(site):
+        raise BadPlan(f"{_short(site)} is not a site name; names look like 3, 3.mlp or decoder.2.cross.")
+    return site
+
+
+def _checked_indices(site: object, chosen: object) -> list[int]:
+    """Indices from "0-3,7" or [0, 1, 2, 3, 7]; whole, in range, each once."""
+    if isinstance(chosen, str) and _RANGES.fullmatch(chosen):
+        bounds = [tuple(map(int, part.split("-"))) for part in chosen.split(",")]
+        if any(b[0] > b[-1] for b in bounds) or sum(b[-1] - b[0] + 1 for b in bounds) > LARGEST_INDEX:
+            raise BadPlan(f"The indices {_short(chosen)} of site {_short(site)} run backwards or are too many.")
+        indices = [index for b in bounds for index in range(b[0], b[-1] + 1)]
+    elif isinstance(chosen, list):
+        indices = chosen
+    else:
+        raise BadPlan(f'Site {_short(site)} needs indices such as "0-3,7" or [0, 7]; I got {_short(chosen)}.')
+    for index in indices:
+        if type(index) is not int or not 0 <= index < LARGEST_INDEX:
+            raise BadPlan(f"{_short(index)} is not an index of site {_short(site)}; indices are whole numbers from 0.")
+    if len(set(indices)) != len(indices):
+        raise BadPlan(f"Site {_short(site)} names an index twice; each unit can be removed once.")
+    return indices
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key under which layer 10 follows layer 9."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+
+
+def _short(value: object) -> str:
+    return reprlib.repr(value)  # never builds the text of a huge or deep value

@@ -1,0 +1,121 @@
+"""Whether a site can be cut exactly, and in which manner: `slim`, `padded`, or refused with the reason.
+
+*Slim* is the ordinary way: every matrix gets smaller and the attention runs on fewer heads. *Padded* is for code that
+counts on the original number of units (it reshapes by a fixed size, or has per-head parts that no companion rule
+knows): the matrices get just as small, and zeros stand in for the missing units between reading and writing. That is
+exact as long as units do not see each other in between, and saves the projections but not the attention itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from torch import Tensor, nn
+
+from . import layers, source
+from .anatomy import Anatomy, Site, Stack
+from .companions import claims, makes_bias_for_all, other_tensors
+
+# Modules inside an attention that work on what comes in, before the readers: they see no heads.
+INPUT_SIDE = ("sequence_reduction", "spatial_reduction", "sr", "convolution_projection", "router", "gate")
+# Arithmetic on sizes that a cut makes untrue: a local variable or a fixed attribute where the width of all heads is meant.
+# Attributes of attentions whose code lets heads see each other without any parameter that would show it.
+MIXING = {"autocorrelation_factor": "it averages its autocorrelations over all heads"}
+_LOCAL_WIDTH = r"(?<![\w.])(embed_dim|hidden_size|hidden_dim|d_model|channels|num_channels|C|c|dim|all_head_dim)\b"
+_RESHAPE = re.compile(r"\.(?:view|reshape|split)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?" + _LOCAL_WIDTH)
+_DIVISION = re.compile(r"//\s*(self\.)?(num_heads|num_attention_heads|n_heads|n_head|heads)\b")
+
+
+def refusal(part: Site | Stack, anatomy: Anatomy, root: nn.Module) -> str | None:
+    """Why units of this site cannot be removed exactly (they can still be closed), or None if they can."""
+    if isinstance(part, Stack):
+        return layers.refusal(part, anatomy.sites, root)
+    if not part.calls_writer:
+        return f"{type(part.module).__name__} uses the weights of its output projection without calling it"
+    if part.columns is None or None in part.matrices:
+        return "its weights are quantised, grouped or packed in a way that cannot be sliced unit by unit"
+    return mixes_units(part)
+
+
+def mixes_units(site: Site) -> str | None:
+    """The name of something between the readers and the writer that lets units see each other, or None."""
+    columns = len(site) * site.width
+    hidden = site.columns.shape[0] if site.columns else 0
+    for name, reason in MIXING.items():
+        if hasattr(site.module, name):
+            return reason
+    for path, owner, name, tensor in _between(site):
+        where = f"{path}.{name}".lstrip(".")
+        if "norm" in type(owner).__name__.lower():
+            over_all = tensor.shape[-1] in (columns, site.kv_heads * site.width) and tensor.shape[-1] != site.width
+            if over_all and (columns != hidden or _stands_between(where)):
+                return (
+                    f"{where} normalises over all {len(site)} {site.kind}s at once, so removing one changes the others"
+                )
+        elif (
+            tensor.dim() >= 2 and all(size in (len(site), columns) for size in tensor.shape[:2]) and columns != hidden
+        ) or (tensor.dim() >= 2 and tuple(tensor.shape[:2]) == (len(site), len(site))):
+            return f"{where} of shape {tuple(tensor.shape)} mixes {site.kind}s"
+    return None
+
+
+def _between(site: Site) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The parameters that may stand between the readers and the writer and that no companion rule claims."""
+    claimed = {(id(claim.owner), claim.name) for claim in claims(site)}
+    for path, owner, name, tensor in other_tensors(site):
+        if (id(owner), name) not in claimed and set(path.split(".")).isdisjoint(INPUT_SIDE):
+            yield path, owner, name, tensor
+
+
+def _stands_between(where: str) -> bool:
+    """Whether a norm's name says that it stands between the readers and the writer."""
+    last = where.split(".")[-2] if "." in where else where
+    between = ("q_", "k_", "v_", "query", "key", "value", "inner", "sub", "ffn", "attn_sub", "scale")
+    return last.startswith(between) or last.endswith(("_q", "_k", "_v", "sub_norm"))
+
+
+def is_padded(site: Site) -> bool:
+    """Whether this site is cut in the padded manner."""
+    if site.padded or site.dialect.layout == "sharded":
+        return True
+    if site.kind == "head" and (counts_on_width(type(site.module)) or _hands_bias_on(site)):
+        return True
+    return per_unit_without_rule(site) is not None
+
+
+def per_unit_without_rule(site: Site) -> str | None:
+    """The name of a parameter that has an entry per unit and that no companion rule claims, or None."""
+    columns = len(site) * site.width
+    hidden = site.columns.shape[0] if site.columns else 0
+    if site.kind == "head" and makes_bias_for_all(site.module):
+        return None  # its table has an entry per head and stays whole
+    for path, _, name, tensor in _between(site):
+        if tensor.dim() and _per_unit(tensor, site, columns, hidden):
+            return f"{path}.{name}".lstrip(".")
+    return None
+
+
+def _per_unit(tensor: Tensor, site: Site, columns: int, hidden: int) -> bool:
+    sizes = {len(site)} | ({columns} if columns != hidden else set())
+    if site.kind == "neuron":
+        return len(site) != hidden and any(size in sizes for size in tensor.shape)
+    if tensor.dim() == 1:
+        return tensor.shape[0] in sizes and tensor.shape[0] != site.width
+    return tensor.shape[0] in sizes or tensor.shape[-1] == len(site) != site.width
+
+
+def _hands_bias_on(site: Site) -> bool:
+    """Whether the attention makes a position bias for all heads that later layers are given (T5 and its kin).
+
+    Those that use the attention interface pick their own slices there; the others are padded.
+    """
+    return hasattr(site.module, "compute_bias") and not makes_bias_for_all(site.module)
+
+
+@cache
+def counts_on_width(kind: type) -> bool:
+    """Whether the code of an attention reshapes by the model's width where it means all heads together."""
+    text = source.text(kind)
+    return bool(_RESHAPE.search(text) or _DIVISION.search(text))
