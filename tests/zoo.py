@@ -40,7 +40,7 @@ class Family:
     make: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
     attentions: tuple[Attention, ...]
-    neurons: tuple[tuple[int, int], ...]  # (MLPs, neurons of each) in layers; routed experts do not count
+    neurons: tuple[tuple[int, int], ...]  # (MLPs, neurons of each); routed experts count where each is a module
     layers: int  # of all stacks together
     generates: bool = False  # has a working model.generate
 
@@ -70,13 +70,17 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Inp
 def output(model: nn.Module, inputs: Inputs) -> Tensor:
     """The tensor that a model is judged by."""
     with torch.no_grad():
-        result = model(**inputs)
+        return judged(model(**inputs))
+
+
+def judged(result: Any) -> Tensor:
+    """The one tensor of a model's result that stands for it."""
     if isinstance(result, Tensor):
         return result
     for key in ("logits", "last_hidden_state", "logits_per_image"):
         if getattr(result, key, None) is not None:
             return getattr(result, key)
-    raise TypeError(f"no tensor to judge {type(model).__name__} by in {type(result).__name__}")
+    raise TypeError(f"no tensor to judge a model by in {type(result).__name__}")
 
 
 # ---------------------------------------------------------------------------------------------------- inputs
@@ -277,13 +281,15 @@ TEXT_ENCODERS = [
     hf("roformer", "RoFormerForMaskedLM", dict(ENCODER, rotary_value=True), [enc(2, 4)], [(2, 48)]),
     hf("nystromformer", "NystromformerForMaskedLM",
        dict(ENCODER, num_landmarks=7, segment_means_seq_len=7, conv_kernel_size=3), [enc(2, 4)], [(2, 48)]),
-    hf("squeezebert", "SqueezeBertForMaskedLM", dict(ENCODER, embedding_size=32), [enc(2, 4)], [(2, 48)]),
+    # Calls the forward of its layers, not the layers: they are none in the sense of the other rows.
+    hf("squeezebert", "SqueezeBertForMaskedLM", dict(ENCODER, embedding_size=32), [enc(2, 4)], [(2, 48)], layers=0),
     hf("longformer", "LongformerForMaskedLM", dict(ENCODER, attention_window=4), [enc(2, 4)], [(2, 48)],
        inputs=text_with_global_token),
     hf("big_bird", "BigBirdForMaskedLM", dict(DECODER, sep_token_id=2, attention_type="original_full"),
        [enc(2, 4)], [(2, 48)]),
-    hf("xlm", "XLMWithLMHeadModel", XLM, [enc(2, 4)], [(2, 128)]),
-    hf("flaubert", "FlaubertWithLMHeadModel", XLM, [enc(2, 4)], [(2, 128)]),
+    # A list of attentions and a list of MLPs side by side: no element of either is a layer.
+    hf("xlm", "XLMWithLMHeadModel", XLM, [enc(2, 4)], [(2, 128)], layers=0),
+    hf("flaubert", "FlaubertWithLMHeadModel", XLM, [enc(2, 4)], [(2, 128)], layers=0),
 ]  # fmt: skip
 
 DECODERS = [
@@ -372,12 +378,12 @@ DECODERS = [
            [dec(2, 4)], [(1, 48), (1, 16)]),
     causal("deepseek_v3", "DeepseekV3ForCausalLM", dict(DEEPSEEK, q_lora_rank=12, v_head_dim=6),
            [dec(2, 4, width=6)], [(1, 48), (1, 16)]),
-    # Which query and output projections a head has is up to a router, token by token: nothing here is a head
-    # in the sense of the other rows, and no Linear is an output projection. To find none is right.
+    # Which query and output projections a head has is up to a router, token by token; all experts have as many
+    # query heads as there are kv heads, and a unit is one kv head with its query head in every expert.
     causal("jetmoe", "JetMoeForCausalLM", dict(
         SPECIAL, vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_key_value_heads=4, kv_channels=8,
         intermediate_size=48, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=40),
-        [], []),
+        [dec(2, 4)], []),
 ]  # fmt: skip
 
 ENCODER_DECODERS = [
@@ -393,10 +399,10 @@ ENCODER_DECODERS = [
         SPECIAL, vocab_size=VOCAB, decoder_start_token_id=1, encoder=dict(GQA, **SLIDING),
         decoder=dict(GQA4, **SLIDING, cross_attention_hidden_size=32)),
         [enc(2, 8, 4), dec(2, 8, 2), cross(2, 8, 2)], [(4, 48)]),
-    # Each stack has experts in its second layer.
+    # Each stack has an MLP in its first layer and four experts, which are modules, in its second.
     seq2seq("switch_transformers", "SwitchTransformersForConditionalGeneration", dict(
         T5, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, num_experts=4,
-        experts_implementation="eager"), ENC_DEC, [(2, 48)]),
+        experts_implementation="eager"), ENC_DEC, [(10, 48)]),
     seq2seq("bart", "BartForConditionalGeneration", SEQ2SEQ, ENC_DEC, [(4, 48)]),
     seq2seq("mbart", "MBartForConditionalGeneration", SEQ2SEQ, ENC_DEC, [(4, 48)]),
     seq2seq("plbart", "PLBartForConditionalGeneration", SEQ2SEQ, ENC_DEC, [(4, 48)]),
@@ -529,12 +535,13 @@ SOUNDS = [
 ]  # fmt: skip
 
 OTHERS = [
-    # Latents that attend to the inputs, then to each other; queries and keys are half as wide as values.
+    # Latents that attend to the inputs, in a layer that is in no list, then to each other, in two that are in one;
+    # queries and keys are half as wide as values.
     hf("perceiver", "PerceiverModel", dict(
         d_model=24, num_latents=5, d_latents=32, num_blocks=1, num_self_attends_per_block=2, qk_channels=16,
         v_channels=32, num_self_attention_heads=4, self_attention_widening_factor=2,
         num_cross_attention_heads=4, cross_attention_widening_factor=2),
-       [cross(1, 4), enc(2, 4)], [(3, 64)], layers=3, inputs=features),
+       [cross(1, 4), enc(2, 4)], [(3, 64)], inputs=features),
     hf("patchtst", "PatchTSTModel", dict(
         d_model=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, num_input_channels=2,
         context_length=16, patch_length=4, patch_stride=4),

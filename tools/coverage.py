@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -66,8 +67,8 @@ def examine(model_type: str) -> Row:
 
 
 def _examine(row: Row, model, inputs, output) -> None:
-    from headcount.anatomy import find
     from headcount.errors import NotFound
+    from headcount.finding import find
     from headcount.plans import Plan
     from headcount.rules import is_padded
 
@@ -82,7 +83,7 @@ def _examine(row: Row, model, inputs, output) -> None:
     if anatomy.unknown:
         row.note = f"also {len(anatomy.unknown)} not recognised, e.g. {anatomy.unknown[0]}"
     used = _sites_that_run(model, inputs, output, anatomy.heads)
-    dead = [site.name for site in used if not _live(model, inputs, output, base, site)]
+    dead = [s.name for s in used if not _live(model, inputs, output, base, s) and _used(model, inputs, output, base, s)]
     row.live = not dead and bool(used)
     if dead:
         row.note = f"closing {dead[0]} changes nothing"
@@ -115,7 +116,8 @@ def _try(model, inputs, output, plan) -> tuple[str, str]:
 
     from headcount.errors import Refused
     from headcount.gates import closed
-    from headcount.surgery import cut, parameters_removed
+    from headcount.prices import parameters_removed
+    from headcount.surgery import cut
 
     try:
         with closed(model, plan):
@@ -146,13 +148,17 @@ def _sites_that_run(model, inputs, output, sites) -> list:
         module = (
             site.writer if site.calls_writer and "MultiheadAttention" not in type(site.module).__name__ else site.module
         )
-        handles.append(module.register_forward_pre_hook(lambda *_, key=id(site): seen.add(key)))
+        handles.append(module.register_forward_pre_hook(partial(_note, seen, id(site))))
     try:
         output(model, inputs)
     finally:
         for handle in handles:
             handle.remove()
     return [site for site in sites if id(site) in seen]
+
+
+def _note(seen: set[int], key: int, *_: object) -> None:
+    seen.add(key)
 
 
 def _live(model, inputs, output, base, site) -> bool:
@@ -165,6 +171,22 @@ def _live(model, inputs, output, base, site) -> bool:
             if torch.equal(output(model, inputs), base):
                 return False
     return True
+
+
+def _used(model, inputs, output, base, site) -> bool:
+    """Whether anything of what the attention returns reaches the output (a pooling head may run for nothing)."""
+    import torch
+
+    def double(_, __, result):
+        return result * 2 if isinstance(result, torch.Tensor) else type(result)((result[0] * 2, *result[1:]))
+
+    handle = site.module.register_forward_hook(double)
+    try:
+        return not torch.equal(output(model, inputs), base)
+    except (TypeError, IndexError, KeyError):
+        return True
+    finally:
+        handle.remove()
 
 
 def _has_attention(model) -> bool:

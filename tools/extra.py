@@ -21,8 +21,6 @@ def enable() -> bool:
         sys.path.append(str(FOLDER))
     if importlib.util.find_spec("torchvision") is None or importlib.util.find_spec("PIL") is None:
         return False
-    import torch
-
     try:
         import torchvision  # noqa: F401
     except RuntimeError:

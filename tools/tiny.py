@@ -1195,13 +1195,13 @@ def _sentence(error: Exception) -> str:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All floating tensors of an output in order, without caches."""
+    """All floating tensors of an output in order, without caches and what is recorded per head or per layer."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            if not re.search(r"past_key_values|cache|^mems$|^state$", str(name)):
+            if not re.search(r"past_key_values|cache|attentions|(?<!last_)hidden_states|^mems$|^state$", str(name)):
                 yield from _tensors(item)
     elif isinstance(value, list | tuple):
         for item in value:

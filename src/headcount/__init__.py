@@ -21,17 +21,17 @@ _HOME = {
     "Anatomy": "anatomy",
     "Site": "anatomy",
     "Stack": "anatomy",
-    "find": "anatomy",
+    "find": "finding",
     "Dialect": "dialects",
     "closed": "gates",
     "gated": "gates",
     "Plan": "plans",
     "Unit": "plans",
     "legalize": "plans",
-    "Price": "surgery",
+    "Price": "prices",
     "cut": "surgery",
-    "parameters_removed": "surgery",
-    "prices": "surgery",
+    "parameters_removed": "prices",
+    "prices": "prices",
     "removed": "surgery",
     "load": "checkpoints",
     "save": "checkpoints",
@@ -72,13 +72,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .anatomy import Anatomy, Site, Stack, find
+    from .anatomy import Anatomy, Site, Stack
     from .checkpoints import load, save, skeleton
     from .dialects import Dialect
     from .errors import BadCheckpoint, BadPlan, CheckFailed, HeadcountError, NotFound, Refused
+    from .finding import find
     from .gates import closed, gated
     from .plans import Plan, Unit, legalize
-    from .surgery import Price, cut, parameters_removed, prices, removed
+    from .prices import Price, parameters_removed, prices
+    from .surgery import cut, removed
 
 
 def __getattr__(name: str) -> Any:

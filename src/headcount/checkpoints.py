@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import nn
 
-from .anatomy import unwrap
 from .dialects import Dialect
 from .errors import BadCheckpoint, BadPlan, HeadcountError, NotFound, Refused
+from .finding import unwrap
 from .plans import Plan, read_json
 from .portable import empty_model, portable_config, stock_differences
 from .surgery import cut, record, removed
@@ -157,10 +157,10 @@ def _bring_along(source: str | Path, draft: Path) -> None:
         for path in Path(source).rglob("*"):
             inside = path.relative_to(source)
             hidden = any(part.startswith(".") for part in inside.parts)
-            if path.is_file() and not hidden and path.suffix not in WEIGHTS and inside.name not in OWN_FILES:
-                if not (draft / inside).exists() and ".index." not in inside.name:
-                    (draft / inside).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, draft / inside)
+            own = str(inside) in OWN_FILES or path.suffix in WEIGHTS or ".index." in inside.name
+            if path.is_file() and not hidden and not own and not (draft / inside).exists():
+                (draft / inside).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, draft / inside)
         return
     from transformers import AutoProcessor, AutoTokenizer
 
@@ -247,7 +247,8 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
 
         return get_class_from_dynamic_module(references[0], str(name))
     raise BadCheckpoint(
-        f"{name} was saved from {saved}, which transformers does not have; if it ships its own code and you trust it, pass trust_remote_code."
+        f"{name} was saved from {saved}, which transformers does not have; "
+        "if it ships its own code and you trust it, pass trust_remote_code."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,8 +76,8 @@ def inspect(
         headcount inspect google-bert/bert-base-uncased --json
     """
     _quiet()
-    from .anatomy import find
     from .checkpoints import skeleton
+    from .finding import find
 
     empty = skeleton(model, trust_remote_code=trust_remote_code)
     anatomy = find(empty, _dialects(dialect))
@@ -137,12 +138,13 @@ def cut(
         raise BadPlan(f"{output} exists and is not empty; choose another folder, or use --force to replace it.")
     _quiet()
     from . import checkpoints, surgery
-    from .anatomy import find
+    from .finding import find
+    from .prices import prices as price_list
 
     rows = _dialects(dialect)
     subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
     wanted = find(subject, rows).plan(_wanted(units, plan))
-    prices = surgery.prices(subject, wanted, dialects=rows)
+    prices = price_list(subject, wanted, dialects=rows)
     before = sum(p.numel() for p in subject.parameters())
     batch = _small_batch(subject) if check and not dry_run else None
     if not dry_run:
@@ -182,6 +184,8 @@ def _quiet() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    getLogger("huggingface_hub").setLevel(ERROR)  # it announces each of its retries
 
 
 def _dialects(texts: list[str] | None) -> list[Any]:
@@ -223,15 +227,12 @@ def _n(count: int) -> str:
 
 def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
     """One site as a row: sizes, parameters of the whole site and of one unit, and whether it can be cut."""
+    from .prices import site_price
     from .rules import is_padded, refusal
 
     reason = refusal(site, anatomy, model)
     whole = sum(p.numel() for m in {id(m): m for m in (*site.readers, site.writer)}.values() for p in m.parameters())
-    unit = 0
-    if reason is None and len(site):
-        from .surgery import prices
-
-        unit = prices(model, [site.units[0]])[0].parameters
+    unit = site_price(site, tuple(range(1, len(site)))).parameters if reason is None and len(site) else 0
     return {
         "site": site.name,
         "kind": site.kind,
@@ -244,7 +245,7 @@ def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
         "width": site.width,
         "parameters": whole,
         "parameters_per_unit": unit,
-        "cut": reason or ("padded" if is_padded(site) else "slim"),
+        "cut": reason or ("padded" if is_padded(site) else "slim" if len(site) else "empty"),
     }
 
 

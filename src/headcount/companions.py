@@ -26,6 +26,17 @@ PER_HEAD: dict[str, int] = {
     "logit_scale": 0,
     "pos_bias_u": 0,
     "pos_bias_v": 0,
+    "bias_u": 0,
+    "bias_v": 0,
+    "r_w_bias": 0,
+    "r_r_bias": 0,
+    "r_s_bias": 0,
+    "r_kernel": 1,
+    "seg_embed": 1,
+    "sampling_offsets.weight": 0,
+    "sampling_offsets.bias": 0,
+    "attention_weights.weight": 0,
+    "attention_weights.bias": 0,
     "q_bias": 0,
     "v_bias": 0,
     "relative_position_bias_table": 1,
@@ -132,6 +143,7 @@ TOTAL_WIDTHS = (
     "total_head_dim",
     "embed_dim",
     "hidden_size_output",
+    "head_size",
 )
 KV_WIDTHS = ("kv_dim", "kv_size", "kv_hidden_size")
 CONFIG_COUNTS = (*HEAD_COUNTS, *KV_COUNTS)
@@ -213,11 +225,18 @@ def outside_biases(module: nn.Module, root: nn.Module) -> tuple[Outside, ...]:
     """The arguments of this attention's `forward` that hold one slice per head of the model."""
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     alibi = any("alibi" in name for kind in {type(part) for part in root.modules()} for name in names_used(kind))
-    inside = any("RelativePositionBias" in type(part).__name__ for part in module.modules())
-    made_outside = not inside and any("RelativePositionBias" in type(part).__name__ for part in root.modules())
+    made_outside = not _has_bias_maker(module) and _has_bias_maker(root)
     found = {"attention_mask": 1} if alibi or made_outside else {}
-    found |= {"position_bias": 0 if alibi else 1, "alibi": 0, "relative_position_bias": 1}
+    found |= {"position_bias": 0 if alibi else 1, "alibi": 0}
+    found |= dict.fromkeys(("relative_position_bias", "rel_pos", "rel_2d_pos"), 1)
     return tuple(Outside(name, names.index(name), axis) for name, axis in found.items() if name in names)
+
+
+def _has_bias_maker(module: nn.Module) -> bool:
+    """Whether something below makes a bias per head from relative positions."""
+    return any(
+        "RelativePositionBias" in type(part).__name__ or "rpb" in path.lower() for path, part in module.named_modules()
+    )
 
 
 def attend(

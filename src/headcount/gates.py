@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .anatomy import Anatomy, Site, Stack, find, unwrap
+from .anatomy import Anatomy, Site, Stack
 from .dialects import Dialect
 from .errors import BadPlan, Refused
+from .finding import find, unwrap
 from .multihead import opened
 from .plans import Plan, Unit
 
@@ -73,37 +74,52 @@ def _gated(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> It
             if isinstance(part, Stack):
                 for position, block in enumerate(part.blocks):
                     hook = partial(_mix, part, gate[..., position])
-                    stack.callback(block.register_forward_hook(hook, with_kwargs=True).remove)
+                    # before the hooks by which transformers records hidden states: they should see what goes on
+                    handle = block.register_forward_hook(hook, with_kwargs=True, prepend=True)
+                    stack.callback(handle.remove)
             elif not part.calls_writer:
                 module = part.module
                 stack.callback(module.register_forward_pre_hook(partial(_shadow, part, gate)).remove)
                 stack.callback(module.register_forward_hook(partial(_unshadow, part), always_call=True).remove)
+                stack.callback(_unshadow, part)  # an interrupt in the middle skips the hook
             else:
                 hook = partial(_multiply, part, gate)
                 stack.callback(part.writer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
 
+_inside = 0  # how many contexts are open: they may end in any order
+
+
 @contextmanager
 def _compiled_code_steps_aside() -> Iterator[None]:
-    """Compiled graphs do not check for hooks that were added or removed since: run eagerly, and forget graphs made here."""
-    if "torch._dynamo" in sys.modules:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        try:
-            yield
-        finally:
-            if "torch._dynamo" in sys.modules:
+    """Compiled graphs do not look for hooks added or removed since: run eagerly, and forget graphs that were made here."""
+    global _inside
+    known = "torch._dynamo" in sys.modules
+    if known and _inside == 0:
+        torch.compiler.set_stance("force_eager")
+    _inside += 1
+    try:
+        yield
+    finally:
+        _inside -= 1
+        if _inside == 0 and "torch._dynamo" in sys.modules:
+            torch.compiler.set_stance("default")
+            if not known:
                 torch.compiler.reset()
 
 
 def _check_shape(part: Site | Stack, gate: Tensor) -> None:
     units = len(part)
+    if not isinstance(gate, Tensor):
+        raise BadPlan(
+            f"Gates of {part.name} are a tensor of shape ({units},) or (batch, 1, {units}); I got {gate!r:.60}."
+        )
     if gate.shape != (units,) and not (gate.dim() == 3 and gate.shape[1:] == (1, units)):
         raise BadPlan(f"Gates of {part.name} have shape ({units},) or (batch, 1, {units}); I got {tuple(gate.shape)}.")
-    if gate.dim() == 3 and isinstance(part, Site) and not (part.per_example and part.calls_writer):
-        why = "sees the tokens of all examples mixed" if part.calls_writer else "never calls its output projection"
+    called = isinstance(part, Stack) or part.calls_writer
+    if gate.dim() == 3 and not (part.per_example and called):
+        why = "does not see examples one by one" if called else "never calls its output projection"
         raise Refused(f"{part.name} {why}: its gates cannot differ from example to example; give one per unit.")
 
 
@@ -149,6 +165,8 @@ def _mix(
     """Forward hook of a layer: between its input (gate 0) and its output (gate 1), exactly at both ends."""
     before = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
     after = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple | list) else None
+    if type(output) not in (tuple, list):
+        after = output if isinstance(output, Tensor) else None
     if not isinstance(before, Tensor) or not isinstance(after, Tensor) or before.shape != after.shape:
         raise Refused(
             f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be closed."

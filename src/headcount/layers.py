@@ -8,54 +8,137 @@ from typing import Any
 
 from torch import nn
 
-from .anatomy import Site, Stack
+from . import source
+from .anatomy import Anatomy, Site, Stack
 from .journal import Journal
+from .plans import Plan
 
 POSITION_NAMES = ("layer_idx", "layer_id")
 COUNT_NAMES = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
 ENCODER_COUNTS = ("encoder_layers", "num_encoder_layers", "encoder_num_layers", "encoder_num_hidden_layers")
 DECODER_COUNTS = ("decoder_layers", "num_decoder_layers", "decoder_num_layers", "decoder_num_hidden_layers")
 PER_STAGE = ("depths", "num_layers", "depth")
-PICKED_LAYERS = ("vision_feature_layer", "vision_feature_select_strategy", "audio_feature_layer")
+PICKED_LAYERS = r"feature_layers?$|intermediate_(layer|hidden_state|hook)|out_hidden_states|_layer_ind|select_layers?$"
+SIDE_STREAMS = ("residual_trend", "prev_attn_output")  # what some layers return besides the hidden states, and add up
 PER_LAYER = ("attention_window",)  # lists with an entry per layer whose names do not say so
-INDEX_LISTS = ("mlp_only_layers", "cross_attention_layers", "attn_layer_indices", "full_attn_idxs")
+INDEX_LISTS = (
+    "mlp_only_layers",
+    "cross_attention_layers",
+    "attn_layer_indices",
+    "full_attn_idxs",
+    "global_attn_indexes",
+)
 
 
-def refusal(stack: Stack, sites: tuple[Site, ...], root: nn.Module) -> str | None:
-    """Why layers of this stack cannot be deleted, or None if they can."""
-    for site in sites:
-        if site.kind != "head" or not site.path.startswith(stack.path + "."):
-            continue
-        if any(hasattr(site.module, name) for name in ("kv_shared_layer_index", "is_kv_shared_layer")):
+def refusal(stack: Stack, anatomy: Anatomy, root: nn.Module) -> str | None:
+    """Why layers of this stack cannot be deleted, or None if they can.
+
+    Deleting a layer is exact if the code around treats layers alike: it may not use their numbers, keep something for
+    each of them elsewhere, or hand on more than one thing from layer to layer.
+    """
+    owner = root.get_submodule(stack.path.rpartition(".")[0])
+    return (
+        _layers_depend_on_each_other(stack, anatomy.sites)
+        or _owner_counts_layers(stack, owner)
+        or _model_picks_layers(stack, root)
+        or _config_is_shared(stack, anatomy.stacks, root)
+    )
+
+
+def _layers_depend_on_each_other(stack: Stack, sites: tuple[Site, ...]) -> str | None:
+    block = type(stack.blocks[0])
+    if source.streams(block) > 1 or any(word in source.text(block) for word in SIDE_STREAMS):
+        return f"{block.__name__} hands on more than one thing from layer to layer"
+    for site in _inside(stack, sites):
+        if getattr(getattr(site.module, "config", None), "num_kv_shared_layers", 0):
             return "its layers lend keys and values to later ones"
         if site.columns is None or None in site.matrices or site.dialect.layout == "per_head":
             continue
-        taken, given = site.matrices[0].shape[1], site.columns.shape[0]  # type: ignore[union-attr]
+        taken, given = site.matrices[0].shape[1], site.columns.shape[0]
         if taken != given and site.attention != "cross":
             return f"its layers change the width of what they take in ({taken} to {given})"
-    owner = root.get_submodule(stack.path.rpartition(".")[0])
+    first = {name for name, _ in stack.blocks[0].named_parameters()}
+    others = {name for block in stack.blocks[1:] for name, _ in block.named_parameters()}
+    alone = next((name for name in sorted(first - others) if "rel_attn_embed" in name), None)
+    return None if alone is None else f"its first layer has {alone}, which the others depend on"
+
+
+def _owner_counts_layers(stack: Stack, owner: nn.Module) -> str | None:
     for name, tensor in owner.named_parameters():
         direct = "." not in name and tensor.dim() > 1 and tensor.shape[0] > 1
         if (direct and tensor.shape[0] in (len(stack), len(stack) - 1)) or re.search(r"(^|\.)mid_", name):
             return f"{name} of shape {tuple(tensor.shape)} has entries per layer"
-    first = {name for name, _ in stack.blocks[0].named_parameters()}
-    others = {name for block in stack.blocks[1:] for name, _ in block.named_parameters()}
-    alone = next((name for name in sorted(first - others) if re.search("rel_attn_embed", name)), None)
-    if alone is not None:
-        return f"its first layer has {alone}, which the others depend on"
+    for name, child in owner.named_children():
+        if (
+            isinstance(child, nn.ModuleList)
+            and child is not stack.container
+            and 0 <= len(stack) - len(child) <= 1 < len(child)
+        ):
+            return f"{name} has a module for each of its layers"
+    index = source.layer_number_used(type(owner), stack.path.rpartition(".")[2])
+    return None if index is None else f"{type(owner).__name__} uses the numbers of its layers ({index} in its loop)"
+
+
+def _model_picks_layers(stack: Stack, root: nn.Module) -> str | None:
+    name = stack.path.rpartition(".")[2]
+    above = [type(root.get_submodule(path)) for path in _ancestors(stack.path)]
+    for kind in above:
+        code = source.text(kind, "forward", "get_")
+        if kind is not above[-1] and re.search(rf"\w\.{name}\[(?!-1\])", code):
+            return f"{kind.__name__} takes its layers one by one"
+        if re.search(r"torch\.stack\(\w*(hidden|intermediate)", code):
+            return f"{kind.__name__} gives out what every layer makes, stacked"
+        if kind.__name__.endswith("Backbone"):
+            return f"{kind.__name__} gives out layers by number"
+        if re.search(r"vision|visual|image|audio", stack.path) and re.search(
+            r"\.hidden_states\[(?!:)|hidden_states\[self\.", code
+        ):
+            return f"{kind.__name__} picks what one of its layers makes"
     config = getattr(root, "config", None)
     if getattr(config, "scale_attn_by_inverse_layer_idx", False):
         return "its layers scale their attention by their own number"
-    chooses = any(getattr(config, name, None) is not None for name in PICKED_LAYERS)
-    if chooses and re.search(r"vision|audio|encoder", stack.path):
-        return "the model picks layers of it by number"
+    picked = [value for config, _ in _configs(root, stack) for value in _picks(config, inside=False)]
+    if re.search(r"vision|visual|image|audio|encoder", stack.path):
+        picked += _picks(config)
+    first = next((name for name, value in picked if value is not None and value != []), None)
+    return None if first is None else f"the model picks layers by number ({first} in its config)"
+
+
+def _config_is_shared(stack: Stack, stacks: tuple[Stack, ...], root: nn.Module) -> str | None:
+    """Whether another stack takes its number of layers from the same entry of a config, which cannot be true for both."""
+    mine = _single_entries(stack, root)
+    for other in stacks:
+        if other is not stack and mine & _single_entries(other, root):
+            return f"{other.name} takes its number of layers from the same entry of the config"
     return None
 
 
-def last_attention_goes(stack: Stack, sites: tuple[Site, ...], drop: set[int]) -> bool:
-    """Whether a hybrid stack would be left without any attention, on which its cache counts."""
+def _single_entries(stack: Stack, root: nn.Module) -> set[tuple[int, str]]:
+    return {(id(config), name) for config, name, value in _true_config(root, stack, [0]) if type(value) is int}
+
+
+def _picks(config: Any, inside: bool = True) -> Iterator[tuple[str, Any]]:
+    """The values in a config, and in the configs inside it, that name layers by number."""
+    for name, value in vars(config).items() if config is not None else ():
+        if hasattr(value, "to_dict"):
+            yield from _picks(value) if inside else ()
+        elif re.search(PICKED_LAYERS, name):
+            yield name, value
+
+
+def _ancestors(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts))]
+
+
+def last_attention_goes(root: nn.Module, stack: Stack, sites: tuple[Site, ...], drop: set[int]) -> bool:
+    """Whether a hybrid stack would be left without any full attention, on which its cache counts."""
     names = list(stack.container._modules)
     holding = {names.index(site.path[len(stack.path) + 1 :].split(".")[0]) for site in _inside(stack, sites)}
+    for config, _ in _configs(root, stack):
+        types = getattr(config, "layer_types", None)
+        if isinstance(types, list) and len(types) == len(stack):
+            holding &= {n for n, kind in enumerate(types) if "linear" not in kind and "conv" not in kind} or holding
     return holding <= drop
 
 
@@ -109,13 +192,12 @@ def _true_config(root: nn.Module, stack: Stack, keep: list[int]) -> Iterator[tup
     count = len(stack)
     for config, is_root in _configs(root, stack):
         values = dict(vars(config))
-        names = _count_names(stack, config, is_root)
-        if not any(values.get(name) == count for name in names) and not _staged(stack, values):
+        stage = _staged(stack, values)
+        names = [] if stage else [name for name in _count_names(stack, config, is_root) if values.get(name) == count]
+        if not names and stage is None:
             continue
         for name in names:
-            if type(values.get(name)) is int and values[name] == count:
-                yield config, name, len(keep)
-        stage = _staged(stack, values)
+            yield config, name, len(keep)
         if stage is not None:
             name, index = stage
             counts = list(values[name])
@@ -136,18 +218,21 @@ def _true_config(root: nn.Module, stack: Stack, keep: list[int]) -> Iterator[tup
 
 
 def _configs(root: nn.Module, stack: Stack) -> Iterator[tuple[Any, bool]]:
-    """The config of the module that owns the stack, and the model's own where that is another object."""
-    owner: Any = getattr(root, "config", None)
-    module: Any = root
-    for name in stack.path.split("."):
-        module = getattr(module, name, None) if not name.isdigit() else module[int(name)]
-        own = getattr(module, "config", None)
+    """The config of the module that owns the stack; the model's own too where that is not part of it (T5 copies it)."""
+    top = owner = getattr(root, "config", None)
+    for prefix in (*_ancestors(stack.path), stack.path):
+        own = getattr(root.get_submodule(prefix), "config", None)
         owner = own if own is not None and hasattr(own, "to_dict") else owner
-    top = getattr(root, "config", None)
-    if owner is not None and owner is not top:
+    if owner is None:
+        return
+    if owner is not top:
         yield owner, False
-    if top is not None:
+    if owner is top or not _holds(top, owner):
         yield top, True
+
+
+def _holds(config: Any, part: Any) -> bool:
+    return any(value is part or (hasattr(value, "to_dict") and _holds(value, part)) for value in vars(config).values())
 
 
 def _count_names(stack: Stack, config: Any, is_root: bool) -> list[str]:
@@ -168,3 +253,11 @@ def _staged(stack: Stack, values: dict[str, Any]) -> tuple[str, int] | None:
         if isinstance(counts, list | tuple) and numbers[-1] < len(counts) and counts[numbers[-1]] == len(stack):
             return name, numbers[-1]
     return None
+
+
+def deleted_blocks(anatomy: Anatomy, plan: Plan) -> list[nn.Module]:
+    """The layers that a plan deletes."""
+    chosen = plan.by_site()
+    return [
+        stack.blocks[position] for stack in anatomy.stacks for position in stack.positions(chosen.get(stack.name, ()))
+    ]

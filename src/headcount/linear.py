@@ -86,11 +86,16 @@ def matrix(module: nn.Module | None) -> Matrix | None:
         return Matrix(module) if plain else None
     if weight.dim() == 2 and type(module).__name__ == "Conv1D":
         return Matrix(module, row_axis=1, column_axis=0)
-    if weight.dim() == 2 and (isinstance(module, nn.Linear) or type(module).__name__.endswith("Linear")):
+    if weight.dim() == 2 and _is_linear(module):
         return Matrix(module)
     if weight.dim() == 3 and hasattr(module, "num_experts"):
         return Matrix(module, bias=None, row_axis=1, column_axis=2)
     return None
+
+
+def _is_linear(module: nn.Module) -> bool:
+    kind = type(module).__name__
+    return isinstance(module, nn.Linear) or (kind.endswith("Linear") and not kind.startswith("Quant"))
 
 
 def features(module: nn.Module) -> dict[str, int]:
@@ -139,6 +144,7 @@ class Bypass(nn.Module):
         return zeros + (self.bias if self.feature_axis == -1 else self.bias.view(-1, *[1] * (x.dim() - 2)))
 
     def extra_repr(self) -> str:
+        """What printing the model shows."""
         return f"outputs={self.outputs}"
 
 
@@ -180,6 +186,7 @@ class Padded(nn.Module):
         return y.new_zeros(shape).index_copy(axis, index, y)
 
     def extra_repr(self) -> str:
+        """What printing the model shows."""
         return f"{len(self.places)} of {self.of} {'rows' if self.reads else 'columns'}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -115,19 +116,30 @@ def closed_attentions(root: nn.Module) -> list[nn.MultiheadAttention]:
     return found
 
 
+_open_for: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many contexts hold a module open
+
+
 @contextmanager
 def opened(root: nn.Module) -> Iterator[None]:
     """Within the block, every `nn.MultiheadAttention` of `root` calls its output projection as a module."""
-    attentions = closed_attentions(root)
-    encoders = [m for m in root.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+    closed = closed_attentions(root)
+    held: list[nn.Module] = [*closed, *(module for module in root.modules() if module in _open_for)]
+    encoders = [module for module in root.modules() if isinstance(module, nn.TransformerEncoder)] if held else []
+    nested = {encoder: encoder.use_nested_tensor for encoder in encoders if encoder not in _open_for}
+    for attention in closed:
+        attention.__class__ = OpenMultiheadAttention
+    for encoder in encoders:
+        encoder.use_nested_tensor = False  # nested tensors exist for the fused kernel only
+    for module in {*held, *encoders}:
+        _open_for[module] = _open_for.get(module, 0) + 1
     try:
-        for module in attentions:
-            module.__class__ = OpenMultiheadAttention
-        for encoder in encoders if attentions else []:
-            encoder.use_nested_tensor = False  # nested tensors exist for the fused kernel only
         yield
     finally:
-        for module in attentions:
-            module.__class__ = nn.MultiheadAttention
-        for encoder in encoders if attentions else []:
-            encoder.use_nested_tensor = True
+        for module in {*held, *encoders}:
+            _open_for[module] -= 1
+            if _open_for[module] == 0:
+                del _open_for[module]
+                if isinstance(module, OpenMultiheadAttention):
+                    setattr(module, "__class__", nn.MultiheadAttention)  # noqa: B010
+        for encoder, value in nested.items():
+            encoder.use_nested_tensor = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from .errors import BadPlan
 FORMAT = 1
 LARGEST_FILE = 8_000_000  # bytes; a plan for every other neuron of a 70-billion-parameter model still fits
 LARGEST_INDEX = 10_000_000
+MOST_UNITS = 5_000_000  # so that a few letters ("0-9999999") cannot fill the memory
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
 _RANGES = re.compile(r"\d{1,8}(-\d{1,8})?(,\d{1,8}(-\d{1,8})?)*")
 
@@ -64,11 +66,13 @@ class Plan:
         """The plan in `data`, or `BadPlan` with the first thing that is wrong with it."""
         if not isinstance(data, dict) or not isinstance(data.get("remove"), dict):
             raise BadPlan(f'A plan is an object with "remove": {{site: "0-3,7"}}; I got {_short(data)}.')
-        if data.get("format") != FORMAT:
+        if type(data.get("format")) is not int or data["format"] != FORMAT:
             raise BadPlan(
                 f"The plan has format {_short(data.get('format'))}; this headcount reads {FORMAT}: update it."
             )
         units: set[Unit] = set()
+        if sum(_how_many(chosen) for chosen in data["remove"].values()) > MOST_UNITS:
+            raise BadPlan(f"The plan names more than {MOST_UNITS:,} units, which is more than any model has: not read.")
         for site, chosen in data["remove"].items():
             units |= {Unit(_checked_name(site), index) for index in _checked_indices(site, chosen)}
         why = data.get("why", "")
@@ -162,11 +166,28 @@ def read_json(path: Path) -> Any:
         size = path.stat().st_size
         if size > LARGEST_FILE:
             raise BadPlan(f"{path} has {size / 1e6:.1f} MB; a plan has at most {LARGEST_FILE / 1e6:.0f} MB: not read.")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
     except OSError as error:
         raise BadPlan(f"I cannot read {path}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise BadPlan(f"{path} is not valid JSON ({str(error)[:80]}): it may be truncated or damaged.") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are all different; otherwise one of two entries would win unseen."""
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice[:40]!r} is there twice")
+    return out
+
+
+def _how_many(chosen: object) -> int:
+    """How many indices a text or a list stands for, counted without spelling them out."""
+    if isinstance(chosen, str) and _RANGES.fullmatch(chosen):
+        bounds = [part.split("-") for part in chosen.split(",")]
+        return sum(int(bound[-1]) - int(bound[0]) + 1 for bound in bounds)
+    return len(chosen) if isinstance(chosen, list) else 0
 
 
 def _checked_name(site: object) -> str:
@@ -179,7 +200,7 @@ def _checked_indices(site: object, chosen: object) -> list[int]:
     """Indices from "0-3,7" or [0, 1, 2, 3, 7]; whole, in range, each once."""
     if isinstance(chosen, str) and _RANGES.fullmatch(chosen):
         bounds = [tuple(map(int, part.split("-"))) for part in chosen.split(",")]
-        if any(b[0] > b[-1] for b in bounds) or sum(b[-1] - b[0] + 1 for b in bounds) > LARGEST_INDEX:
+        if any(b[0] > b[-1] for b in bounds) or _how_many(chosen) > MOST_UNITS:
             raise BadPlan(f"The indices {_short(chosen)} of site {_short(site)} run backwards or are too many.")
         indices = [index for b in bounds for index in range(b[0], b[-1] + 1)]
     elif isinstance(chosen, list):

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .anatomy import STAMP, Site, find
+from .anatomy import STAMP, Site
 from .companions import HEAD_COUNTS, KV_COUNTS, ConfigView
+from .finding import find
 
 SIDED_HEADS = {
     "encoder": ("encoder_attention_heads",),

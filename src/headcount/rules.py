@@ -8,8 +8,10 @@ exact as long as units do not see each other in between, and saves the projectio
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from torch import Tensor, nn
@@ -17,34 +19,86 @@ from torch import Tensor, nn
 from . import layers, source
 from .anatomy import Anatomy, Site, Stack
 from .companions import claims, makes_bias_for_all, other_tensors
+from .errors import Refused
+from .plans import Plan
 
 # Modules inside an attention that work on what comes in, before the readers: they see no heads.
-INPUT_SIDE = ("sequence_reduction", "spatial_reduction", "sr", "convolution_projection", "router", "gate")
+INPUT_SIDE = (
+    "q_a_layernorm",
+    "kv_a_layernorm",
+    "q_a_proj",
+    "kv_a_proj_with_mqa",
+    "sequence_reduction",
+    "spatial_reduction",
+    "sr",
+    "convolution_projection",
+    "router",
+    "gate",
+)
 # Arithmetic on sizes that a cut makes untrue: a local variable or a fixed attribute where the width of all heads is meant.
 # Attributes of attentions whose code lets heads see each other without any parameter that would show it.
-MIXING = {"autocorrelation_factor": "it averages its autocorrelations over all heads"}
-_LOCAL_WIDTH = r"(?<![\w.])(embed_dim|hidden_size|hidden_dim|d_model|channels|num_channels|C|c|dim|all_head_dim)\b"
-_RESHAPE = re.compile(r"\.(?:view|reshape|split)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?" + _LOCAL_WIDTH)
-_DIVISION = re.compile(r"//\s*(self\.)?(num_heads|num_attention_heads|n_heads|n_head|heads)\b")
+MIXING = {
+    "autocorrelation_factor": "it averages its autocorrelations over all heads",
+    "conv_out_layer": "part of what its output projection reads are convolutions, not heads",
+    "lambda_q1": "it subtracts heads from each other in pairs",
+    "dt_proj": "it makes the mask of every head from the values of all",
+    "layout_query": "its heads add their scores to those of the layout's attention",
+    "fsmn": "its values also reach the output past the output projection",
+}
+_WIDTHS = r"(embed_dim|hidden_size|hidden_dim|d_model|channels|num_channels|C|c|dim|all_head_dim)\b(?!\s*=)"
+_RESHAPE = re.compile(r"\.(?:view|reshape|split)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?(?<![\w.])" + _WIDTHS)
+_DIVISION = re.compile(_WIDTHS + r"\s*//\s*(self\.)?(num_heads|num_attention_heads|n_heads|n_head|heads)\b")
+
+
+def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, scales: Mapping[str, Tensor]) -> None:
+    """Raise `Refused` for the first thing in the plan that cannot be done exactly."""
+    shared = Counter(id(p) for _, p in root.named_parameters(remove_duplicate=False))
+    for name in (*plan.by_site(), *scales):
+        part = anatomy[name]
+        reason = refusal(part, anatomy, root) if name in plan.by_site() else None
+        if isinstance(part, Stack):
+            drop = set(part.positions(plan.by_site()[name]))
+            if layers.last_attention_goes(root, part, anatomy.sites, drop):
+                reason = "at least one layer with attention must stay"
+            if any(shared[id(p)] > 1 for position in drop for p in part.blocks[position].parameters()):
+                reason = "its layers are tied to other parts of the model"
+        elif part.columns is not None:
+            held = [p for m in (*part.readers, part.writer) for p in m.parameters(recurse=False)]
+            if any(shared[id(p)] > 1 for p in held):
+                reason = "one of its matrices is tied to another module"
+            if any(p.is_meta for p in held) and hasattr(part.writer, "_hf_hook"):
+                reason = "its weights are offloaded; load the model without offloading to cut it"
+        if reason is not None:
+            raise Refused(f"{name} cannot be cut exactly: {reason}; it can still be closed.")
 
 
 def refusal(part: Site | Stack, anatomy: Anatomy, root: nn.Module) -> str | None:
     """Why units of this site cannot be removed exactly (they can still be closed), or None if they can."""
     if isinstance(part, Stack):
-        return layers.refusal(part, anatomy.sites, root)
+        return layers.refusal(part, anatomy, root)
     if not part.calls_writer:
         return f"{type(part.module).__name__} uses the weights of its output projection without calling it"
     if part.columns is None or None in part.matrices:
         return "its weights are quantised, grouped or packed in a way that cannot be sliced unit by unit"
+    if _keys_and_values_differ(part):
+        return "its keys and its values have different numbers of heads"
     return mixes_units(part)
+
+
+def _keys_and_values_differ(site: Site) -> bool:
+    """Whether the key's rows per kv head, counted by the value's heads, are not what the module says a head has."""
+    split = site.kind == "head" and site.dialect.layout == "split" and len(site.widths) == 3 and not site.padded
+    return split and len(site) > 0 and getattr(site.module, "head_dim", None) == site.width != site.widths[1]
 
 
 def mixes_units(site: Site) -> str | None:
     """The name of something between the readers and the writer that lets units see each other, or None."""
     columns = len(site) * site.width
     hidden = site.columns.shape[0] if site.columns else 0
+    if getattr(getattr(site.module, "config", None), "num_kv_shared_layers", 0) and site.kind == "head":
+        return "its layers share keys and values with each other"
     for name, reason in MIXING.items():
-        if hasattr(site.module, name):
+        if getattr(site.module, name, None) is not None:
             return reason
     for path, owner, name, tensor in _between(site):
         where = f"{path}.{name}".lstrip(".")
@@ -91,7 +145,9 @@ def per_unit_without_rule(site: Site) -> str | None:
     hidden = site.columns.shape[0] if site.columns else 0
     if site.kind == "head" and makes_bias_for_all(site.module):
         return None  # its table has an entry per head and stays whole
-    for path, _, name, tensor in _between(site):
+    for path, owner, name, tensor in _between(site):
+        if isinstance(owner, nn.Conv1d | nn.Conv2d) and owner.groups > 1 and owner.in_channels % len(site) == 0:
+            return f"{path}.{name}"  # a convolution within each unit
         if tensor.dim() and _per_unit(tensor, site, columns, hidden):
             return f"{path}.{name}".lstrip(".")
     return None
@@ -107,11 +163,12 @@ def _per_unit(tensor: Tensor, site: Site, columns: int, hidden: int) -> bool:
 
 
 def _hands_bias_on(site: Site) -> bool:
-    """Whether the attention makes a position bias for all heads that later layers are given (T5 and its kin).
+    """Whether the attention makes a position bias for all heads that later layers are given (LongT5 and its kin).
 
-    Those that use the attention interface pick their own slices there; the others are padded.
+    Those that use the attention interface pick their own slices there (T5); the others are padded.
     """
-    return hasattr(site.module, "compute_bias") and not makes_bias_for_all(site.module)
+    handed = "position_bias" in inspect.signature(type(site.module).forward).parameters
+    return hasattr(site.module, "compute_bias") and handed and not makes_bias_for_all(site.module)
 
 
 @cache

@@ -1,0 +1,84 @@
+"""How the heads that survive a cut share key-value heads, and which rows of each matrix that takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .anatomy import STAMP, Kept, Site, Stack
+from .companions import uses_attention_interface
+from .dialects import LAYOUTS
+
+
+class Sharing(NamedTuple):
+    """How surviving query heads share key-value heads: kv head of each, original id of each kv head, and whether the
+    groups are uneven, so that key-value heads are repeated by an index while the model runs."""
+
+    keep: tuple[int, ...]
+    kv_of: tuple[int, ...]
+    kv_ids: tuple[int, ...]
+    indexed: bool = False
+
+
+def survivors(site: Site | Stack, drop: Iterable[int]) -> tuple[int, ...]:
+    """The positions that are left when those in `drop` go."""
+    gone = set(drop)
+    return tuple(position for position in range(len(site)) if position not in gone)
+
+
+def share(site: Site, keep: tuple[int, ...]) -> Sharing:
+    """The cheapest exact way for the survivors to share key-value heads; it depends on who survives, not on the order of cuts.
+
+    Even groups need nothing. Uneven ones are repeated by an index after the cache, which costs no parameter and no
+    cache; where the attention does not go through transformers' attention interface, key and value rows are written
+    out once for every `g` query heads, `g` being the largest number that divides all groups.
+    """
+    ids = original_kv(site)
+    origins = [ids[site.kv_of[position]] for position in keep]
+    sizes = Counter(origins)
+    if site.kind == "neuron" or site.dialect.layout == "per_head":
+        return Sharing(keep, tuple(range(len(keep))), tuple(range(len(keep))))
+    group = gcd(*sizes.values()) if sizes else 1
+    if len(set(sizes.values())) > 1 and _can_index(site):
+        order = list(sizes)
+        return Sharing(keep, tuple(order.index(origin) for origin in origins), tuple(order), indexed=True)
+    kv_ids = tuple(origin for origin, size in sizes.items() for _ in range(size // group))
+    return Sharing(keep, tuple(n // group for n in range(len(keep))), kv_ids)
+
+
+def original_kv(site: Site) -> tuple[int, ...]:
+    """The original kv head that each present one comes from."""
+    kept: Kept | None = getattr(site.writer, STAMP, None)
+    return kept.kv_ids if kept and kept.kv_ids is not None else tuple(range(site.kv_heads))
+
+
+def _can_index(site: Site) -> bool:
+    return site.dialect.layout in ("split", "stacked") and uses_attention_interface(site.module)
+
+
+def layout_rows(site: Site, sharing: Sharing) -> list[int]:
+    """How many rows each reader has in a layout with this sharing."""
+    kv_of = torch.tensor(sharing.kv_of, dtype=torch.long)
+    tables = LAYOUTS[site.dialect.layout](kv_of, len(sharing.kv_ids), site.widths)
+    return [max((int(table.max()) + 1 for table in parts if table.numel()), default=0) for parts in tables]
+
+
+def used_rows(site: Site, keep: tuple[int, ...]) -> list[Tensor]:
+    """The rows of each reader that the surviving units use, in order."""
+    return [torch.cat([table[list(keep)].flatten() for table in tables]).unique() for tables in site.tables()]
+
+
+def sources(site: Site, sharing: Sharing) -> Iterator[Tensor]:
+    """For each reader, the old row that every new row comes from."""
+    kv_of = torch.tensor(sharing.kv_of, dtype=torch.long)
+    new = LAYOUTS[site.dialect.layout](kv_of, len(sharing.kv_ids), site.widths)
+    for old_tables, new_tables, count in zip(site.tables(), new, layout_rows(site, sharing), strict=True):
+        source = torch.empty(count, dtype=torch.long)
+        for old, now in zip(old_tables, new_tables, strict=True):
+            source[now] = old[list(sharing.keep)]
+        yield source

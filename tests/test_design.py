@@ -1,0 +1,101 @@
+"""The shape of the source: modules depend one way, stay small, and importing the package does nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headcount as hc
+
+SOURCE = Path(hc.__file__).parent
+# Lower modules never import higher ones. A new module gets its place here.
+ORDER = [
+    "errors",
+    "plans",
+    "linear",
+    "source",
+    "dialects",
+    "anatomy",
+    "multihead",
+    "gates",
+    "journal",
+    "companions",
+    "layers",
+    "rules",
+    "surgery",
+    "portable",
+    "checkpoints",
+    "cli",
+]
+NO_TORCH = ["errors", "plans"]
+LONGEST = 450  # lines
+FILES = {path.stem: path for path in SOURCE.glob("*.py")}
+
+
+def _imports(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """The modules of the package, and the packages of others, that a piece of source imports anywhere."""
+    own, others = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            others |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            own |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            others.add(str(node.module).split(".")[0])
+    return own - {"__version__"}, others
+
+
+def test_every_module_has_a_place_in_the_order() -> None:
+    assert sorted(FILES) == sorted([*ORDER, "__init__"])
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_modules_import_only_what_is_below_them(name: str) -> None:
+    own, others = _imports(ast.parse(FILES[name].read_text(encoding="utf-8")))
+    assert own <= set(ORDER[: ORDER.index(name)])
+    assert "headcount" not in others, "the package imports itself by relative names, which this test can follow"
+    if name in NO_TORCH:
+        assert others <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_transformers_is_imported_only_by_functions_that_need_it(name: str) -> None:
+    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    top = ast.Module([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], [])
+    assert not _imports(top)[1] & {"transformers", "safetensors", "accelerate"}
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_no_file_is_long(name: str) -> None:
+    assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("module", ["headcount", "headcount.plans", "headcount.cli"])
+def test_importing_it_imports_neither_torch_nor_transformers(module: str) -> None:
+    code = f"import sys, {module}; print(*{{'torch', 'transformers', 'numpy'}} & sys.modules.keys(), 'done')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["done"]
+
+
+@pytest.mark.parametrize("name", hc.__all__)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    value = getattr(hc, name)
+    if name == "__version__":
+        assert value.count(".") == 2
+        return
+    assert value.__doc__
+    assert value.__doc__.strip()
+    assert "dataclass" not in value.__doc__
+    assert not value.__doc__.startswith(f"{name}("), "a sentence, not the signature that dataclasses make up"
+    assert value.__module__.startswith("headcount.")
+
+
+def test_the_package_lists_its_names_and_no_others() -> None:
+    assert dir(hc) == sorted(hc.__all__)
+    assert len(set(hc.__all__)) == len(hc.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'prune'"):
+        _ = hc.prune
