@@ -116,7 +116,7 @@ def _try(model, inputs, output, plan) -> tuple[str, str]:
 
     from headcount.errors import Refused
     from headcount.gates import closed
-    from headcount.prices import parameters_removed
+    from headcount.pricing import parameters_removed
     from headcount.surgery import cut
 
     try:

@@ -28,10 +28,10 @@ _HOME = {
     "Plan": "plans",
     "Unit": "plans",
     "legalize": "plans",
-    "Price": "prices",
+    "Price": "pricing",
     "cut": "surgery",
-    "parameters_removed": "prices",
-    "prices": "prices",
+    "parameters_removed": "pricing",
+    "prices": "pricing",
     "removed": "surgery",
     "load": "checkpoints",
     "save": "checkpoints",
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from .finding import find
     from .gates import closed, gated
     from .plans import Plan, Unit, legalize
-    from .prices import Price, parameters_removed, prices
+    from .pricing import Price, parameters_removed, prices
     from .surgery import cut, removed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +17,15 @@ from .plans import Plan, Unit, parse
 STAMP = "headcount_kept"
 
 
+class Whole(NamedTuple):
+    """What a padded site was when it was padded: the units, key-value heads and widths that its code still counts on."""
+
+    ids: tuple[int, ...]
+    kv_of: tuple[int, ...]
+    kv_heads: int
+    widths: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Kept:
     """What a cut writes on a module it changed, so that survivors keep their names: see `find`."""
@@ -26,7 +36,7 @@ class Kept:
     width: int = 1
     kv_of: tuple[int, ...] | None = None  # set where kv groups are uneven and repeated by an index
     kv_ids: tuple[int, ...] | None = None  # the original kv head that each present one comes from
-    padded: tuple[int, tuple[int, ...]] | None = None  # original (kv heads, widths) where matrices are `Padded`
+    whole: Whole | None = None  # set where the matrices are `Padded`
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +62,7 @@ class Site:
     of: int
     attention: str | None = None  # "encoder", "decoder" or "cross"
     layer: int | None = None  # original index of its block, None outside any stack
-    padded: bool = False  # whether the code around it still counts the units that are gone
+    whole: Whole | None = None  # set where the code around it still counts the units that are gone
     calls_writer: bool = True  # False where the code takes the writer's weight and never calls the module
     per_example: bool = True  # whether axis 0 of the writer's input is the batch, so that gates may differ per example
 
@@ -77,13 +87,13 @@ class Site:
     def tables(self) -> Tables:
         """For each reader, the rows that fill each unit."""
         layout = LAYOUTS[self.dialect.layout]
-        if not self.padded:
+        if self.whole is None:
             return layout(torch.tensor(self.kv_of, dtype=torch.long), self.kv_heads, self.widths)
-        whole = layout(torch.arange(self.of) * self.kv_heads // self.of, self.kv_heads, self.widths)
-        return [
-            [torch.searchsorted(torch.tensor(reader.places), table[list(self.ids)]) for table in tables]
-            for reader, tables in zip(self.readers, whole, strict=True)
-        ]
+        was = self.whole
+        tables = layout(torch.tensor(was.kv_of, dtype=torch.long), was.kv_heads, was.widths)
+        left = [was.ids.index(index) for index in self.ids]
+        places = [torch.tensor(reader.places, dtype=torch.long) for reader in self.readers]
+        return [[torch.searchsorted(p, t[left]) for t in part] for p, part in zip(places, tables, strict=True)]
 
     def positions(self, indices: Iterable[int]) -> list[int]:
         """Where the units with these original indices are now; `BadPlan` for one that never was or is gone."""

@@ -139,7 +139,7 @@ def cut(
     _quiet()
     from . import checkpoints, surgery
     from .finding import find
-    from .prices import prices as price_list
+    from .pricing import prices as price_list
 
     rows = _dialects(dialect)
     subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
@@ -227,7 +227,7 @@ def _n(count: int) -> str:
 
 def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
     """One site as a row: sizes, parameters of the whole site and of one unit, and whether it can be cut."""
-    from .prices import site_price
+    from .pricing import site_price
     from .rules import is_padded, refusal
 
     reason = refusal(site, anatomy, model)

@@ -99,8 +99,8 @@ def _fit(
     units = columns // width
     shapes = tuple(_outputs(reader, module) for reader in readers)
     sizes: tuple[int, tuple[int, ...]] | None
-    if kept is not None and kept.padded is not None:
-        sizes = kept.padded
+    if kept is not None and kept.whole is not None:
+        sizes = kept.whole.kv_heads, kept.whole.widths
     elif kept is not None and (units == 0 or kept.kv_of is not None):
         sizes = (0, tuple(0 for _ in readers)) if units == 0 else _uneven_sizes(row, shapes, units, width, kept)
     else:
@@ -114,8 +114,8 @@ def _fit(
     kv_of: Sequence[int]
     if row.kind == "neuron":
         kv_of = range(units)
-    elif kept and kept.padded:
-        kv_of = tuple(index * kv // kept.of for index in kept.ids)
+    elif kept and kept.whole:
+        kv_of = tuple(kept.whole.kv_of[kept.whole.ids.index(index)] for index in kept.ids)
     else:
         kv_of = kept.kv_of if kept and kept.kv_of is not None else tuple(u * kv // max(1, units) for u in range(units))
     return Site(
@@ -133,7 +133,7 @@ def _fit(
         ids=kept.ids if kept else range(units),
         of=kept.of if kept else units,
         attention=_attention_type(root, path, module) if row.kind == "head" else None,
-        padded=bool(kept and kept.padded),
+        whole=kept.whole if kept else None,
         calls_writer=_calls_writer(module, writer),
         per_example=not _mixes_examples(path, module, writer),
     )

@@ -86,7 +86,7 @@ def _model_picks_layers(stack: Stack, root: nn.Module) -> str | None:
         code = source.text(kind, "forward", "get_")
         if kind is not above[-1] and re.search(rf"\w\.{name}\[(?!-1\])", code):
             return f"{kind.__name__} takes its layers one by one"
-        if re.search(r"torch\.stack\(\w*(hidden|intermediate)", code):
+        if re.search(r"torch\.stack\(\w*(hidden|intermediate)|intermediate_embeddings", code):
             return f"{kind.__name__} gives out what every layer makes, stacked"
         if kind.__name__.endswith("Backbone"):
             return f"{kind.__name__} gives out layers by number"

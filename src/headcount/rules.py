@@ -21,6 +21,7 @@ from .anatomy import Anatomy, Site, Stack
 from .companions import claims, makes_bias_for_all, other_tensors
 from .errors import Refused
 from .plans import Plan
+from .sharing import needs_padding
 
 # Modules inside an attention that work on what comes in, before the readers: they see no heads.
 INPUT_SIDE = (
@@ -43,10 +44,13 @@ MIXING = {
     "lambda_q1": "it subtracts heads from each other in pairs",
     "dt_proj": "it makes the mask of every head from the values of all",
     "layout_query": "its heads add their scores to those of the layout's attention",
+    "gate_up_proj_adapter_list": "adapters add to what its neurons read",
     "fsmn": "its values also reach the output past the output projection",
 }
 _WIDTHS = r"(embed_dim|hidden_size|hidden_dim|d_model|channels|num_channels|C|c|dim|all_head_dim)\b(?!\s*=)"
-_RESHAPE = re.compile(r"\.(?:view|reshape|split)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?(?<![\w.])" + _WIDTHS)
+_FIXED = r"self\.(hidden_size|hidden_dim|d_model|dim|embedding_size)\b(?!\s*=)"
+_INSIDE = r"\.(?:view|reshape|split)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?"
+_RESHAPE = re.compile(f"{_INSIDE}(?:(?<![\\w.]){_WIDTHS}|{_FIXED})")
 _DIVISION = re.compile(_WIDTHS + r"\s*//\s*(self\.)?(num_heads|num_attention_heads|n_heads|n_head|heads)\b")
 
 
@@ -87,7 +91,7 @@ def refusal(part: Site | Stack, anatomy: Anatomy, root: nn.Module) -> str | None
 
 def _keys_and_values_differ(site: Site) -> bool:
     """Whether the key's rows per kv head, counted by the value's heads, are not what the module says a head has."""
-    split = site.kind == "head" and site.dialect.layout == "split" and len(site.widths) == 3 and not site.padded
+    split = site.kind == "head" and site.dialect.layout == "split" and len(site.widths) == 3 and site.whole is None
     return split and len(site) > 0 and getattr(site.module, "head_dim", None) == site.width != site.widths[1]
 
 
@@ -130,9 +134,9 @@ def _stands_between(where: str) -> bool:
     return last.startswith(between) or last.endswith(("_q", "_k", "_v", "sub_norm"))
 
 
-def is_padded(site: Site) -> bool:
-    """Whether this site is cut in the padded manner."""
-    if site.padded or site.dialect.layout == "sharded":
+def is_padded(site: Site, keep: tuple[int, ...] | None = None) -> bool:
+    """Whether this site is cut in the padded manner (down to the units at the positions in `keep`)."""
+    if site.whole is not None or site.dialect.layout == "sharded" or (keep is not None and needs_padding(site, keep)):
         return True
     if site.kind == "head" and (counts_on_width(type(site.module)) or _hands_bias_on(site)):
         return True

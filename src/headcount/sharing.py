@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -32,33 +31,38 @@ def survivors(site: Site | Stack, drop: Iterable[int]) -> tuple[int, ...]:
 
 
 def share(site: Site, keep: tuple[int, ...]) -> Sharing:
-    """The cheapest exact way for the survivors to share key-value heads; it depends on who survives, not on the order of cuts.
+    """How the survivors share key-value heads; it depends on who survives, not on the order of cuts.
 
     Even groups need nothing. Uneven ones are repeated by an index after the cache, which costs no parameter and no
-    cache; where the attention does not go through transformers' attention interface, key and value rows are written
-    out once for every `g` query heads, `g` being the largest number that divides all groups.
+    cache; where the attention does not go through transformers' attention interface, the site is padded (`needs_padding`).
     """
-    ids = original_kv(site)
-    origins = [ids[site.kv_of[position]] for position in keep]
-    sizes = Counter(origins)
     if site.kind == "neuron" or site.dialect.layout == "per_head":
         return Sharing(keep, tuple(range(len(keep))), tuple(range(len(keep))))
-    group = gcd(*sizes.values()) if sizes else 1
-    if len(set(sizes.values())) > 1 and _can_index(site):
-        order = list(sizes)
-        return Sharing(keep, tuple(order.index(origin) for origin in origins), tuple(order), indexed=True)
-    kv_ids = tuple(origin for origin, size in sizes.items() for _ in range(size // group))
-    return Sharing(keep, tuple(n // group for n in range(len(keep))), kv_ids)
+    origins = _origins(site, keep)
+    order = list(dict.fromkeys(origins))
+    return Sharing(keep, tuple(order.index(origin) for origin in origins), tuple(order), indexed=_uneven(origins))
+
+
+def needs_padding(site: Site, keep: tuple[int, ...]) -> bool:
+    """Whether the survivors' groups are uneven in an attention that cannot repeat key-value heads by an index."""
+    indexable = site.dialect.layout in ("split", "stacked") and uses_attention_interface(site.module)
+    grouped = site.kind == "head" and site.dialect.layout != "per_head"
+    return grouped and not indexable and _uneven(_origins(site, keep))
+
+
+def _origins(site: Site, keep: tuple[int, ...]) -> list[int]:
+    ids = original_kv(site)
+    return [ids[site.kv_of[position]] for position in keep]
+
+
+def _uneven(origins: list[int]) -> bool:
+    return len(set(Counter(origins).values())) > 1
 
 
 def original_kv(site: Site) -> tuple[int, ...]:
     """The original kv head that each present one comes from."""
     kept: Kept | None = getattr(site.writer, STAMP, None)
     return kept.kv_ids if kept and kept.kv_ids is not None else tuple(range(site.kv_heads))
-
-
-def _can_index(site: Site) -> bool:
-    return site.dialect.layout in ("split", "stacked") and uses_attention_interface(site.module)
 
 
 def layout_rows(site: Site, sharing: Sharing) -> list[int]:

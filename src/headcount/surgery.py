@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import companions, layers, rules
-from .anatomy import STAMP, Anatomy, Kept, Site, Stack
+from .anatomy import STAMP, Anatomy, Kept, Site, Stack, Whole
 from .companions import KERNEL, ConfigView, Counts
 from .dialects import Dialect
 from .errors import BadPlan, CheckFailed
@@ -155,9 +155,10 @@ def _cut_site(
     if len(keep) == len(site):
         _replace(journal, writer, tensors)
         return
-    if rules.is_padded(site):
+    if rules.is_padded(site, keep):
         home = _pad(journal, site, keep, columns, tensors, parents)
-        journal.set(home, STAMP, replace(stamp, padded=(site.kv_heads, site.widths)))
+        whole = Whole(tuple(site.ids), tuple(site.kv_of), site.kv_heads, site.widths)
+        journal.set(home, STAMP, replace(stamp, whole=site.whole or whole))
         return
     sharing = share(site, keep)
     _cut_claims(journal, site, sharing)

@@ -19,7 +19,7 @@ class Price(NamedTuple):
     """What cutting one site, or deleting layers of one stack, does to the model."""
 
     name: str
-    manner: str  # "slim", "even", "indexed", "written out", "padded", "empty" or "deleted": see `docs/architecture.md`
+    manner: str  # "slim", "even", "indexed", "padded", "empty" or "deleted": see `docs/architecture.md`
     units: int  # units before
     left: int  # units after
     parameters: int  # parameters that go
@@ -60,7 +60,7 @@ def _stack_price(stack: Stack, drop: list[int]) -> Price:
 
 def site_price(site: Site, keep: tuple[int, ...]) -> Price:
     """What cutting a site down to the units at the positions in `keep` does."""
-    sharing, padded = share(site, keep), rules.is_padded(site)
+    sharing, padded = share(site, keep), rules.is_padded(site, keep)
     new_rows = [len(rows) for rows in used_rows(site, keep)] if padded else layout_rows(site, sharing)
     gone = sum(
         m.parameters_per("row") * (m.shape[0] - rows) for m, rows in zip(site.matrices, new_rows, strict=True) if m
@@ -80,4 +80,4 @@ def _manner(site: Site, sharing: Sharing, padded: bool) -> str:
         return "padded" if padded else "empty"
     if site.kind == "neuron" or site.kv_heads == len(site):
         return "slim"
-    return "indexed" if sharing.indexed else "written out" if len(set(sharing.kv_ids)) < len(sharing.kv_ids) else "even"
+    return "indexed" if sharing.indexed else "even"

@@ -1,0 +1,286 @@
+"""Cutting: what the laws do not already say for every family. Grouped queries, scales, the proof, and the way back."""
+
+from __future__ import annotations
+
+import copy
+from itertools import combinations
+
+import pytest
+import torch
+import zoo
+
+import headcount as hc
+from headcount import surgery
+
+
+def output(model, inputs):
+    return zoo.output(model, inputs)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "phi3", "falcon-gqa", "falcon-mqa", "gpt_bigcode"])
+def test_any_set_of_query_heads_can_be_cut(name: str, kernel: str) -> None:
+    """Every pair of heads of a grouped attention, whole groups, parts of groups and all between, by whatever manner."""
+    model, inputs = zoo.build(name)
+    model.set_attn_implementation(kernel)
+    site = hc.find(model).heads[0]
+    for pair in combinations(site.ids, 2):
+        smaller = copy.deepcopy(model)
+        plan = hc.Plan.removing({site.name: pair})
+        with hc.closed(model, plan):
+            want = output(model, inputs)
+        hc.cut(smaller, plan)
+        torch.testing.assert_close(output(smaller, inputs), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "remove", "manner", "cache"),
+    [
+        ("llama", "0:0-1", "even", 3),  # a whole kv group of two
+        ("llama", "0:0 0:2 0:4 0:6", "even", 4),  # one of every group
+        ("llama", "0:0", "indexed", 4),  # 1, 2, 2, 2 heads: repeated after the cache
+        ("llama", "0:*", "empty", 1),
+        ("falcon-gqa", "0:0 0:2", "even", 2),
+        ("falcon-gqa", "0:0", "padded", 2),  # uneven, and its own code
+        ("falcon-mqa", "0:0", "even", 1),
+        ("gpt2", "0:0", "slim", 3),
+        ("codegen", "0:0", "padded", 4),
+    ],
+)
+def test_prices_say_the_manner_and_what_the_cache_will_hold(name: str, remove: str, manner: str, cache: int) -> None:
+    model, inputs = zoo.build(name)
+    (price,) = hc.prices(model, remove)
+    assert (price.manner, price.kv_left) == (manner, cache)
+    before = sum(p.numel() for p in model.parameters())
+    hc.cut(model, remove)
+    assert before - sum(p.numel() for p in model.parameters()) == price.parameters
+    held = model(**inputs, use_cache=True).past_key_values.layers[0].keys
+    if name != "falcon-gqa":  # which stores keys after repeating them
+        assert held.shape[1] == cache
+
+
+@pytest.mark.parametrize(("name", "cache"), [("llama", 4), ("falcon-gqa", 2)])
+def test_one_head_of_a_group_frees_its_query_rows_and_output_columns_and_no_cache(name: str, cache: int) -> None:
+    """Indexed or padded, an uneven cut costs no parameter; copies of keys and values would cost two heads each."""
+    model, _ = zoo.build(name)
+    site = hc.find(model).heads[0]
+    (price,) = hc.prices(model, "0:0")
+    assert price.parameters == 2 * site.width * model.config.hidden_size
+    assert (price.kv_heads, price.kv_left) == (cache, cache)
+
+
+def test_an_even_cut_followed_by_an_uneven_one_in_an_attention_with_its_own_code() -> None:
+    model, inputs = zoo.build("falcon-gqa")
+    plan = hc.find(model).plan("0:0-2")
+    with hc.closed(model, plan):
+        want = output(model, inputs)
+    hc.cut(model, "0:0 0:2")
+    hc.cut(model, "0:1")
+    torch.testing.assert_close(output(model, inputs), want, rtol=0, atol=1e-5)
+    assert hc.removed(model) == plan
+
+
+def test_an_uneven_cut_with_a_cache_generates_what_it_does_without() -> None:
+    model, inputs = zoo.build("llama")
+    hc.cut(model, "0:0 1:3 1:4")
+    options = {"max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(model.generate(**inputs, **options), model.generate(**inputs, **options, use_cache=False))
+
+
+def test_the_kernel_of_an_uneven_attention_follows_the_model() -> None:
+    model, inputs = zoo.build("llama")
+    hc.cut(model, "0:0")
+    with_sdpa = output(model, inputs)
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(output(model, inputs), with_sdpa, rtol=0, atol=1e-5)
+    attentions = model(**inputs, output_attentions=True).attentions
+    assert [a.shape[1] for a in attentions] == [7, 8]
+
+
+# -- scales -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "codegen", "torch-encoder"])
+def test_a_folded_scale_equals_the_gate(name: str) -> None:
+    model, inputs = zoo.build(name)
+    anatomy = hc.find(model)
+    generator = torch.Generator().manual_seed(0)
+    sites = [anatomy.heads[0], anatomy.neurons[-1]]
+    gates = {site.name: 0.5 + torch.rand(len(site), generator=generator) for site in sites}
+    plan = hc.Plan.removing({sites[0].name: [1], sites[1].name: range(0, 10)})
+    closed = {name: gate.clone() for name, gate in gates.items()}
+    closed[sites[0].name][1] = 0
+    closed[sites[1].name][:10] = 0
+    with hc.gated(model, closed):
+        want = output(model, inputs)
+    hc.cut(model, plan, scale=gates, check=inputs)
+    torch.testing.assert_close(output(model, inputs), want, rtol=0, atol=1e-5)
+
+
+def test_a_scale_alone_removes_nothing() -> None:
+    model, inputs = zoo.build("bert")
+    gates = {"0": torch.tensor([2.0, 1.0, 0.5, 1.0])}
+    with hc.gated(model, gates):
+        want = output(model, inputs)
+    hc.cut(model, hc.Plan(), scale=gates)
+    torch.testing.assert_close(output(model, inputs), want, rtol=0, atol=1e-5)
+    assert not hc.removed(model)
+
+
+@pytest.mark.parametrize("scale", [{"0": torch.ones(3)}, {"layers": torch.ones(2)}, {"0": torch.ones(1, 1, 4)}])
+def test_a_scale_of_another_shape_is_a_bad_plan(scale) -> None:
+    model, _ = zoo.build("bert")
+    with pytest.raises(hc.BadPlan):
+        hc.cut(model, "0:1", scale=scale)
+
+
+# -- the proof and the way back -----------------------------------------------------------------------------------------
+
+
+def fingerprint(model) -> list:
+    """Identities, not values: the way back must restore the very same objects."""
+    seen = [(name, id(module), type(module)) for name, module in model.named_modules()]
+    seen += [(name, id(tensor), tensor.data_ptr()) for name, tensor in model.named_parameters()]
+    numbers = [
+        (n, k, v) for n, m in model.named_modules() for k, v in vars(m).items() if isinstance(v, int | float | str)
+    ]
+    hooks = [(n, tuple(m._forward_pre_hooks), tuple(m._forward_hooks)) for n, m in model.named_modules()]
+    config = model.config.to_dict() if hasattr(model, "config") else None
+    return [seen, numbers, hooks, config]
+
+
+PLANS = {
+    "bert": "0:1 1:* 0.mlp:0-9",
+    "llama": "1:1 layers:0",
+    "t5": "encoder.0:1 decoder.1.cross:* encoder.layers:1",
+    "mpnet": "0:1 1:2",
+    "swin": "0.0:1",
+    "codegen": "0:1 1.mlp:*",
+    "torch-encoder": "0:1 1:*",
+    "stablelm": "0:1",
+    "clip": "text.0:1 vision.layers:1",
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_failed_check_puts_the_model_back_bit_for_bit(name: str, monkeypatch) -> None:
+    model, inputs = zoo.build(name)
+    want, before = output(model, inputs), fingerprint(model)
+    right = surgery.Matrix.columns
+
+    def slightly_wrong(self, index, scale=None):
+        return {key: tensor * 1.5 for key, tensor in right(self, index, scale).items()}
+
+    monkeypatch.setattr(surgery.Matrix, "columns", slightly_wrong)
+    with pytest.raises(hc.CheckFailed, match=r"differs from the closed one by .*first.*nothing was cut"):
+        hc.cut(model, PLANS[name], check=inputs)
+    assert fingerprint(model) == before
+    assert torch.equal(output(model, inputs), want)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_an_error_halfway_puts_the_model_back_bit_for_bit(name: str, monkeypatch) -> None:
+    model, inputs = zoo.build(name)
+    want, before = output(model, inputs), fingerprint(model)
+    monkeypatch.setattr(surgery, "_write_record", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hc.cut(model, PLANS[name])
+    assert fingerprint(model) == before
+    assert torch.equal(output(model, inputs), want)
+
+
+def test_the_check_says_at_which_layer_they_part(monkeypatch) -> None:
+    model, inputs = zoo.build("bert")
+    right = surgery._cut_site
+
+    def breaks_layer_one(journal, root, site, keep, *rest):
+        right(journal, root, site, keep, *rest)
+        if site.name == "1":
+            weight = site.writer.weight.detach() * 2
+            journal.set_tensor(site.writer, "weight", weight)
+
+    monkeypatch.setattr(surgery, "_cut_site", breaks_layer_one)
+    with pytest.raises(hc.CheckFailed, match="first at layers:1"):
+        hc.cut(model, "0:1 1:1", check=inputs)
+
+
+def test_the_check_leaves_the_mode_and_draws_no_numbers() -> None:
+    model, inputs = zoo.build("bert")
+    model.train()
+    model.bert.encoder.layer[0].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    hc.cut(model, "0:1", check=inputs)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ["olmo2", "bitnet"])
+def test_a_norm_over_all_heads_is_refused_by_name_and_can_be_closed(name: str) -> None:
+    model, inputs = zoo.build(name)
+    base = output(model, inputs)
+    with pytest.raises(hc.Refused, match=r"norm.* normalises over all 8 heads at once"):
+        hc.cut(model, "0:1")
+    with hc.closed(model, "0:1"):
+        assert not torch.equal(output(model, inputs), base)
+
+
+def test_the_last_layer_cannot_go() -> None:
+    model, _ = zoo.build("bert")
+    with pytest.raises(hc.Refused, match="at least one layer"):
+        hc.cut(model, "layers:0-1")
+
+
+@pytest.mark.parametrize("what", ["0:4", "7:0", "0:x", "0", "layers:2", "0.mlp:48", ""])
+def test_units_that_are_not_there_are_named_in_one_sentence(what: str) -> None:
+    model, _ = zoo.build("bert")
+    before = fingerprint(model)
+    if what == "":
+        assert len(hc.cut(model, what)) == 0
+        return
+    with pytest.raises((hc.BadPlan, hc.NotFound)) as caught:
+        hc.cut(model, what)
+    assert "\n" not in str(caught.value)
+    assert fingerprint(model) == before
+
+
+def test_a_unit_cannot_be_cut_twice() -> None:
+    model, _ = zoo.build("bert")
+    hc.cut(model, "0:1")
+    with pytest.raises(hc.BadPlan, match=r"0:1 has been cut already"):
+        hc.cut(model, "0:1")
+
+
+# -- layers and the config ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "remove", "true"),
+    [
+        ("bert", "layers:0", {"num_hidden_layers": 1}),
+        ("t5", "encoder.layers:0", {"num_layers": 1, "num_decoder_layers": 2}),
+        ("bart", "decoder.layers:1", {"encoder_layers": 2, "decoder_layers": 1}),
+        ("gpt_neo", "layers:0", {"num_layers": 1, "attention_layers": ["local"]}),
+        ("gemma3_text", "layers:1", {"num_hidden_layers": 1}),
+    ],
+)
+def test_the_config_stays_true_when_layers_go(name: str, remove: str, true: dict) -> None:
+    model, _ = zoo.build(name)
+    hc.cut(model, remove)
+    assert {key: getattr(model.config, key) for key in true} == true
+    types = getattr(model.config, "layer_types", None)
+    assert types is None or len(types) == 1
+
+
+def test_deleting_a_layer_of_one_tower_leaves_the_other_tower_and_its_config() -> None:
+    model, _ = zoo.build("clip")
+    hc.cut(model, "vision.layers:0")
+    assert model.config.vision_config.num_hidden_layers == 1
+    assert model.config.text_config.num_hidden_layers == 2
+
+
+def test_a_bypassed_attention_says_so() -> None:
+    model, _ = zoo.build("bert")
+    hc.cut(model, "1:*")
+    assert "Bypass" in repr(model.bert.encoder.layer[1].attention)
+    assert len(hc.find(model)["1"]) == 0
