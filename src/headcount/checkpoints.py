@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from . import layers
 from .dialects import Dialect
 from .errors import BadCheckpoint, BadPlan, HeadcountError, NotFound, Refused
 from .finding import unwrap
@@ -77,26 +78,35 @@ def load(name: str | Path, *, into: nn.Module | None = None, trust_remote_code: 
     config = _read_config(name, trust_remote_code, kwargs)
     written = getattr(config, "headcount", None)
     kind = _model_class(config, name, trust_remote_code)
+    options = {"trust_remote_code": trust_remote_code, **kwargs}
     if written is None:
-        return kind.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs).eval()
+        return _from_pretrained(kind, name, **options).eval()
     plan, dialects = read_record(written)
     _restore_config(config, written)
     if (Path(name) / _weights_name(VARIANT)).is_file() or (Path(name) / _weights_name(VARIANT, True)).is_file():
-        kwargs["variant"] = VARIANT
-    with _born_cut(kind, plan, dialects):
-        try:
-            model, info = kind.from_pretrained(
-                name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, **kwargs
-            )
-        except (HeadcountError, MemoryError):
-            raise
-        except Exception as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise BadCheckpoint(f"{name} does not load as its plan says: {first[:300]}") from error
+        options["variant"] = VARIANT
+    with _born_cut(kind, plan, dialects, written.get("config", {})):
+        model, info = _from_pretrained(kind, name, config=config, output_loading_info=True, **options)
     wrong = [key for group in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in info.get(group, ())]
     if wrong:
         raise BadCheckpoint(f"The weights in {name} do not fit its plan, first at {wrong[0]}: nothing was loaded.")
     return model.eval()
+
+
+def _from_pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
+    """`from_pretrained`, with whatever goes wrong in one sentence."""
+    try:
+        return kind.from_pretrained(name, **options)
+    except (HeadcountError, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error)
+        if "ignore_mismatched_sizes" in text:  # transformers prints a report, and points to it
+            raise BadCheckpoint(
+                f"The weights in {name} have other shapes than its plan says: nothing loaded."
+            ) from error
+        first = (text.strip().splitlines() or [type(error).__name__])[0]
+        raise BadCheckpoint(f"{name} does not load ({type(error).__name__}: {first[:300]}).") from error
 
 
 def skeleton(name: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
@@ -110,7 +120,7 @@ def skeleton(name: str | Path, *, trust_remote_code: bool = False, **kwargs: Any
         return empty_model(kind, config).eval()
     plan, dialects = read_record(written)
     _restore_config(config, written)
-    with _born_cut(kind, plan, dialects):
+    with _born_cut(kind, plan, dialects, written.get("config", {})):
         return empty_model(kind, config).eval()
 
 
@@ -148,6 +158,8 @@ def _appears_whole(target: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        if old.is_file():
+            old.unlink()
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -239,8 +251,9 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
             if getattr(config, "headcount", None) is None
             else transformers.MODEL_MAPPING[type(config)]
         )
-    if hasattr(transformers, saved):
-        return getattr(transformers, saved)
+    found = getattr(transformers, saved, None) if isinstance(saved, str) else None
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
     references = [ref for key, ref in (getattr(config, "auto_map", None) or {}).items() if ref.endswith(f".{saved}")]
     if trust_remote_code and references:
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -263,7 +276,7 @@ def _restore_config(config: Any, written: dict[str, Any]) -> None:
         for part in path:
             owner = getattr(owner, part, None)
         plain = (type(value) is int and 0 < value <= 10_000) or (isinstance(value, list) and len(value) <= 10_000)
-        if not hasattr(owner, name) or name.startswith("_") or not plain:
+        if not hasattr(owner, name) or not layers.is_about_layers(name) or not plain:
             raise BadPlan(
                 f"The record wants to set {str(dotted)[:60]!r} in the config, which is not a count of layers."
             )
@@ -272,8 +285,8 @@ def _restore_config(config: Any, written: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _born_cut(kind: Any, plan: Plan, dialects: list[Dialect]) -> Iterator[None]:
-    """Within the block, instances of `kind` are cut as soon as they are made."""
+def _born_cut(kind: Any, plan: Plan, dialects: list[Dialect], counts: dict[str, Any]) -> Iterator[None]:
+    """Within the block, instances of `kind` are cut as soon as they are made; `counts` are the config's before the cut."""
     own = "__init__" in vars(kind)
     init = kind.__init__
 
@@ -282,8 +295,10 @@ def _born_cut(kind: Any, plan: Plan, dialects: list[Dialect]) -> Iterator[None]:
         if type(self) is kind:
             try:
                 cut(self, plan, dialects=dialects)
-            except NotFound as error:
+            except (NotFound, Refused) as error:
                 raise BadPlan(f"The plan does not fit the model: {error}") from None
+            if record(self)["config"] != counts:
+                raise BadPlan("The record's counts of layers do not agree with the layers that its plan removes.")
 
     kind.__init__ = born
     try:
@@ -296,6 +311,7 @@ def _born_cut(kind: Any, plan: Plan, dialects: list[Dialect]) -> Iterator[None]:
 
 
 def _load_plain(folder: Path, into: nn.Module | None) -> nn.Module:
+    from safetensors import SafetensorError
     from safetensors.torch import load_model
 
     if into is None:
@@ -307,7 +323,9 @@ def _load_plain(folder: Path, into: nn.Module | None) -> nn.Module:
         if plan:
             cut(model, plan, dialects=dialects)
         load_model(model, str(folder / "model.safetensors"))
-    except (OSError, RuntimeError) as error:
+    except (NotFound, Refused) as error:
+        raise BadPlan(f"The plan does not fit the model given: {error}") from None
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise BadCheckpoint(
             f"The weights in {folder} do not fit the model given: {str(error).splitlines()[0][:200]}"
         ) from None

@@ -146,6 +146,7 @@ TOTAL_WIDTHS = (
     "head_size",
 )
 KV_WIDTHS = ("kv_dim", "kv_size", "kv_hidden_size")
+NEURON_COUNTS = ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "n_inner", "dim_feedforward", "ffn_hidden_size")
 CONFIG_COUNTS = (*HEAD_COUNTS, *KV_COUNTS)
 
 

@@ -47,6 +47,12 @@ class Dialect:
         names = [data["reads"], data["writes"]]
         if not all(isinstance(n, list | tuple) and n and all(isinstance(x, str) for x in n) for n in names):
             raise BadPlan('"reads" and "writes" of a dialect are lists of child names.')
+        texts = [data.get("layout", "split"), data.get("kind", "head")]
+        condition, width = data.get("when"), data.get("width")
+        if not all(isinstance(text, str) for text in texts) or not isinstance(condition, str | None):
+            raise BadPlan('"layout", "kind" and "when" of a dialect are names.')
+        if not (width is None or isinstance(width, str) or (type(width) is int and width > 0)):
+            raise BadPlan('"width" of a dialect is a positive number, or the name of an attribute.')
         row = cls(**{**data, "reads": tuple(data["reads"]), "writes": tuple(data["writes"])})
         if row.layout not in LAYOUTS or row.kind not in ("head", "neuron"):
             raise BadPlan(f"A dialect's layout is one of {', '.join(LAYOUTS)} and its kind is head or neuron.")

@@ -255,6 +255,12 @@ def _staged(stack: Stack, values: dict[str, Any]) -> tuple[str, int] | None:
     return None
 
 
+def is_about_layers(name: str) -> bool:
+    """Whether an attribute of a config is one that deleting layers changes."""
+    counts = (*COUNT_NAMES, *ENCODER_COUNTS, *DECODER_COUNTS, *PER_STAGE, *PER_LAYER, *INDEX_LISTS)
+    return name in (*counts, "stage_names", "attention_types") or (not name.startswith("_") and "layer" in name)
+
+
 def deleted_blocks(anatomy: Anatomy, plan: Plan) -> list[nn.Module]:
     """The layers that a plan deletes."""
     chosen = plan.by_site()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .anatomy import STAMP, Site
-from .companions import HEAD_COUNTS, KV_COUNTS, ConfigView
+from .companions import HEAD_COUNTS, KV_COUNTS, NEURON_COUNTS, ConfigView
 from .finding import find
 
 SIDED_HEADS = {
@@ -19,7 +19,6 @@ SIDED_HEADS = {
     "decoder": ("decoder_attention_heads",),
     "cross": ("decoder_attention_heads",),
 }
-NEURON_COUNTS = ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "n_inner", "dim_feedforward", "ffn_hidden_size")
 SIDED_NEURONS = {"encoder": ("encoder_ffn_dim",), "decoder": ("decoder_ffn_dim",)}
 IGNORED = ("training", "gradient_checkpointing", "name_or_path", "warnings_issued", STAMP)
 
@@ -28,7 +27,7 @@ class Difference(NamedTuple):
     """One way in which a cut model is not the stock model of a config."""
 
     text: str
-    shape: bool  # whether a stock loader would notice, because a tensor has another shape or name
+    shape: bool  # whether a stock loader would refuse, because a tensor has another shape
 
 
 def stock_differences(model: Any, config: Any) -> list[Difference]:
@@ -41,7 +40,7 @@ def stock_differences(model: Any, config: Any) -> list[Difference]:
     out: list[Difference] = []
     for path in dict.fromkeys((*ours, *theirs)):
         if path not in ours or path not in theirs:
-            out.append(Difference(f"{path} is {'not there' if path not in ours else 'not in the stock model'}", True))
+            out.append(Difference(f"{path} is {'gone' if path not in ours else 'not in the stock model'}", False))
         else:
             out += _module_differences(path or type(model).__name__, ours[path], theirs[path])
     return sorted(out, key=lambda difference: not difference.shape)
@@ -51,7 +50,8 @@ def _module_differences(path: str, ours: nn.Module, theirs: nn.Module) -> Iterat
     mine, stock = _shapes(ours), _shapes(theirs)
     for name in dict.fromkeys((*mine, *stock)):
         if mine.get(name) != stock.get(name):
-            yield Difference(f"{path}.{name} has shape {mine.get(name)} and the stock model's {stock.get(name)}", True)
+            both = name in mine and name in stock  # a stock loader makes up what is missing, and says so in passing
+            yield Difference(f"{path}.{name} has shape {mine.get(name)} and the stock model's {stock.get(name)}", both)
     if type(ours) is not type(theirs):
         yield Difference(f"{path} is a {type(ours).__name__} and the stock model's a {type(theirs).__name__}", False)
         return
@@ -90,10 +90,12 @@ def empty_model(kind: Any, config: Any) -> nn.Module:
 
     try:
         with torch.device("meta"), initialization.no_init_weights():
-            return kind(config)
+            model = kind(config)
     except (RuntimeError, NotImplementedError):
         with initialization.no_init_weights():
-            return kind(config)
+            model = kind(config)
+    model.tie_weights()  # left out together with the initialisation
+    return model
 
 
 def portable_config(model: Any) -> Any:

@@ -171,6 +171,9 @@ def _cut_site(
         home = _empty(journal, site, writer, parents)
     if site.kind == "head":
         _tell_companions(journal, root, site, sharing)
+    for name in companions.NEURON_COUNTS if site.kind == "neuron" else ():
+        if type(site.module.__dict__.get(name)) is int and site.module.__dict__[name] == len(site):
+            journal.set(site.module, name, max(1, len(keep)))
     kv_of = sharing.kv_of if sharing.indexed else None
     journal.set(home, STAMP, replace(stamp, kv_of=kv_of, kv_ids=sharing.kv_ids))
 
