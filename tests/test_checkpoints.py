@@ -334,6 +334,29 @@ def test_a_portable_folder_needs_no_headcount(tmp_path: Path) -> None:
     assert not refused
 
 
+@pytest.mark.parametrize("name", ["falcon-gqa", "gemma3_text", "deepseek_v2", "t5gemma", "gpt_neox", "mistral", "clip"])
+@pytest.mark.parametrize("kind", ["head", "neuron", "layer"])
+def test_portable_is_a_promise_that_is_kept_or_refused(name: str, kind: str, tmp_path: Path) -> None:
+    """The first head of every group, ten neurons of every MLP, the last layer of every stack."""
+    model, inputs = zoo.build(name)
+    anatomy = hc.find(model)
+    plan = {
+        "head": {
+            p.name: [0] if p.kv_heads == len(p) else range(0, len(p), len(p) // p.kv_heads) for p in anatomy.heads
+        },
+        "neuron": {p.name: range(10) for p in anatomy.neurons},
+        "layer": {p.name: [1] for p in anatomy.stacks},
+    }[kind]
+    hc.cut(model, hc.Plan.removing(plan))
+    try:
+        folder = hc.save(model, tmp_path / "cut", portable=True)
+    except Refused:
+        assert list(tmp_path.iterdir()) == []
+        return
+    stock = type(model).from_pretrained(folder).eval()
+    torch.testing.assert_close(zoo.output(stock, inputs), zoo.output(model, inputs), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [("bert", "0:1 1:1"), ("bert", "0.mlp:0"), ("llama", "0:0 1:0"), ("llama", "0:0,2,4,6"), ("llama", "0:* 1:*"),

@@ -193,12 +193,16 @@ def _save_cut(root: Any, draft: Path, max_shard_size: str) -> None:
 
 
 def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
-    config = portable_config(root)
+    stock = f"a stock {type(root).__name__}"
+    try:
+        config = portable_config(root)
+        type(config).from_dict(config.to_dict())  # some configs check themselves, and would refuse to be read again
+    except Exception as error:  # whatever a config raises on numbers it was not written for
+        first = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        raise Refused(f"This cut is not expressible by {stock}: {first[:200]}; save it without portable.") from None
     differences = stock_differences(root, config)
     if differences:
-        raise Refused(
-            f"This cut is not expressible by a stock {type(root).__name__}: {differences[0].text}; save it without portable."
-        )
+        raise Refused(f"This cut is not expressible by {stock}: {differences[0].text}; save it without portable.")
     own = root.config
     try:
         root.config = config

@@ -79,6 +79,8 @@ def _gated(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> It
                     stack.callback(handle.remove)
             elif not part.calls_writer:
                 module = part.module
+                fresh = partial(_unshadow, part)  # an interrupted pass may have left its shadow
+                stack.callback(module.register_forward_pre_hook(fresh, prepend=True).remove)
                 stack.callback(module.register_forward_pre_hook(partial(_shadow, part, gate)).remove)
                 stack.callback(module.register_forward_hook(partial(_unshadow, part), always_call=True).remove)
                 stack.callback(_unshadow, part)  # an interrupt in the middle skips the hook
@@ -89,23 +91,29 @@ def _gated(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> It
 
 
 _inside = 0  # how many contexts are open: they may end in any order
+_eager = ExitStack()  # holds compiled code back while any is open, and gives the user's own setting back afterwards
+_held_back = False
+_compiler_is_new = False  # whether nothing could have been compiled before the first of them
 
 
 @contextmanager
 def _compiled_code_steps_aside() -> Iterator[None]:
     """Compiled graphs do not look for hooks added or removed since: run eagerly, and forget graphs that were made here."""
-    global _inside
-    known = "torch._dynamo" in sys.modules
-    if known and _inside == 0:
-        torch.compiler.set_stance("force_eager")
+    global _inside, _eager, _held_back, _compiler_is_new
+    if _inside == 0:
+        _eager, _compiler_is_new = ExitStack(), "torch._dynamo" not in sys.modules
+    if "torch._dynamo" in sys.modules and not _held_back:
+        _eager.enter_context(torch.compiler.set_stance("force_eager"))
+        _held_back = True
     _inside += 1
     try:
         yield
     finally:
         _inside -= 1
-        if _inside == 0 and "torch._dynamo" in sys.modules:
-            torch.compiler.set_stance("default")
-            if not known:
+        if _inside == 0:
+            _eager.close()
+            _held_back = False
+            if _compiler_is_new and "torch._dynamo" in sys.modules:
                 torch.compiler.reset()
 
 
