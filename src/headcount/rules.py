@@ -47,8 +47,8 @@ MIXING = {
     "gate_up_proj_adapter_list": "adapters add to what its neurons read",
     "fsmn": "its values also reach the output past the output projection",
 }
-_WIDTHS = r"(embed_dim|hidden_size|hidden_dim|d_model|channels|num_channels|C|c|dim|all_head_dim)\b(?!\s*=)"
-_FIXED = r"self\.(hidden_size|hidden_dim|d_model|dim|embedding_size)\b(?!\s*=)"
+_WIDTHS = r"(embed_dim|hidden_size|hidden_dim|d_model|channels?|num_channels|C|c|dim|all_head_dim)\b(?!\s*=)"
+_FIXED = r"self\.(hidden_size|hidden_dim|d_model|dim|embedding_size|q_dim|kv_dim|q_size|k_size)\b(?!\s*=)"
 _INSIDE = r"\.(?:view|reshape|split)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?"
 _RESHAPE = re.compile(f"{_INSIDE}(?:(?<![\\w.]){_WIDTHS}|{_FIXED})")
 _DIVISION = re.compile(_WIDTHS + r"\s*//\s*(self\.)?(num_heads|num_attention_heads|n_heads|n_head|heads)\b")
