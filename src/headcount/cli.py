@@ -44,6 +44,9 @@ Rows = Annotated[
 ]
 
 
+MANNERS = ("slim", "padded", "empty")
+
+
 def _version(show: bool) -> None:
     if show:
         print(f"headcount {__version__}")
@@ -87,7 +90,11 @@ def inspect(
         print(json.dumps(_anatomy_json(model, anatomy, rows, total), indent=2))
         return
     out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters")
-    out.print(_site_table(rows if every else _alike(rows), total))
+    shown = rows if every else _alike(rows)
+    out.print(_site_table(shown, total))
+    for row in shown:
+        if row["cut"] not in MANNERS:
+            out.print(f"[yellow]{row['site']} can be closed, not cut:[/] {row['cut']}")
     for stack in anatomy.stacks:
         out.print(f"{stack.name}: {len(stack)} of {stack.of} layers")
     for path, reason in anatomy.refused:
@@ -286,18 +293,22 @@ def _alike(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
+    """One line per row; parameters and shares are those of one attention or MLP, and of one of its units."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "type", "units", "kv", "width", "parameters", "share", "per unit", "cut"):
-        table.add_column(title, justify="left" if title in ("site", "type", "cut") else "right", no_wrap=title != "cut")
+    for title in ("site", "type", "units", "kv", "width", "parameters", "share", "per unit", "share", "cut"):
+        table.add_column(title, justify="left" if title in ("site", "type", "cut") else "right", no_wrap=True)
     for row in rows:
-        times = row.get("times", 1)
+        times, unit = row.get("times", 1), row["parameters_per_unit"]
         units = f"{row['units']} of {row['of']}" if row["units"] != row["of"] else str(row["units"])
         what = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
-        share = f"{row['parameters'] * times / total:.1%}"
-        table.add_row(
-            row["site"], what, units, str(row["kv_heads"] or ""), str(row["width"]), _n(row["parameters"] * times), share,
-            _n(row["parameters_per_unit"]), row["cut"],
-        )  # fmt: skip
+        sizes = (
+            _n(row["parameters"]),
+            f"{row['parameters'] / total:.1%}",
+            _n(unit),
+            f"{unit / total:.2%}" if unit else "",
+        )
+        cut = row["cut"] if row["cut"] in MANNERS else "refused"
+        table.add_row(row["site"], what, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
     return table
 
 

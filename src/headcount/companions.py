@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .anatomy import Site
+from .dialects import COUNT_NAMES
 from .linear import index_on
 from .source import names_used
 
@@ -131,7 +132,7 @@ def makes_bias_for_all(module: nn.Module) -> bool:
 
 # -- numbers that modules keep about themselves ---------------------------------------------------------------------------
 
-HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads", "heads")
+HEAD_COUNTS = COUNT_NAMES
 KV_COUNTS = ("num_key_value_heads", "num_kv_heads", "kv_heads")
 GROUP_SIZES = ("num_key_value_groups", "n_rep", "num_kv_groups")
 TOTAL_WIDTHS = (
