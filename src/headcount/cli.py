@@ -295,18 +295,14 @@ def _alike(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
     """One line per row; parameters and shares are those of one attention or MLP, and of one of its units."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "type", "units", "kv", "width", "parameters", "share", "per unit", "share", "cut"):
+    for title in ("site", "type", "units", "kv", "width", "params", "share", "per unit", "share", "cut"):
         table.add_column(title, justify="left" if title in ("site", "type", "cut") else "right", no_wrap=True)
     for row in rows:
         times, unit = row.get("times", 1), row["parameters_per_unit"]
         units = f"{row['units']} of {row['of']}" if row["units"] != row["of"] else str(row["units"])
         what = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
-        sizes = (
-            _n(row["parameters"]),
-            f"{row['parameters'] / total:.1%}",
-            _n(unit),
-            f"{unit / total:.2%}" if unit else "",
-        )
+        one = (_n(unit), f"{unit / total:.2%}") if unit else ("", "")
+        sizes = (_n(row["parameters"]), f"{row['parameters'] / total:.1%}", *one)
         cut = row["cut"] if row["cut"] in MANNERS else "refused"
         table.add_row(row["site"], what, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
     return table
