@@ -42,45 +42,123 @@ _HOME = {
     "HeadcountError": "errors",
     "NotFound": "errors",
     "Refused": "errors",
+    "Result": "results",
+    "Comparison": "results",
+    "compare": "results",
+    "compare_all": "results",
+    "Metric": "metrics",
+    "Scores": "scores",
+    "plan": "scores",
+    "Task": "tasks",
+    "own_task": "tasks",
+    "task": "kinds",
+    "evaluate": "evaluation",
+    "measure": "evaluation",
+    "score": "criteria",
+    "ablate": "ablation",
+    "ablate_all_but_one": "ablation",
+    "transfer": "ablation",
+    "Ablation": "ablation",
+    "OneHead": "ablation",
+    "Transfer": "ablation",
+    "curve": "curves",
+    "Curve": "curves",
+    "Point": "curves",
+    "Run": "runs",
+    "BadData": "errors",
+    "BadMeasure": "errors",
+    "BadRun": "errors",
+    "NotFinite": "errors",
+    "OutOfMemory": "errors",
 }
 __all__ = [
+    "Ablation",
     "Anatomy",
     "BadCheckpoint",
+    "BadData",
+    "BadMeasure",
     "BadPlan",
+    "BadRun",
     "CheckFailed",
+    "Comparison",
+    "Curve",
     "Dialect",
     "HeadcountError",
+    "Metric",
+    "NotFinite",
     "NotFound",
+    "OneHead",
+    "OutOfMemory",
     "Plan",
+    "Point",
     "Price",
     "Refused",
+    "Result",
+    "Run",
+    "Scores",
     "Site",
     "Stack",
+    "Task",
+    "Transfer",
     "Unit",
     "__version__",
+    "ablate",
+    "ablate_all_but_one",
     "closed",
+    "compare",
+    "compare_all",
+    "curve",
     "cut",
+    "evaluate",
     "find",
     "gated",
     "legalize",
     "load",
+    "measure",
+    "own_task",
     "parameters_removed",
+    "plan",
     "prices",
     "removed",
     "save",
+    "score",
     "skeleton",
+    "task",
+    "transfer",
 ]
 
 if TYPE_CHECKING:
+    from .ablation import Ablation, OneHead, Transfer, ablate, ablate_all_but_one, transfer
     from .anatomy import Anatomy, Site, Stack
     from .checkpoints import load, save, skeleton
+    from .criteria import score
+    from .curves import Curve, Point, curve
     from .dialects import Dialect
-    from .errors import BadCheckpoint, BadPlan, CheckFailed, HeadcountError, NotFound, Refused
+    from .errors import (
+        BadCheckpoint,
+        BadData,
+        BadMeasure,
+        BadPlan,
+        BadRun,
+        CheckFailed,
+        HeadcountError,
+        NotFinite,
+        NotFound,
+        OutOfMemory,
+        Refused,
+    )
+    from .evaluation import evaluate, measure
     from .finding import find
     from .gates import closed, gated
+    from .kinds import task
+    from .metrics import Metric
     from .plans import Plan, Unit, legalize
     from .pricing import Price, parameters_removed, prices
+    from .results import Comparison, Result, compare, compare_all
+    from .runs import Run
+    from .scores import Scores, plan
     from .surgery import cut, removed
+    from .tasks import Task, own_task
 
 
 def __getattr__(name: str) -> Any:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from logging import ERROR, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from . import __version__
+from . import __version__, measuring
 from .errors import BadPlan, HeadcountError
+from .options import dialects_of, out, quieten, with_data
 
 if TYPE_CHECKING:
     from .anatomy import Anatomy, Site
@@ -25,14 +24,16 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Which attention heads, neurons and layers of a transformer are there, and how to remove them for real.\n\n"
+    help="Which attention heads, neurons and layers of a transformer earn their keep, and how to remove the rest.\n\n"
     "Examples:\n\n"
     "    headcount inspect my-model                        # a folder, or a name on the hub\n\n"
+    "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
+    "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
+    "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount cut my-model 3:7 5:0-3 -o smaller        # remove five heads\n\n"
     "    headcount cut my-model layers:4 3.mlp:* -o smaller # a whole layer, and all of one MLP\n\n"
     "Units are written SITE:INDICES; `inspect` lists the sites.",
 )
-out = Console(highlight=False)
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that ships with the model.")]
@@ -78,12 +79,12 @@ def inspect(
 
         headcount inspect google-bert/bert-base-uncased --json
     """
-    _quiet()
+    quieten()
     from .checkpoints import skeleton
     from .finding import find
 
     empty = skeleton(model, trust_remote_code=trust_remote_code)
-    anatomy = find(empty, _dialects(dialect))
+    anatomy = find(empty, dialects_of(dialect))
     rows = [_site_row(site, anatomy, empty) for site in anatomy]
     total = sum(p.numel() for p in empty.parameters())
     if as_json:
@@ -143,12 +144,12 @@ def cut(
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
     if output is not None and output.exists() and not force and (not output.is_dir() or any(output.iterdir())):
         raise BadPlan(f"{output} exists and is not empty; choose another folder, or use --force to replace it.")
-    _quiet()
+    quieten()
     from . import checkpoints, surgery
     from .finding import find
     from .pricing import prices as price_list
 
-    rows = _dialects(dialect)
+    rows = dialects_of(dialect)
     subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
     wanted = find(subject, rows).plan(_wanted(units, plan))
     prices = price_list(subject, wanted, dialects=rows)
@@ -181,30 +182,11 @@ def cut(
         out.print(f"written to {output} · {proof}")
 
 
+for command in (measuring.evaluate, measuring.score, measuring.ablate, measuring.transfer, measuring.curve):
+    app.command()(with_data(command))
+
+
 # -- helpers -------------------------------------------------------------------------------------------------------------
-
-
-def _quiet() -> None:
-    """Keep transformers' progress bars and advice off the screen: our commands say what matters themselves."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    getLogger("huggingface_hub").setLevel(ERROR)  # it announces each of its retries
-
-
-def _dialects(texts: list[str] | None) -> list[Any]:
-    from .dialects import Dialect
-
-    rows = []
-    for text in texts or []:
-        try:
-            rows.append(Dialect.from_json(json.loads(text)))
-        except ValueError:
-            raise BadPlan(f"--dialect wants a JSON object, and {text[:60]!r} is not JSON.") from None
-    return rows
 
 
 def _wanted(units: list[str] | None, file: Path | None) -> list[Any]:

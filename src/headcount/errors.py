@@ -25,3 +25,23 @@ class CheckFailed(HeadcountError):
 
 class BadCheckpoint(HeadcountError):
     """A folder cannot be read, or cannot be written, as a headcount checkpoint."""
+
+
+class BadMeasure(HeadcountError):
+    """A metric, a test or a comparison does not fit the values that it was given."""
+
+
+class BadRun(HeadcountError):
+    """A run folder is in use, holds something else, is damaged, or cannot be written."""
+
+
+class BadData(HeadcountError):
+    """A file or table cannot be read as examples, or its labels do not fit the model."""
+
+
+class NotFinite(HeadcountError):
+    """A loss or a score is not a number; the sentence names the example that caused it."""
+
+
+class OutOfMemory(HeadcountError):
+    """Even one example at a time does not fit into memory."""

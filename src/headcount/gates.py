@@ -34,7 +34,7 @@ def closed(
     """
     anatomy = find(model, dialects)
     plan = anatomy.plan(what)
-    with _gated(unwrap(model), anatomy, gates_of(anatomy, plan)):
+    with applied(unwrap(model), anatomy, gates_of(anatomy, plan)):
         yield plan
 
 
@@ -59,12 +59,13 @@ def gated(
     gradient checkpointing, call `backward` inside the block, because the forward pass is run again there. Code that
     went through `torch.compile` runs eagerly inside the block, because compiled code does not see new hooks.
     """
-    with _gated(unwrap(model), find(model, dialects), gates):
+    with applied(unwrap(model), find(model, dialects), gates):
         yield dict(gates)
 
 
 @contextmanager
-def _gated(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> Iterator[None]:
+def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> Iterator[None]:
+    """`gated` for a model whose anatomy is at hand: loops need not find it anew for each of their turns."""
     with ExitStack() as stack:
         stack.enter_context(_compiled_code_steps_aside())
         stack.enter_context(opened(root))
@@ -140,7 +141,7 @@ def _multiply(site: Site, gate: Tensor, _: nn.Module, args: tuple[Any, ...], kwa
     shape = [1] * x.dim()
     shape[axis] = columns.shape[-1]
     if gate.dim() == 3:
-        columns = _per_row(columns[:, 0], x, site.name)
+        columns = per_row(columns[:, 0], x, site.name)
         shape[0] = x.shape[0]
     x = x * columns.view(shape)
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
@@ -157,7 +158,7 @@ def _unshadow(site: Site, *_: Any) -> None:
     site.writer.__dict__.pop("weight", None)
 
 
-def _per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:
+def per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:
     """Gates per example -> gates per row of `x`, which may hold several rows (windows, beams, tokens) per example."""
     rows, rest = divmod(x.shape[0], gates.shape[0])
     if rest or not rows:
@@ -181,6 +182,6 @@ def _mix(
         )
     weight = gate.to(after.device, after.dtype)
     if gate.dim() == 2:
-        weight = _per_row(weight, after, stack.name).view(-1, *[1] * (after.dim() - 1))
+        weight = per_row(weight, after, stack.name).view(-1, *[1] * (after.dim() - 1))
     mixed = torch.lerp(before, after, weight.expand_as(after) if weight.dim() else weight)
     return mixed if isinstance(output, Tensor) else type(output)((mixed, *output[1:]))

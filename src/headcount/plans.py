@@ -160,12 +160,12 @@ def ranges(indices: Iterable[int]) -> str:
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, largest: int = LARGEST_FILE) -> Any:
     """The JSON in a file, with every way it can be damaged turned into one sentence."""
     try:
         size = path.stat().st_size
-        if size > LARGEST_FILE:
-            raise BadPlan(f"{path} has {size / 1e6:.1f} MB; a plan has at most {LARGEST_FILE / 1e6:.0f} MB: not read.")
+        if size > largest:
+            raise BadPlan(f"{path} has {size / 1e6:.1f} MB; such a file has at most {largest / 1e6:.0f} MB: not read.")
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
     except OSError as error:
         raise BadPlan(f"I cannot read {path}: {error.strerror}.") from None

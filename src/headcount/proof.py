@@ -19,7 +19,7 @@ NOT_COMPARED = ("past_key_values", "attentions", "cache")  # they have one entry
 
 def run(model: nn.Module, batch: Any) -> list[Tensor]:
     """The floating-point outputs of the model on a batch, in evaluation mode and without gradients."""
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         if isinstance(batch, Mapping):
             output = model(**batch)
         else:
@@ -31,7 +31,8 @@ def run(model: nn.Module, batch: Any) -> list[Tensor]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the block the model is in evaluation mode; afterwards each module is in the mode it was in."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,0 +1,302 @@
+"""Commands that measure: evaluate, score, ablate, transfer, curve. Each is the verb of the same name and a table."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .errors import BadPlan
+from .options import Given, load_model, make_task, out, quieten, running
+from .printing import ablation_text, curve_text, one_head_table, scores_text, transfer_text
+
+if TYPE_CHECKING:
+    from .runs import Run
+    from .tasks import Task
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
+Units = Annotated[str, typer.Option("--units", help="heads, neurons, mlps, attentions or layers.")]
+Test = Annotated[str, typer.Option("--test", help="randomization, bootstrap, mcnemar (accuracy) or t.")]
+Memory = Annotated[float, typer.Option("--memory", help="GiB of activations to remember at most.")]
+
+
+def evaluate(model: Model, given: Given) -> None:
+    """Measure a model: the metric with its interval.
+
+    Examples:
+
+        headcount evaluate my-model --task classification --data dev.tsv
+
+        headcount evaluate my-translator --data test.de --target test.en --num-beams 5
+    """
+    subject, task = _ready(model, given)
+    from . import evaluation
+
+    with running("evaluate", model, subject, given, {"data": task}) as run:
+        result = evaluation.evaluate(subject, task, run=run)
+        _keep(run, "result", result.to_json(), given, f"{result}\n{result.signature}{_notes(task)}")
+
+
+def score(
+    model: Model,
+    given: Given,
+    by: Annotated[
+        str, typer.Option("--by", help="taylor, fisher, ablation, confidence, entropy, magnitude or random.")
+    ] = "taylor",
+    granularity: Annotated[
+        str, typer.Option("--granularity", help="Of taylor: example (the paper), token (its code), batch, signed.")
+    ] = "example",
+    normalize: Annotated[
+        str, typer.Option("--normalize", help="layer, type, global, none; else as the criterion was published.")
+    ] = "by paper",
+    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers, or several with commas.")] = "heads",
+) -> None:
+    """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
+
+    Examples:
+
+        headcount score my-model --data train.tsv --limit 1000
+
+        headcount score my-model --data train.tsv --by ablation -o runs/oracle
+
+        headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
+    """
+    needs_data = by not in ("magnitude", "random")
+    subject, task = _ready(model, given, optional=not needs_data)
+    from . import criteria
+
+    tasks = {} if task is None else {"data": task}
+    options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units}
+    with running("score", model, subject, given, tasks, **options) as run:
+        scores = criteria.score(
+            subject,
+            task,
+            by,
+            units=units.split(","),
+            granularity=granularity,
+            normalize=None if normalize == "none" else normalize,
+            seed=given.seed,
+            run=run,
+            dialects=_dialects(given),
+        )
+        stability = scores.stability(seed=given.seed)
+        if scores.samples is not None and len(scores) <= 100_000:
+            run.write("samples", {"samples": scores.samples.astype("float32")})
+        found = {**scores.to_json(), "stability": [row._asdict() for row in stability]}
+        _keep(run, "scores", found, given, scores_text(scores, stability) + (_notes(task) if task else ""))
+
+
+def ablate(
+    model: Model,
+    given: Given,
+    each: Annotated[bool, typer.Option("--each", help="Close one unit at a time (the default).")] = False,
+    all_but_one: Annotated[
+        bool, typer.Option("--all-but-one", help="Leave one head alone in each attention, the best one.")
+    ] = False,
+    units: Units = "heads",
+    block: Annotated[int | None, typer.Option("--block", help="Neurons closed together; else a twelfth.")] = None,
+    select_data: Annotated[
+        str | None, typer.Option("--select-data", help="Other data to choose the one head on; else half of --data.")
+    ] = None,
+    test: Test = "randomization",
+    memory: Memory = 2.0,
+) -> None:
+    """Close units one at a time, or all heads but one, and test each difference.
+
+    With --all-but-one the head is chosen on other examples than those it is reported on.
+
+    Examples:
+
+        headcount ablate my-model --data dev.tsv --each
+
+        headcount ablate my-model --data dev.tsv --each --units layers --test mcnemar
+
+        headcount ablate my-model --data dev.tsv --all-but-one --select-data train.tsv --limit 5000
+    """
+    if each and all_but_one:
+        raise typer.BadParameter("choose one of --each and --all-but-one.")
+    subject, task = _ready(model, given)
+    from . import ablation
+
+    limit = int(memory * 2**30)
+    if not all_but_one:
+        options = {"units": units, "block": block}
+        with running("ablate", model, subject, given, {"data": task}, **options) as run:
+            found = ablation.ablate(subject, task, units, block=block, memory=limit, run=run, dialects=_dialects(given))
+            comparisons = found.comparisons(test, seed=given.seed)
+            listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
+            made = {"base": found.base.to_json(), "test": test, "ablations": listed}
+            _keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
+        return
+    select, report, how = _two_sets(model, subject, given, task, select_data)
+    with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
+        base, rows, _ = ablation.ablate_all_but_one(
+            subject, report, select, test=test, memory=limit, run=run, dialects=_dialects(given)
+        )
+        listed = [
+            {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
+        ]
+        made = {"base": base.to_json(), "test": test, "sets": how, "attentions": listed}
+        _keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows), replace=True)
+
+
+def transfer(
+    model: Model,
+    given: Given,
+    other_data: Annotated[str, typer.Option("--other-data", metavar="FILE", help="The other data set.")],
+    other_target: Annotated[
+        str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")
+    ] = None,
+    units: Units = "heads",
+    test: Test = "randomization",
+) -> None:
+    """Do the same heads matter on other data? The same ablation on two data sets, and how well they agree.
+
+    Examples:
+
+        headcount transfer my-model --data mnli/dev_matched.tsv --other-data mnli/dev_mismatched.tsv
+    """
+    subject, task = _ready(model, given)
+    from . import ablation
+
+    there = make_task(model, subject, given, other_data, **({"target": other_target} if other_target else {}))
+    with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
+        found = ablation.transfer(subject, (task, there), units, run=run, seed=given.seed, dialects=_dialects(given))
+        made = {
+            "one": found.one.base.to_json(),
+            "other": found.other.base.to_json(),
+            "pearson": _correlation(found.pearson),
+            "spearman": _correlation(found.spearman),
+            "units": list(found.one.names),
+            "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
+        }
+        _keep(run, "transfer", made, given, transfer_text(found), replace=True)
+
+
+def curve(
+    model: Model,
+    given: Given,
+    by: Annotated[
+        str, typer.Option("--by", help="Orders to follow, with commas: taylor, ablation, random, ...")
+    ] = "taylor",
+    scores: Annotated[
+        str | None, typer.Option("--scores", metavar="FILE", help="Scores from `headcount score`, instead of --by.")
+    ] = None,
+    score_data: Annotated[
+        str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else half of --data.")
+    ] = None,
+    score_limit: Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")] = None,
+    step: Annotated[str, typer.Option("--step", help="Units per step: a count, or a share such as 5%.")] = "10%",
+    least: Annotated[int, typer.Option("--least", help="Heads that every attention keeps.")] = 0,
+    only: Annotated[
+        str, typer.Option("--only", help="Remove only this type: encoder, decoder or cross; commas for several.")
+    ] = "",
+    until_drop: Annotated[
+        float | None, typer.Option("--until-drop", help="Stop after the first point worse by so many points.")
+    ] = None,
+    recompute: Annotated[bool, typer.Option("--recompute", help="Score again after every step.")] = False,
+    really_cut: Annotated[
+        bool, typer.Option("--really-cut", help="Cut a copy of the model instead of closing.")
+    ] = False,
+    random_seeds: Annotated[int, typer.Option("--random-seeds", help="How many random orders make the band.")] = 3,
+    units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
+    test: Test = "randomization",
+) -> None:
+    """Remove units in the order of their scores, step by step, and measure what is left at each.
+
+    Scores and curve never share examples: give --score-data, or --data is split in two.
+
+    Examples:
+
+        headcount curve my-model --data dev.tsv --score-data train.tsv --score-limit 1000
+
+        headcount curve my-model --data dev.tsv --by taylor,ablation,random
+
+        headcount curve my-translator --data val.de --target val.en --only cross --until-drop 1.0
+    """
+    subject, task = _ready(model, given)
+    from . import studies
+    from .scores import Scores
+
+    fixed = Scores.read(scores) if scores else None
+    if fixed is not None:
+        select, report, how = None, task, f"scores from {scores}"
+    else:
+        select, report, how = _two_sets(model, subject, given, task, score_data, score_limit)
+    asked = studies.CurvesAsked(
+        by=("file",) if fixed is not None else tuple(word.strip() for word in by.split(",")),
+        step=step,
+        least=least,
+        only=tuple(word.strip() for word in only.split(",") if word.strip()),
+        until_drop=until_drop,
+        recompute=recompute,
+        really_cut=really_cut,
+        random_seeds=random_seeds,
+        units=units,
+        test=test,
+        seed=given.seed,
+    )
+    tasks = {"report": report} if select is None else {"select": select, "report": report}
+    options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": fixed and fixed.to_json()}
+    with running("curve", model, subject, given, tasks, **options) as run:
+        found = studies.curves(subject, report, select, asked, fixed=fixed, run=run, dialects=_dialects(given))
+        made = {"sets": how, "curves": [studies.curve_json(one) for one in found]}
+        _keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
+
+
+# -- helpers -------------------------------------------------------------------------------------------------------------
+
+
+def _ready(name: str, given: Given, optional: bool = False) -> tuple[Any, Any]:
+    if given.data is None and not optional:
+        raise typer.BadParameter("say which data to measure on with --data FILE.")
+    quieten()
+    model = load_model(name, given)
+    return model, None if given.data is None else make_task(name, model, given)
+
+
+def _dialects(given: Given) -> list[Any]:
+    from .options import dialects_of
+
+    return dialects_of(given.dialect)
+
+
+def _two_sets(
+    name: str, model: Any, given: Given, task: Task, other: str | None, limit: int | None = None
+) -> tuple[Task, Task, str]:
+    """Examples to choose on and examples to report on, which never overlap, and a sentence that says which they are."""
+    if other is None:
+        select, report = task.split(0.5, 0.5, seed=given.seed)
+        return select, report, f"chosen on {select.size} examples of {task.name}, reported on the other {report.size}"
+    if given.target is not None and "," not in other:
+        raise BadPlan("Parallel text needs both sides: write --select-data or --score-data as SOURCE,TARGET.")
+    source: Any = tuple(other.split(",")) if given.target is not None else other
+    more = {"limit": limit if limit is not None else given.limit, "target": None}
+    select = make_task(name, model, given, source, **(more if given.target is not None else {"limit": more["limit"]}))
+    return select, task, f"chosen on {select.size} examples of {select.name}, reported on {task.size} of {task.name}"
+
+
+def _notes(task: Task) -> str:
+    notes = []
+    if task.truncated:
+        notes.append(f"{task.truncated} of {task.size} examples were cut off at the longest input")
+    if task.skipped:
+        notes.append(f"{task.skipped} rows without a label were skipped")
+    return "".join(f"\nnote: {note}" for note in notes)
+
+
+def _correlation(found: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(found)
+
+
+def _keep(run: Run, name: str, data: dict[str, Any], given: Given, text: str, replace: bool = False) -> None:
+    """Write what was found into the run folder, and show it: as a text for people, or as JSON."""
+    run.write_json(name, data, replace=replace)
+    if given.as_json:
+        print(json.dumps({**data, "run": str(run.folder)}, indent=2))
+    else:
+        out.print(text, soft_wrap=True, markup=False)
+        out.print(f"run folder: {run.folder}", soft_wrap=True, markup=False)

@@ -1,0 +1,228 @@
+"""Flags that every command on data shares, and what they stand for: a model, a task, a run folder.
+
+A command asks for them with one parameter `given: Given`; `with_data` puts the flags in its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+
+from .errors import BadData, BadPlan
+
+if TYPE_CHECKING:
+    from .runs import Run
+    from .tasks import Task
+
+out = Console(highlight=False)
+WHAT, HOW, WHERE = "What to measure on", "How to run", "Where the results go"
+
+
+def _flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The shared flags, as they were given. No flag without a library argument of the same name."""
+
+    data: Annotated[
+        str | None, _flag("--data", metavar="FILE", help="TSV, CSV, JSON, Parquet, text, a picture folder, or a name.")
+    ] = None
+    task: Annotated[
+        str | None,
+        _flag(
+            "--task", metavar="KIND", help="classification, regression, translation, ...; else by the model's class."
+        ),
+    ] = None
+    text: Annotated[str | None, _flag("--text", help="The column of the text; a,b for a pair.")] = None
+    label: Annotated[str | None, _flag("--label", help="The column of the label.")] = None
+    target: Annotated[str | None, _flag("--target", help="The other side of parallel text: a file, or a column.")] = (
+        None
+    )
+    labels: Annotated[
+        str | None, _flag("--labels", help="The data's labels in the order of the model's outputs, with commas.")
+    ] = None
+    split: Annotated[str | None, _flag("--split", help="Of a data set by name: train, validation, ...")] = None
+    limit: Annotated[int | None, _flag("--limit", help="Use so many examples, drawn by --seed.")] = None
+    metric: Annotated[
+        str | None, _flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, loss, ...")
+    ] = None
+    max_length: Annotated[int | None, _flag("--max-length", help="Cut texts off after so many tokens.")] = None
+    num_beams: Annotated[int, _flag("--num-beams", help="Translate by beam search.")] = 1
+    max_new_tokens: Annotated[int | None, _flag("--max-new-tokens", help="The longest translation.")] = None
+    prefix: Annotated[str, _flag("--prefix", help="Put before every source text (T5).")] = ""
+    batch_size: Annotated[int, _flag("--batch-size", panel=HOW, help="Examples at a time.")] = 16
+    device: Annotated[
+        str | None, _flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
+    ] = None
+    dtype: Annotated[str, _flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
+    seed: Annotated[int, _flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
+    dialect: Annotated[
+        list[str] | None, _flag("--dialect", panel=HOW, metavar="JSON", help="Your own dialect, as in `inspect`.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, _flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
+    ] = False
+    output: Annotated[
+        Path | None, _flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="The run folder; else runs/....")
+    ] = None
+    as_json: Annotated[bool, _flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
+    quiet: Annotated[bool, _flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
+
+
+def with_data(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the flags of `Given` in the place of its parameter `given`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    hints = get_type_hints(Given, include_extras=True)
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(Given)
+    ]
+    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        given = Given(**{f.name: values.pop(f.name) for f in fields(Given)})
+        command(given=given, **values)
+
+    run.__signature__ = inspect.Signature([*mine, *shared])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [*mine, *shared]}
+    return run
+
+
+def quieten() -> None:
+    """Keep transformers' progress bars and advice off the screen: our commands say what matters themselves."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    getLogger("huggingface_hub").setLevel(ERROR)  # it announces each of its retries
+
+
+def dialects_of(texts: list[str] | None) -> list[Any]:
+    """The user's own dialects from JSON texts."""
+    import json
+
+    from .dialects import Dialect
+
+    rows = []
+    for text in texts or []:
+        try:
+            rows.append(Dialect.from_json(json.loads(text)))
+        except ValueError:
+            raise BadPlan(f"--dialect wants a JSON object, and {text[:60]!r} is not JSON.") from None
+    return rows
+
+
+def load_model(name: str, given: Given) -> Any:
+    """The model, in evaluation mode, on the device asked for."""
+    import torch
+
+    from .checkpoints import load
+
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if given.dtype not in kinds:
+        raise BadData(f"--dtype is {', '.join(kinds)}; I got {given.dtype!r:.40}.")
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = load(name, dtype=kinds[given.dtype], trust_remote_code=given.trust_remote_code)
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0][:120]
+        raise BadData(f"The model cannot be moved to {device!r:.40} ({first}); choose another --device.") from None
+
+
+def make_task(name: str, model: Any, given: Given, data: str | None = None, **other: Any) -> Task:
+    """The task that the flags describe; `data` and keywords stand in for single flags."""
+    from .kinds import task
+
+    source = data if data is not None else given.data
+    if source is None:
+        raise typer.BadParameter("say which data to measure on with --data FILE.")
+    options: dict[str, Any] = {
+        "text": given.text,
+        "label": given.label,
+        "target": given.target,
+        "labels": None if given.labels is None else [word.strip() for word in given.labels.split(",")],
+        "split": given.split,
+        "limit": given.limit,
+        "metric": given.metric,
+        "batch_size": given.batch_size,
+        "max_length": given.max_length,
+        "max_new_tokens": given.max_new_tokens,
+        "num_beams": given.num_beams,
+        "prefix": given.prefix,
+        "seed": given.seed,
+        "tokenizer": name,
+        **other,
+    }
+    return task(given.task or kind_of(model), source, **options)
+
+
+def kind_of(model: Any) -> str:
+    """The kind of task that a model's class was made for."""
+    name = type(model).__name__
+    if "ForSequenceClassification" in name:
+        single = getattr(model.config, "num_labels", 2) == 1 or model.config.problem_type == "regression"
+        return "regression" if single else "classification"
+    for ending, kind in (
+        ("ForImageClassification", "image-classification"),
+        ("ForMaskedLM", "masked-language-modelling"),
+        ("ForCausalLM", "language-modelling"),
+        ("LMHeadModel", "language-modelling"),
+        ("ForConditionalGeneration", "translation"),
+        ("MTModel", "translation"),
+    ):
+        if name.endswith(ending):
+            return kind
+    raise BadData(f"I cannot tell from {name} what it is for; say it with --task, for example --task classification.")
+
+
+@contextmanager
+def running(command: str, name: str, model: Any, given: Given, tasks: dict[str, Task], **options: Any) -> Iterator[Run]:
+    """Within the block, the run folder of this question, locked; progress bars as asked for."""
+    from . import progress
+    from .runs import Run, default_folder
+
+    question = {
+        "command": command,
+        "model": {"name": name, "weights": weights_of(name, model)},
+        "tasks": {role: {"data": t.name, "n": t.size, "fingerprint": t.fingerprint} for role, t in tasks.items()},
+        "run": {
+            "dtype": given.dtype,
+            "batch_size": given.batch_size,
+            "seed": given.seed,
+            "dialect": given.dialect or [],
+        },
+        "options": {key: value for key, value in options.items() if value is not None},
+    }
+    with ExitStack() as stack:
+        if given.quiet or given.as_json:
+            stack.enter_context(progress.quiet())
+        run = stack.enter_context(Run.open(given.output or default_folder(question), question))
+        yield run
+        run.finish()
+
+
+def weights_of(name: str, model: Any) -> str:
+    """What tells a model's weights from others: its files, or the commit on the hub."""
+    from .runs import fingerprint_of_files
+
+    folder = Path(name)
+    if folder.is_dir():
+        files = [p for p in folder.iterdir() if p.name == "config.json" or p.suffix in (".safetensors", ".bin")]
+        return fingerprint_of_files(sorted(files))
+    return str(getattr(model.config, "_commit_hash", None) or "")

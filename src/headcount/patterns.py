@@ -1,0 +1,148 @@
+"""What heads look at: attention probabilities, batch by batch, reduced on the spot. The matrices are never kept.
+
+Fused kernels do not hand probabilities out, so the model is switched to its eager attention for the time of the block, and
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import runs
+from .anatomy import Anatomy, Site
+from .errors import Refused
+from .evaluation import device_of, to_device
+from .nests import tensors
+from .progress import Bar
+from .proof import evaluating
+
+if TYPE_CHECKING:
+    from .runs import Run
+    from .tasks import Task
+
+See = Callable[[Site, Tensor], None]  # takes probabilities (batch, heads, queries, keys)
+
+
+@contextmanager
+def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
+    """Within the block, `see(site, probabilities)` is called whenever one of these attentions runs."""
+    with ExitStack() as stack:
+        stack.enter_context(_eagerly(root))
+        for site in sites:
+            stack.callback(site.module.register_forward_hook(partial(_show, site, see)).remove)
+        yield
+
+
+def _show(site: Site, see: See, _: nn.Module, __: Any, output: Any) -> None:
+    for tensor in tensors(output):
+        if tensor.dim() == 4 and tensor.shape[1] == len(site) and _is_distribution(tensor):
+            return see(site, tensor)
+    raise Refused(
+        f"{site.name} ({type(site.module).__name__}) does not hand out its attention probabilities, so what it looks at "
+        'cannot be measured; score it by "taylor" or "ablation" instead.'
+    )
+
+
+def _is_distribution(tensor: Tensor) -> bool:
+    """Whether the last axis sums to one, wherever anything may be looked at; position biases do not, also zeros."""
+    sums = tensor.detach().float().sum(-1)
+    return bool((((sums - 1).abs() < 0.02) | (sums == 0)).all()) and bool((sums > 0).any())
+
+
+@contextmanager
+def _eagerly(root: nn.Module) -> Iterator[None]:
+    """Within the block the model computes attention in the open, and is asked for its probabilities."""
+    configs = {id(m.config): m.config for m in root.modules() if hasattr(m, "config")}.values()
+    before = [(config, dict(vars(config))) for config in configs]
+    setter = getattr(root, "set_attn_implementation", None)
+    names = {id(config): getattr(config, "_attn_implementation", None) for config in configs}
+    try:
+        if setter is not None:
+            setter("eager")
+        for config in configs:
+            config._output_attentions = True
+        yield
+    finally:
+        for config, values in before:
+            vars(config).clear()
+            vars(config).update(values)
+            if getattr(config, "_attn_implementation", None) != names[id(config)]:
+                config._attn_implementation = names[id(config)]
+
+
+def confidence_and_entropy(
+    root: nn.Module,
+    anatomy: Anatomy,
+    task: Task,
+    *,
+    batch_size: int | None = None,
+    run: Run | None = None,
+    name: str = "score",
+) -> dict[str, dict[str, np.ndarray]]:
+    """For each head and example: the mean over its tokens of the largest weight, and of the entropy in nats.
+
+    Confidence is that of Voita et al. 2019, section 4; padding is left out. Arrays (examples, heads) by site.
+    """
+    sites = anatomy.heads
+    out = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
+    with evaluating(root), torch.no_grad(), Bar("attention", total=task.size) as bar:
+        for number, numbers in enumerate(task.batches(batch_size)):
+            arrays = runs.piece(run, f"{name}-patterns-{number:06d}", partial(_batch, root, sites, task, numbers))
+            for kind, by_site in out.items():
+                for name, array in by_site.items():
+                    array[list(numbers)] = arrays[f"{kind}.{name}"]
+            bar.advance(len(numbers))
+    return out
+
+
+def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+    size, batch = len(numbers), to_device(task.collate(numbers), device_of(root))
+    sums: dict[str, list[Tensor]] = {}
+
+    def see(site: Site, weights: Tensor) -> None:
+        weights = weights.detach().float()
+        real = tokens(batch, site, weights)
+        surest = (weights.amax(-1) * real[:, None]).sum(-1)
+        entropy = -(torch.special.xlogy(weights, weights).sum(-1) * real[:, None]).sum(-1)
+        each = [_per_example(t, size) for t in (surest, entropy, real.sum(-1, keepdim=True))]
+        sums[site.name] = each if site.name not in sums else [a + b for a, b in zip(sums[site.name], each, strict=True)]
+
+    with watched(root, sites, see):
+        task.loss(root, dict(batch))
+    silent = [site.name for site in sites if site.name not in sums]
+    if silent:
+        raise Refused(
+            f"{silent[0]} does not run on {task.name}, so there is nothing that it looks at; score it on data that it sees."
+        )
+    out = {}
+    for name, (surest, entropy, count) in sums.items():
+        out[f"confidence.{name}"] = (surest / count.clamp(min=1)).cpu().numpy()
+        out[f"entropy.{name}"] = (entropy / count.clamp(min=1)).cpu().numpy()
+    return out
+
+
+def tokens(batch: dict[str, Any], site: Site, weights: Tensor) -> Tensor:
+    """Which queries are tokens and not padding: (batch, queries), ones where the batch does not say."""
+    rows, length = weights.shape[0], weights.shape[2]
+    if site.attention == "encoder" or "decoder_attention_mask" not in batch:
+        mask = batch.get("attention_mask")
+        labels = batch.get("labels")
+        if site.attention in ("decoder", "cross") and isinstance(labels, Tensor) and labels.dim() == 2:
+            mask = labels != -100
+    else:
+        mask = batch["decoder_attention_mask"]
+    if isinstance(mask, Tensor) and mask.shape == (rows, length):
+        return mask.to(weights.device, weights.dtype)
+    return torch.ones(rows, length, device=weights.device)
+
+
+def _per_example(values: Tensor, size: int) -> Tensor:
+    """Sums of rows that belong to one example (windows of a picture); rows come example by example."""
+    return values.reshape(size, -1, values.shape[-1]).sum(1)

@@ -1,0 +1,125 @@
+"""Results as text for a terminal: maps of heads by layer, tables of comparisons, curves. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .ablation import Ablation, OneHead, Transfer
+    from .curves import Curve
+    from .results import Comparison
+    from .scores import Scores, Stability
+
+MOST_COLUMNS = 16  # of a map; MLPs have thousands of neurons
+
+
+def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
+    """A map of the scores, the heads that matter most and least, and how stable the ranking is."""
+    lines = [scores.signature, ""]
+    sites: dict[str, list[int]] = {}
+    for n, unit in enumerate(scores.units):
+        sites.setdefault(unit.site, []).append(n)
+    if max(map(len, sites.values())) <= MOST_COLUMNS:
+        values = scores.values
+        cells = {
+            site: [f"{values[n]:.3f}"[-5:] if values[n] < 10 else f"{values[n]:.1f}" for n in ns]
+            for site, ns in sites.items()
+        }
+        lines += _map(cells, {site: [scores.units[n].index for n in ns] for site, ns in sites.items()})
+    order, errors = scores.order(), scores.stderr
+    places = {unit: n for n, unit in enumerate(scores.units)}
+
+    def shown(unit: Any) -> str:
+        spread = "" if errors is None else f"±{errors[places[unit]]:.3f}"
+        return f"{unit} {scores.values[places[unit]]:.3f}{spread}"
+
+    lines += ["", "least: " + ", ".join(map(shown, order[:5])), "most:  " + ", ".join(map(shown, order[::-1][:5]))]
+    if stability:
+        lines += ["", "rank correlation of scores from different examples (is the sample large enough?)"]
+        lines += [
+            f"{row.n:>7} examples  {row.correlation:.3f} [{row.low:.3f}, {row.high:.3f}]  "
+            f"lower half in common {row.overlap:.0%}"
+            for row in stability
+        ]
+    return "\n".join(lines)
+
+
+def ablation_text(found: Ablation, comparisons: Sequence[Comparison]) -> str:
+    """A map of the differences in points, marked where they are significant, and a count of those that are."""
+    lines = [str(found.base), ""]
+    cells: dict[str, list[str]] = {}
+    columns: dict[str, list[Any]] = {}
+    for name, one in zip(found.names, comparisons, strict=True):
+        site, _, index = name.rpartition(":")
+        mark = "*" if one.p_holm is not None and one.p_holm <= 0.05 else "'" if one.p <= 0.05 else " "
+        cells.setdefault(site, []).append(f"{one.difference * one.points:+.2f}{mark}")
+        columns.setdefault(site, []).append(index)
+    if max(map(len, cells.values())) <= MOST_COLUMNS and all(len(str(c)) < 8 for cs in columns.values() for c in cs):
+        lines += _map(cells, columns)
+    else:
+        lines += [f"{name:<24}{one}" for name, one in zip(found.names, comparisons, strict=True)]
+    lines += ["", _counted(comparisons)]
+    worst = sorted(zip(found.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
+    lines += ["", "hurt most:"] + [f"  {name:<20} {one}" for name, one in worst[:5]]
+    return "\n".join(lines)
+
+
+def _counted(comparisons: Sequence[Comparison]) -> str:
+    """How many differences are significant: one by one, and corrected for so many tests."""
+    first = comparisons[0]
+    kinds = (("one by one (')", "p"), ("Benjamini-Hochberg", "p_bh"), ("Holm (*)", "p_holm"))
+    parts = []
+    for title, field in kinds:
+        low = [one for one in comparisons if (getattr(one, field) or 0) <= 0.05]
+        worse = sum(one.worse for one in low)
+        parts.append(f"{title} {len(low)} ({worse} worse, {len(low) - worse} better)")
+    return f"{len(comparisons)} tested ({first.test}, n={first.n}), significant at 0.05: " + "; ".join(parts)
+
+
+def one_head_table(rows: Sequence[OneHead]) -> str:
+    """One line per attention: the head that stays, and what it costs to remove the others."""
+    width = max(len(row.site) for row in rows)
+    lines = [f"{'site':<{width}}  head  difference when all its other heads are closed"]
+    return "\n".join(lines + [f"{row.site:<{width}}  {row.head.index:>4}  {row.comparison}" for row in rows])
+
+
+def transfer_text(found: Transfer) -> str:
+    """Both baselines and both correlations."""
+    count = len(found.one.names)
+    lines = [f"one:   {found.one.base}", f"other: {found.other.base}"]
+    return "\n".join([*lines, f"over {count} units: Pearson {found.pearson}", f"Spearman {found.spearman}"])
+
+
+def curve_text(found: Sequence[Curve]) -> str:
+    """A row per step and a column per order, then each order's differences to the whole model."""
+    first = max(found, key=lambda one: len(one.points))
+    lines = [str(first.base), ""]
+    width = max(10, *(len(_title(one)) + 2 for one in found))
+    lines.append(f"{'removed':>12}" + "".join(f"{_title(one):>{width}}" for one in found))
+    for place, point in enumerate(first.points):
+        share = f"{point.removed} ({point.removed / first.of:.0%})"
+        cells = [f"{one.points[place].result.value:.4f}" if place < len(one.points) else "" for one in found]
+        lines.append(f"{share:>12}" + "".join(f"{cell:>{width}}" for cell in cells))
+    for one in found:
+        if one.by != "random":
+            lines += ["", f"{_title(one)}: difference to the whole model"]
+            lines += [f"{p.removed:>5} ({p.removed / one.of:.0%})  {p.comparison}" for p in one.points[1:]]
+    return "\n".join(lines)
+
+
+def _title(one: Curve) -> str:
+    seed = next((part[5:] for part in one.signature.split("|") if part.startswith("seed:")), "")
+    return f"{one.by} {seed}".strip()
+
+
+def _map(cells: dict[str, list[str]], columns: dict[str, list[Any]]) -> list[str]:
+    """Rows of cells by site under the numbers of their units, all columns equally wide."""
+    indices = sorted({index for row in columns.values() for index in row}, key=lambda i: (len(str(i)), str(i)))
+    width = max(len(cell) for row in cells.values() for cell in row) + 1
+    side = max(map(len, cells))
+    lines = [" " * side + "".join(f"{index!s:>{width}}" for index in indices)]
+    for site, row in cells.items():
+        by_index = dict(zip(columns[site], row, strict=True))
+        lines.append(f"{site:<{side}}" + "".join(f"{by_index.get(index, ''):>{width}}" for index in indices))
+    return lines

@@ -1,0 +1,99 @@
+"""Experiments made of several verbs, as functions over a run folder; commands are thin around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from .criteria import score
+from .curves import Curve, curve
+from .curves import to_json as curve_json
+from .dialects import Dialect
+from .gates import closed
+from .plans import Plan
+from .scores import Scores
+
+if TYPE_CHECKING:
+    from .runs import Run
+    from .tasks import Task
+
+__all__ = ["CurvesAsked", "curve_json", "curves"]
+
+
+class CurvesAsked(NamedTuple):
+    """Which curves, and how; see `curve`."""
+
+    by: tuple[str, ...] = ("taylor",)
+    step: str = "10%"
+    least: int = 0
+    only: tuple[str, ...] = ()
+    until_drop: float | None = None
+    recompute: bool = False
+    really_cut: bool = False
+    random_seeds: int = 3
+    units: str = "heads"
+    test: str = "randomization"
+    seed: int = 0
+
+
+def curves(
+    model: nn.Module,
+    report: Task,
+    select: Task | None,
+    asked: CurvesAsked,
+    *,
+    fixed: Scores | None = None,
+    run: Run | None = None,
+    dialects: Iterable[Dialect] = (),
+) -> list[Curve]:
+    """A curve for each order: scores from `select` (or `fixed`), measured on `report`; "random" gives several."""
+    rows = tuple(dialects)
+    orders: list[tuple[str, Scores | Callable[[nn.Module, Plan], Scores]]] = []
+    for by in asked.by:
+        if fixed is not None:
+            orders.append((fixed.by, fixed))
+        elif by == "random":
+            seeds = range(asked.seed, asked.seed + asked.random_seeds)
+            orders += [(f"random-{n}", score(model, by=by, units=asked.units, seed=n, dialects=rows)) for n in seeds]
+        elif asked.recompute:
+            orders.append((by, _again(by, select, asked, run, rows)))
+        else:
+            orders.append((by, _scored(model, by, select, asked, run, f"score-{by}", rows)))
+    return [
+        curve(
+            model,
+            report,
+            order,
+            step=asked.step,
+            least=asked.least,
+            only=asked.only,
+            until_drop=asked.until_drop,
+            really_cut=asked.really_cut,
+            test=asked.test,
+            seed=asked.seed,
+            run=run,
+            name=f"curve-{name}",
+            dialects=rows,
+        )
+        for name, order in orders
+    ]
+
+
+def _scored(
+    model: nn.Module, by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
+) -> Scores:
+    return score(model, select, by, units=asked.units, seed=asked.seed, run=run, name=name, dialects=rows)
+
+
+def _again(
+    by: str, select: Task | None, asked: CurvesAsked, run: Run | None, rows: Any
+) -> Callable[[nn.Module, Plan], Scores]:
+    """Scores of the model as it is with a plan closed; what is gone scores nothing and is not chosen again."""
+
+    def scores(model: nn.Module, plan: Plan) -> Scores:
+        with closed(model, plan, dialects=rows):
+            return _scored(model, by, select, asked, run, f"score-{by}-{len(plan):05d}", rows)
+
+    return scores

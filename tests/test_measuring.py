@@ -1,0 +1,323 @@
+"""The commands that measure, as a user runs them: on a tiny model and hand-made files, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+)
+from typer.testing import CliRunner
+
+import headcount as hc
+from headcount.cli import app
+from headcount.runs import read
+
+WORDS = [
+    "the",
+    "film",
+    "is",
+    "good",
+    "bad",
+    "dull",
+    "long",
+    "short",
+    "war",
+    "love",
+    "song",
+    "and",
+    "not",
+    "very",
+    "about",
+    "nobody",
+]
+
+
+def _sentences(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(3, 9))) for _ in range(count)]
+
+
+def _tokenizer(folder: Path) -> None:
+    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    words.train_from_iterator(WORDS, trainers.WordLevelTrainer(special_tokens=special))
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    names = {
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "eos_token": "[SEP]",
+        "unk_token": "[UNK]",
+    }
+    PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=16, **names).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a classifier, a translator, and data for both."""
+    folder = tmp_path_factory.mktemp("place")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = BertConfig(**sizes, intermediate_size=24, max_position_embeddings=16, pad_token_id=0)
+    classifier = BertForSequenceClassification(config)
+    sides = {
+        f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")
+    }
+    special = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": 2}
+    small = MarianConfig(vocab_size=24, d_model=16, max_position_embeddings=64, **sides, **special)
+    translator = MarianMTModel(small)
+    for model, name in ((classifier, "classifier"), (translator, "translator")):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.4) if parameter.dim() > 1 else None
+        model.save_pretrained(folder / name)
+        _tokenizer(folder / name)
+    for name, count, seed in (("dev", 48, 0), ("train", 40, 1), ("other", 40, 2)):
+        lines = [f"{text}\t{n % 2}" for n, text in enumerate(_sentences(count, seed))]
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n")
+    for name, seed in (("val.de", 3), ("val.en", 4), ("train.de", 5), ("train.en", 6)):
+        (folder / name).write_text("\n".join(_sentences(10, seed)) + "\n")
+    return folder
+
+
+def _run(*arguments: object) -> Any:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def _json(*arguments: object) -> dict[str, Any]:
+    done = _run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def _task(place: Path, name: str, **options: Any) -> hc.Task:
+    return hc.task("classification", place / f"{name}.tsv", tokenizer=str(place / "classifier"), **options)
+
+
+def _model(place: Path) -> Any:
+    return AutoModelForSequenceClassification.from_pretrained(place / "classifier").eval()
+
+
+def test_evaluate_says_what_a_loop_over_the_file_says(place: Path, tmp_path: Path) -> None:
+    found = _json("evaluate", place / "classifier", "--data", place / "dev.tsv", "-o", tmp_path / "run")
+    model, task = _model(place), _task(place, "dev")
+    right = 0
+    for number in range(task.size):
+        with torch.no_grad():
+            batch = task.collate([number])
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        right += int(logits.argmax()) == number % 2
+    assert found["value"] == right / task.size
+    assert 0.2 < found["value"] < 0.8
+    assert found["n"] == 48
+    assert "data:" in found["signature"]
+
+
+def test_score_is_the_library_s_score(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    found = _json("score", place / "classifier", "--data", place / "train.tsv", "--limit", 30, "--seed", 3, "-o", out)
+    want = hc.score(_model(place), _task(place, "train", limit=30, seed=3))
+    got = hc.Scores.from_json(found)
+    assert got.units == want.units
+    np.testing.assert_allclose(got.values, want.values, rtol=1e-5)
+    assert [row["n"] for row in found["stability"]] == [2, 3, 7, 15]
+    assert read(out).finished
+    samples = read(out).read("samples")["samples"]
+    np.testing.assert_allclose(samples.mean(0), want.raw, rtol=1e-4)
+
+
+@pytest.mark.parametrize("by", ["magnitude", "random"])
+def test_criteria_without_data_need_none(place: Path, tmp_path: Path, by: str) -> None:
+    found = _json("score", place / "classifier", "--by", by, "-o", tmp_path / "run")
+    assert sum(len(site["raw"]) for site in found["sites"].values()) == 8
+
+
+def test_ablate_each_tests_every_head_and_marks_what_is_significant(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    asked = ("ablate", place / "classifier", "--data", place / "dev.tsv", "--each", "-o", out)
+    found = _json(*asked)
+    assert [row["closed"] for row in found["ablations"]] == [f"{layer}:{head}" for layer in (0, 1) for head in range(4)]
+    model, task = _model(place), _task(place, "dev")
+    for row in found["ablations"]:
+        with hc.closed(model, row["closed"]):
+            after = hc.evaluate(model, task)
+        assert row["difference"] == pytest.approx(after.value - found["base"]["value"], abs=1e-12)
+        assert row["p_holm"] >= row["p_bh"] >= row["p"] > 0
+    shown = _run(*asked)
+    assert shown.exit_code == 0
+    assert "8 tested (randomization, n=48)" in shown.output
+    again = _run(*asked, "--test", "mcnemar")  # other tests of the same values need no new run
+    assert "mcnemar" in again.output
+
+
+def test_all_but_one_reports_on_examples_it_did_not_choose_on(place: Path, tmp_path: Path) -> None:
+    shared = ("ablate", place / "classifier", "--data", place / "dev.tsv", "--all-but-one")
+    halves = _json(*shared, "-o", tmp_path / "halves")
+    assert "chosen on 24 examples of" in halves["sets"]
+    assert halves["base"]["n"] == 24
+    other = _json(*shared, "--select-data", place / "train.tsv", "-o", tmp_path / "other")
+    assert other["base"]["n"] == 48
+    model, select = _model(place), _task(place, "train")
+    for row in other["attentions"]:
+        values = []
+        for head in range(4):
+            with hc.closed(model, [f"{row['site']}:{n}" for n in range(4) if n != head]):
+                values.append(hc.evaluate(model, select).value)
+        assert row["head"] == int(np.argmax(values))
+        assert row["chosen_on"] == max(values)
+
+
+def test_transfer_correlates_two_ablations(place: Path, tmp_path: Path) -> None:
+    found = _json(
+        *("transfer", place / "classifier", "--data", place / "dev.tsv"),
+        *("--other-data", place / "other.tsv", "--metric", "loss", "-o", tmp_path / "run"),
+    )
+    damage = found["damage"]
+    assert found["pearson"]["value"] == pytest.approx(np.corrcoef(damage["one"], damage["other"])[0, 1])
+    assert found["pearson"]["low"] < found["pearson"]["value"] < found["pearson"]["high"]
+
+
+def test_curve_follows_several_orders_and_never_scores_on_what_it_reports(place: Path, tmp_path: Path) -> None:
+    found = _json(
+        *("curve", place / "classifier", "--data", place / "dev.tsv", "--score-data", place / "train.tsv"),
+        *("--by", "taylor,ablation,random", "--random-seeds", 2, "--step", "25%", "-o", tmp_path / "run"),
+    )
+    assert [one["by"] for one in found["curves"]] == ["taylor", "ablation", "random", "random"]
+    assert [point["removed"] for point in found["curves"][0]["points"]] == [0, 2, 4, 6, 8]
+    model, report = _model(place), _task(place, "dev")
+    scores = hc.score(model, _task(place, "train"))
+    for point in found["curves"][0]["points"]:
+        plan = hc.Plan.from_json(point["plan"])
+        assert plan.units == hc.plan(scores, point["removed"]).units
+        with hc.closed(model, plan):
+            assert point["result"]["value"] == pytest.approx(hc.evaluate(model, report).value)
+    assert "reported on 48 of" in found["sets"]
+
+
+def test_curve_takes_scores_from_a_file_and_cuts_for_real(place: Path, tmp_path: Path) -> None:
+    _run("score", place / "classifier", "--data", place / "train.tsv", "-o", tmp_path / "scores")
+    file = tmp_path / "scores" / "scores.json"
+    shared = ("curve", place / "classifier", "--data", place / "dev.tsv", "--scores", file, "--step", 3)
+    closed = _json(*shared, "-o", tmp_path / "closed")
+    cut = _json(*shared, "--really-cut", "-o", tmp_path / "cut")
+    values = [[point["result"]["value"] for point in one["curves"][0]["points"]] for one in (closed, cut)]
+    assert values[0] == pytest.approx(values[1])
+
+
+def test_translation_is_ablated_by_decoding(place: Path, tmp_path: Path) -> None:
+    shared = ("--data", place / "val.de", "--target", place / "val.en", "--max-new-tokens", 12)
+    found = _json("ablate", place / "translator", *shared, "--metric", "chrf", "-o", tmp_path / "run")
+    assert len(found["ablations"]) == 12  # two layers of two heads: encoder, decoder, cross
+    model = hc.load(place / "translator")
+    pair = (place / "val.de", place / "val.en")
+    task = hc.task("translation", pair, tokenizer=str(place / "translator"), metric="chrf", max_new_tokens=12)
+    for row in found["ablations"][::5]:
+        with hc.closed(model, row["closed"]):
+            assert row["after"] == pytest.approx(hc.evaluate(model, task).value)
+    select = f"{place / 'train.de'},{place / 'train.en'}"
+    one = _json("ablate", place / "translator", *shared, "--all-but-one", "--select-data", select, "-o", tmp_path / "o")
+    assert len(one["attentions"]) == 6
+
+
+def test_another_question_in_the_same_folder_is_refused(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    _run("score", place / "classifier", "--data", place / "train.tsv", "-o", out)
+    with pytest.raises(hc.BadRun, match="by"):
+        _run("score", place / "classifier", "--data", place / "train.tsv", "--by", "fisher", "-o", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("evaluate", "classifier", "--data", "nothing.tsv"), "nothing.tsv"),
+        (("evaluate", "classifier", "--data", "dev.tsv", "--task", "sorting"), "kind of task"),
+        (("evaluate", "classifier", "--data", "dev.tsv", "--dtype", "int8"), "dtype"),
+        (("score", "classifier", "--data", "dev.tsv", "--by", "luck"), "score by"),
+        (("score", "classifier", "--data", "dev.tsv", "--granularity", "word"), "Granularities"),
+        (("curve", "classifier", "--data", "dev.tsv", "--step", "200%"), "step"),
+        (("curve", "classifier", "--data", "dev.tsv", "--only", "cross"), "cross"),
+        (("ablate", "classifier", "--data", "dev.tsv", "--units", "words"), "Units"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_no_traceback(
+    place: Path, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    command, model, *rest = arguments
+    rest = [str(place / word) if word.endswith(".tsv") else word for word in rest]
+    with pytest.raises(hc.HeadcountError, match=sentence) as caught:
+        _run(command, place / model, *rest, "-o", tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_data_is_a_usage_error(place: Path) -> None:
+    done = CliRunner().invoke(app, ["score", str(place / "classifier")])
+    assert done.exit_code == 2
+    assert "--data" in done.output
+
+
+def test_every_command_on_data_has_the_same_flags_and_examples() -> None:
+    for command in ("evaluate", "score", "ablate", "transfer", "curve"):
+        shown = CliRunner().invoke(app, [command, "--help"]).output
+        for flag in ("--data", "--task", "--text", "--label", "--limit", "--seed", "--batch-size", "--quiet", "--json"):
+            assert flag in shown, (command, flag)
+        assert "Examples" in shown
+
+
+def _process(arguments: list[object]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "headcount.cli", *map(str, arguments)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": "src"}, stdout=subprocess.DEVNULL)
+
+
+def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work_twice(
+    place: Path, tmp_path: Path
+) -> None:
+    asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--batch-size", 1, "--units", "heads"]
+    _json(*asked, "-o", tmp_path / "calm")
+    draw, kept = random.Random(0), dict[str, int]()
+    folder = tmp_path / "killed"
+    for _ in range(5):
+        process = _process([*asked, "-o", folder, "--json"])
+        already = len(list(folder.glob("*.npz"))) if folder.is_dir() else 0
+        some = already + draw.randint(1, 2)
+        # kill it once it has done a little more than before, in the middle of whatever it is doing then
+        while process.poll() is None and len(list(folder.glob("*.npz")) if folder.is_dir() else []) < some:
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+        assert {name: now[name] for name in kept} == kept, "a finished piece was written again"
+        kept = now
+        if (folder / "ablation.json").exists():
+            break
+    assert _process([*asked, "-o", folder, "--json"]).wait() == 0
+    calm, killed = read(tmp_path / "calm"), read(folder)
+    assert killed.finished
+    assert calm.pieces == killed.pieces
+    for name in calm.pieces:
+        np.testing.assert_array_equal(calm.read(name)["rows"], killed.read(name)["rows"])
+    assert calm.read_json("ablation") == killed.read_json("ablation")

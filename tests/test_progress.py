@@ -1,0 +1,303 @@
+"""Bars are for people who watch a terminal: nobody else sees anything, and afterwards nothing is left of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headcount import progress
+from headcount.progress import Bar, quiet, track
+
+CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def screen(written: str) -> list[str]:
+    """The lines a terminal shows after all that was written to it; only what rich uses, anything else is an error."""
+    lines, row, column = [""], 0, 0
+    for numbers, letter, move, text in CONTROL.findall(written):
+        if text:
+            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
+            column += len(text)
+        elif move == "\r":
+            column = 0
+        elif move == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif letter == "A":
+            row -= int(numbers or 1)
+        elif letter == "K":
+            assert numbers == "2"
+            lines[row] = ""
+        else:
+            assert letter == "m" or numbers == "?25"
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def cursor_is_shown(written: str) -> bool:
+    return written.rfind("\x1b[?25h") >= written.rfind("\x1b[?25l")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    own = Clock()
+    monkeypatch.setattr(progress, "monotonic", own)
+    return own
+
+
+@contextmanager
+def watched() -> Iterator[Terminal]:
+    """Within the block, stderr is a terminal; afterwards nothing may be left on it."""
+    stream = Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("TERM", "xterm")
+        patch.setattr(sys, "stderr", stream)
+        yield stream
+        assert sys.stderr is stream, "rich's stand-in for stderr is still there"
+    assert not progress._display.bars
+    assert progress._display.progress is None
+    assert screen(stream.getvalue()) == []
+    assert cursor_is_shown(stream.getvalue())
+
+
+def now_shown(terminal: Terminal) -> list[str]:
+    assert progress._display.progress is not None
+    progress._display.progress.refresh()
+    return screen(terminal.getvalue())
+
+
+def test_short_work_shows_nothing(clock: Clock) -> None:
+    with watched() as terminal:
+        for _ in track(range(100), "short"):
+            clock.now += 0.0199
+        assert terminal.getvalue() == ""
+
+
+def test_long_work_shows_a_bar_with_what_is_done_and_the_time_left(clock: Clock) -> None:
+    with watched() as terminal, Bar("heads", 141) as bar:
+        for _ in range(19):
+            clock.now += 0.1
+            bar.advance()
+        assert terminal.getvalue() == ""
+        clock.now += 0.5
+        bar.advance(5)
+        (line,) = now_shown(terminal)
+        assert line.split()[0] == "heads"
+        # 24 took 2.4 seconds, so the other 117 take 11.7
+        assert line.split()[-2:] == ["24/141", "0:00:12"]
+
+
+def test_a_step_that_takes_an_hour_still_gives_a_time_left(clock: Clock) -> None:
+    with watched() as terminal, Bar("layers", 3) as bar:
+        clock.now += 3500.2  # 7000.4 are left, which is 1:56:40.4, rounded up
+        bar.advance()
+        assert now_shown(terminal)[0].split()[-2:] == ["1/3", "1:56:41"]
+
+
+def test_bars_within_bars_are_lines_of_one_display(clock: Clock) -> None:
+    with watched() as terminal, Bar("heads", 4) as outer:
+        clock.now += 1
+        with Bar("batches", 7) as inner:
+            inner.advance(2)
+            assert terminal.getvalue() == ""
+            clock.now += 1
+            outer.label = "heads [decoder.2.cross:7]"  # no markup
+            lines = [line.split() for line in now_shown(terminal)]
+            assert [line[0] for line in lines] == ["heads", "batches"]
+            assert lines[0][1] == "[decoder.2.cross:7]"
+            assert [line[-2] for line in lines] == ["0/4", "2/7"]
+        assert [line.split()[0] for line in now_shown(terminal)] == ["heads"]
+        for _ in track(iter("ab"), "unknown length"):
+            assert [line.split()[0] for line in now_shown(terminal)] == ["heads", "unknown"]
+        outer.advance()
+        assert now_shown(terminal)[0].split()[-2] == "1/4"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_takes_the_bars_down(clock: Clock, error: type[BaseException]) -> None:
+    with watched() as terminal:
+
+        def work() -> None:
+            with Bar("outer", 2):
+                for _ in track(range(3), "inner"):
+                    clock.now += 3
+                    with Bar("innermost"):
+                        raise error
+
+        with pytest.raises(error):
+            work()
+        assert "innermost" in terminal.getvalue()
+
+
+def test_a_loop_that_is_left_takes_its_bar_along(clock: Clock) -> None:
+    with watched() as terminal:
+        for item in track(range(10), "left"):
+            clock.now += 3
+            if item == 2:
+                break
+        assert "left" in terminal.getvalue()
+
+
+def test_quiet_silences_what_begins_within(clock: Clock) -> None:
+    with watched() as terminal:
+        with quiet():
+            with quiet():
+                pass
+            for _ in track(range(3), "silent"):
+                clock.now += 3
+        assert terminal.getvalue() == ""
+        with Bar("loud") as bar:
+            clock.now += 3
+            with quiet(), Bar("silent") as silent:
+                silent.advance()
+            bar.advance()
+        assert "loud" in terminal.getvalue()
+        assert "silent" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["a file", "none", "closed", "dumb"])
+def test_nothing_is_shown_where_nobody_watches(kind: str, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    stream = Terminal() if kind == "dumb" else io.StringIO()
+    monkeypatch.setenv("TERM", "dumb" if kind == "dumb" else "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+    monkeypatch.setattr(sys, "stderr", None if kind == "none" else stream)
+    if kind == "closed":
+        stream.close()
+    items = []
+    for item in track(range(3), "nobody"):
+        clock.now += 3
+        items.append(item)
+    assert items == [0, 1, 2]
+    assert kind == "closed" or stream.getvalue() == ""
+
+
+def test_a_terminal_that_goes_away_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    class Gone(Terminal):
+        def write(self, _: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Gone())
+    items = []
+    with Bar("outer") as bar:
+        for item in track(range(3), "inner"):
+            clock.now += 3
+            items.append(item)
+            bar.advance()
+    assert items == [0, 1, 2]
+    assert progress._display.progress is None
+
+
+def test_bars_of_several_threads_share_the_display(clock: Clock) -> None:
+    with watched() as terminal, Bar("main", 400) as bar:
+        clock.now += 3
+
+        def work(number: int) -> None:
+            for _ in track(range(100), f"thread {number}"):
+                bar.advance()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [line.split()[0] for line in now_shown(terminal)] == ["main"]
+
+
+def test_importing_and_silent_work_leave_rich_alone() -> None:
+    code = """
+import sys
+from headcount.progress import track
+for _ in track(range(5), "silent"): pass
+print(*[name for name in ("rich", "torch", "numpy") if name in sys.modules], "done")"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+LOOPS = {
+    "track": "for _ in progress.track(range(10000), 'measuring'): time.sleep(0.005)",
+    "bar": "with progress.Bar('measuring', 10000) as bar:\n    while True: time.sleep(0.005); bar.advance()",
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_control_c_leaves_a_real_terminal_in_order(loop: str) -> None:
+    sent = []
+
+    def interrupt(child: subprocess.Popen[Any], written: str) -> None:
+        if not sent and "measuring" in written and "\x1b[2K" in written:
+            sent.append(child.send_signal(signal.SIGINT))
+
+    child, written, _ = in_a_terminal(loop, interrupt)
+    assert child.returncode == -signal.SIGINT
+    shown = screen(written)
+    assert shown[-1] == "KeyboardInterrupt"
+    assert not [line for line in shown if "/10000" in line]
+    assert cursor_is_shown(written)
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_what_is_printed_meanwhile_goes_where_it_was_sent() -> None:
+    loop = "for i in progress.track(range(20), 'measuring'):\n    print(i); print('warning', i, file=sys.stderr)"
+    child, written, out = in_a_terminal(loop)
+    assert child.returncode == 0
+    assert out.split() == [str(i) for i in range(20)]
+    assert "measuring" in written
+    assert screen(written) == [f"warning {i}" for i in range(20)]
+
+
+def in_a_terminal(loop: str, watch: Any = lambda child, written: None) -> tuple[subprocess.Popen[Any], str, str]:
+    """Run code whose stderr is a terminal and whose stdout is not; what it wrote to either."""
+    code = f"import sys, time\nfrom headcount import progress\nprogress.APPEARS_AFTER = 0\n{loop}"
+    ours, theirs = os.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    os.close(theirs)
+    written = b""
+    try:
+        while select.select([ours], [], [], 30)[0]:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # Linux says so when the other end is closed
+                break
+            if not chunk:
+                break
+            written += chunk
+            watch(child, written.decode(errors="replace"))
+        assert child.stdout is not None
+        out = child.stdout.read().decode()
+        child.wait(30)
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+    return child, written.decode(), out
