@@ -5,7 +5,8 @@
 
 Beside the measurement stands what the multiply-add count allows: with head h of layer l closed, replay has to compute the
 output projection and the MLP of layer l, the layers above it, and of the last layer the keys and values of all positions
-but everything else for one position only. Values of both ways are compared as well: they must be the same.
+but everything else for one position only. Values of both ways are compared as well: they must be the same. On a CPU the
+time is processor time of all threads, on a GPU wall time.
 """
 
 from __future__ import annotations
@@ -65,15 +66,19 @@ def main() -> None:
         return cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"], reduction="none")
 
     task = hc.own_task(batches, loss=loss)
-    plans = [hc.Plan()] + [hc.Plan.of(f"{l}:{h}") for l in range(arguments.layers) for h in range(arguments.heads)]
+    plans = [hc.Plan()] + [
+        hc.Plan.of(f"{layer}:{head}") for layer in range(arguments.layers) for head in range(arguments.heads)
+    ]
 
     def run(replay: bool) -> tuple[float, np.ndarray]:
-        if device == "cuda":
-            torch.cuda.synchronize()
+        if device == "cpu":
+            start = time.process_time()
+            values = hc.measure(model, task, plans, replay=replay)
+            return time.process_time() - start, values
+        torch.cuda.synchronize()
         start = time.perf_counter()
         values = hc.measure(model, task, plans, replay=replay)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
         return time.perf_counter() - start, values
 
     run(True)

@@ -3,6 +3,9 @@
     python benchmarks/scores.py                          # BERT-base shape, batch 16, length 128
     python benchmarks/scores.py --bertology V4/bin/python # also against run_bertology's way on transformers 4.57
 
+On a CPU the time is processor time of all threads, which other work on the machine disturbs less than the clock on the
+wall; on a GPU it is wall time between synchronisations.
+
 With frozen parameters the backward pass goes through activations only and costs one forward pass, so the limit is 2.0.
 `--bertology` names the Python of an environment with transformers 4; it works in a process of its own, in turns with ours:
 one pass of `head_mask` gradients as run_bertology.py computed them (parameters not frozen), on the same shape and batch.
@@ -24,7 +27,9 @@ def model_and_batches(arguments):
 
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    config = transformers.BertConfig(num_hidden_layers=arguments.layers, attn_implementation="eager" if is_v4() else None)
+    config = transformers.BertConfig(
+        num_hidden_layers=arguments.layers, attn_implementation="eager" if is_v4() else None
+    )
     model = transformers.BertForSequenceClassification(config).eval()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batches = [
@@ -59,9 +64,29 @@ def bertology_worker(arguments) -> None:
             importance += mask.grad.abs().detach()
 
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        print(time.perf_counter() - start, flush=True)
+        print(time.process_time() - start, flush=True)
+
+
+def seconds(run) -> float:
+    import torch
+
+    if not torch.cuda.is_available():
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def worker(arguments) -> subprocess.Popen:
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("layers", "batch", "length", "batches", "threads")]
+    command = [arguments.bertology, __file__, "--worker", *options]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def main() -> None:
@@ -69,7 +94,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--batches", type=int, default=1)
+    parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--units", default="heads", help="heads, neurons, layers, or several with commas")
@@ -97,20 +122,7 @@ def main() -> None:
         for numbers in task.batches():
             task.loss(model, task.collate(numbers))
 
-    def seconds(run) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    other = None
-    if arguments.bertology:
-        options = [f"--{name}={getattr(arguments, name)}" for name in ("layers", "batch", "length", "batches", "threads")]
-        command = [arguments.bertology, __file__, "--worker", *options]
-        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    other = worker(arguments) if arguments.bertology else None
 
     def bertology() -> float:
         other.stdin.write("go\n")

@@ -75,7 +75,7 @@ def test_damage_is_positive_where_it_got_worse_whichever_way_the_metric_runs() -
 
 def test_a_mapping_of_plans_of_ones_own() -> None:
     model, task = classifier(), class_task(7)
-    found = hc.ablate(model, task, {"two": hc.Plan.of("0:1", "2:3"), "by path": "layers:1"})
+    found = hc.ablate(model, task, {"two": hc.Plan.of("0:1", "2:3"), "a layer": "layers:1"})
     assert found.values.tolist() == pytest.approx(
         [alone(model, task, "0:1 2:3"), alone(model, task, "layers:1")], abs=1e-5
     )

@@ -208,7 +208,7 @@ def _batch(work: _Work, task: Task, numbers: Sequence[int]) -> dict[str, dict[st
 
 def _independent(root: nn.Module, task: Task) -> bool:
     """Whether the loss of an example is the same alone and beside another; contrastive losses are not."""
-    numbers = task.batches()[0][:2]
+    numbers = task.batches()[-1][:2]  # the shortest
     if len(numbers) < 2 or not task.rowwise:
         return True
     device = device_of(root)

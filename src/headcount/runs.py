@@ -32,7 +32,8 @@ from .errors import BadRun
 FORMAT = 1
 RUN = "run.json"
 LOCK = ".lock"
-ENDS = 1 << 20  # bytes at the beginning and at the end of a file that its fingerprint reads
+WHOLE = 1 << 29  # bytes up to which a fingerprint reads all of a file; of a larger one, as many, spread evenly
+BLOCK = 1 << 20
 PACKAGES = ("headcount", "numpy", "scipy", "torch", "transformers", "sacrebleu")
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft")  # a file that is being written; one left behind was never finished
 _NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,199}")
@@ -195,16 +196,16 @@ def fingerprint(data: Any) -> str:
 
 
 def fingerprint_of_files(paths: Iterable[Path | str]) -> str:
-    """32 hex digits over the files' names, sizes, first and last MiB; not over where they lie, nor their order.
+    """32 hex digits over the files' names, sizes and contents; not over where they lie, nor their order.
 
-    Names are taken from the deepest folder that holds all of them. A change in the middle of a file of more than two
-    MiB that keeps its size is not seen.
+    Names are taken from the deepest folder that holds all of them. Of a file of more than 512 MiB, that much is read, in
+    blocks spread evenly from its beginning to its end: a change between them that keeps its size is not seen.
     """
     files = [Path(os.path.abspath(path)) for path in paths]
     if not files:
         return fingerprint([])
     top = os.path.commonpath([path.parent for path in files])
-    return fingerprint(sorted([path.relative_to(top).as_posix(), *_ends(path)] for path in files))
+    return fingerprint(sorted([path.relative_to(top).as_posix(), *_content(path)] for path in files))
 
 
 def versions() -> dict[str, str]:
@@ -438,11 +439,12 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _ends(path: Path) -> tuple[int, str]:
-    """The size of a file and the hash of its first and last MiB."""
+def _content(path: Path) -> tuple[int, str]:  # size and hash
     with _sentences("read", path), open(path, "rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        digest = hashlib.sha256(stream.read(ENDS))
-        stream.seek(max(ENDS, size - ENDS))
-        digest.update(stream.read(ENDS))
+        size, digest = os.fstat(stream.fileno()).st_size, hashlib.sha256()
+        last = WHOLE // BLOCK - 1
+        spread = [(size - BLOCK) * n // last for n in range(last + 1)]
+        for start in range(0, size, BLOCK) if size <= WHOLE else spread:
+            stream.seek(start)
+            digest.update(stream.read(BLOCK))
         return size, digest.hexdigest()
