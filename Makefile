@@ -9,6 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py
+	$(BIN)/python examples/measure.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

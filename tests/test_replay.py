@@ -416,6 +416,15 @@ def test_examples_that_see_each_other_are_never_copied(believed: list[Script]) -
     assert believed[0].depth == READ_POSITIONS
 
 
+def test_a_model_that_is_never_the_same_twice_is_not_replayed(believed: list[Script]) -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return class_loss(model, batch) + torch.rand(len(batch["labels"]))
+
+    plans = [hc.Plan(), *plans_of(hc.find(classifier()), "heads").values()]
+    assert hc.measure(classifier(), class_task(7, loss=loss), plans).shape == (13, 7, 1)
+    assert (believed[0].depth, believed[0].rows) == (NOTHING, {})
+
+
 def test_inference_mode_around_it_changes_nothing() -> None:
     model, task = classifier(), class_task(7)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]

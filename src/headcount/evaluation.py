@@ -298,7 +298,7 @@ def _prove(work: _Work, script: Script, batch: dict[str, Any], size: int) -> Non
             return replaying.agrees(work.root, ordinary, partial(_again, work, script, memory, batch, plans, start))
 
         while (script.depth > NOTHING or len(plans) > 1) and not agrees(plans):
-            if len(plans) > 1 and agrees(plans[:1]):
+            if len(plans) > 1 and (script.depth == NOTHING or agrees(plans[:1])):
                 plans, script.rows = plans[:1], {}  # examples see each other: one plan at a time
             else:
                 script.depth -= 1
