@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import nn
 
 from .dialects import Dialect
@@ -159,24 +158,6 @@ def _grown(plan: Plan, scores: Scores, target: int, least: int) -> Plan:
     missing = max(0, target - len(plan))
     units = plan.units | set(scores.order(least, gone=plan)[:missing])
     return Plan(frozenset(units), f"{len(units)} of {len(scores)} units, least {scores.by} first")
-
-
-@dataclass(frozen=True, eq=False)
-class Band:
-    """Several curves of the same steps with random orders: mean, lowest and highest at each step."""
-
-    curves: tuple[Curve, ...]
-
-    @property
-    def removed(self) -> list[int]:
-        """Units gone at each step that all curves reached."""
-        reached = min(len(curve.points) for curve in self.curves)
-        return [point.removed for point in self.curves[0].points[:reached]]
-
-    @property
-    def values(self) -> np.ndarray:
-        """The metric: (curves, steps)."""
-        return np.array([[point.result.value for point in c.points[: len(self.removed)]] for c in self.curves])
 
 
 def to_json(made: Curve) -> dict[str, Any]:

@@ -88,29 +88,40 @@ def transfer_text(found: Transfer) -> str:
     """Both baselines and both correlations."""
     count = len(found.one.names)
     lines = [f"one:   {found.one.base}", f"other: {found.other.base}"]
-    return "\n".join([*lines, f"over {count} units: Pearson {found.pearson}", f"Spearman {found.spearman}"])
+    return "\n".join([*lines, f"damage over {count} units: {found.pearson}, {found.spearman}"])
 
 
 def curve_text(found: Sequence[Curve]) -> str:
-    """A row per step and a column per order, then each order's differences to the whole model."""
+    """A row per step and a column per order, random ones as a band; then each order's differences to the whole model."""
     first = max(found, key=lambda one: len(one.points))
-    lines = [str(first.base), ""]
-    width = max(10, *(len(_title(one)) + 2 for one in found))
-    lines.append(f"{'removed':>12}" + "".join(f"{_title(one):>{width}}" for one in found))
+    orders, drawn = [one for one in found if one.by != "random"], [one for one in found if one.by == "random"]
+    columns = [(one.by, [f"{point.result.value:.4f}" for point in one.points]) for one in orders]
+    if drawn:
+        columns.append((f"random, mean of {len(drawn)} [lowest, highest]", _band(drawn)))
+    widths = [max(10, len(title) + 2, *(len(cell) + 2 for cell in cells)) for title, cells in columns]
+    lines = [
+        str(first.base),
+        "",
+        f"{'removed':>12}" + "".join(f"{t:>{w}}" for (t, _), w in zip(columns, widths, strict=True)),
+    ]
     for place, point in enumerate(first.points):
         share = f"{point.removed} ({point.removed / first.of:.0%})"
-        cells = [f"{one.points[place].result.value:.4f}" if place < len(one.points) else "" for one in found]
-        lines.append(f"{share:>12}" + "".join(f"{cell:>{width}}" for cell in cells))
-    for one in found:
-        if one.by != "random":
-            lines += ["", f"{_title(one)}: difference to the whole model"]
-            lines += [f"{p.removed:>5} ({p.removed / one.of:.0%})  {p.comparison}" for p in one.points[1:]]
+        row = [cells[place] if place < len(cells) else "" for _, cells in columns]
+        lines.append(f"{share:>12}" + "".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)))
+    for one in orders:
+        lines += ["", f"{one.by}: difference to the whole model"]
+        shown = [(f"{p.removed} ({p.removed / one.of:.0%})", p.comparison) for p in one.points[1:]]
+        lines += [f"{share:>12}  {comparison}" for share, comparison in shown]
     return "\n".join(lines)
 
 
-def _title(one: Curve) -> str:
-    seed = next((part[5:] for part in one.signature.split("|") if part.startswith("seed:")), "")
-    return f"{one.by} {seed}".strip()
+def _band(curves: Sequence[Curve]) -> list[str]:
+    """Mean, lowest and highest value at each step that all of the curves reached."""
+    cells = []
+    for points in zip(*(one.points for one in curves), strict=False):
+        values = [point.result.value for point in points]
+        cells.append(f"{sum(values) / len(values):.4f} [{min(values):.4f}, {max(values):.4f}]")
+    return cells
 
 
 def _map(cells: dict[str, list[str]], columns: dict[str, list[Any]]) -> list[str]:
