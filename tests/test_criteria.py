@@ -31,6 +31,7 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount import gradients
 from headcount.metrics import metric
+from headcount.patterns import watched
 
 
 def derivatives(model: nn.Module, task: hc.Task) -> dict[str, np.ndarray]:
@@ -429,3 +430,13 @@ def test_parts_that_are_not_there_or_show_nothing() -> None:
 def test_contributions_need_a_loss() -> None:
     with says(hc.BadData, about="loss"):
         hc.score(classifier(), class_task(7, values=loss_of))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "bart", "t5", "deberta-v2", "falcon", "whisper"])
+def test_watching_attention_leaves_no_hook_and_no_setting_behind(name: str) -> None:
+    model, inputs = zoo.build(name)
+    sites, before, seen = hc.find(model).heads, Fingerprint(model), set()
+    with torch.no_grad(), watched(model, sites, lambda site, _: seen.add(site.name)):
+        model(**inputs)
+    assert seen == {site.name for site in sites}
+    assert before.changed() == []

@@ -6,6 +6,7 @@ back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ from .evaluation import device_of, to_device
 from .nests import tensors
 from .progress import Bar
 from .proof import evaluating
+from .source import text
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -34,7 +36,7 @@ See = Callable[[Site, Tensor], None]  # takes probabilities (batch, heads, queri
 def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
     """Within the block, `see(site, probabilities)` is called whenever one of these attentions runs."""
     with ExitStack() as stack:
-        stack.enter_context(_eagerly(root))
+        stack.enter_context(_eagerly(root, sites))
         for site in sites:
             stack.callback(site.module.register_forward_hook(partial(_show, site, see)).remove)
         yield
@@ -57,8 +59,10 @@ def _is_distribution(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def _eagerly(root: nn.Module) -> Iterator[None]:
-    """Within the block the model computes attention in the open, and is asked for its probabilities."""
+def _eagerly(root: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
+    """Within the block the model computes attention in the open, and is asked for its probabilities if it wants that."""
+    # attentions of the older manner look at this setting; for the others transformers would leave hooks of its own behind
+    asks = any(re.search("(if|and) (not )?output_attentions", text(type(site.module))) for site in sites)
     configs = {id(m.config): m.config for m in root.modules() if hasattr(m, "config")}.values()
     before = [(config, dict(vars(config))) for config in configs]
     setter = getattr(root, "set_attn_implementation", None)
@@ -66,7 +70,7 @@ def _eagerly(root: nn.Module) -> Iterator[None]:
     try:
         if setter is not None:
             setter("eager")
-        for config in configs:
+        for config in configs if asks else ():
             config._output_attentions = True
         yield
     finally:
