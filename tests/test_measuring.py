@@ -321,3 +321,43 @@ def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work
     for name in calm.pieces:
         np.testing.assert_array_equal(calm.read(name)["rows"], killed.read(name)["rows"])
     assert calm.read_json("ablation") == killed.read_json("ablation")
+
+
+def test_scores_are_computed_again_after_every_step_if_asked(place: Path, tmp_path: Path) -> None:
+    asked = (
+        "curve",
+        place / "classifier",
+        "--data",
+        place / "dev.tsv",
+        "--score-data",
+        place / "train.tsv",
+        "--step",
+        2,
+    )
+    found = _json(*asked, "--recompute", "-o", tmp_path / "again")["curves"][0]
+    model, select = _model(place), _task(place, "train")
+    plan = hc.Plan()
+    for point in found["points"][1:]:
+        with hc.closed(model, plan):
+            scores = hc.score(model, select)
+        left = [unit for unit in scores.order() if unit not in plan]
+        plan = hc.Plan(plan.units | set(left[:2]))
+        assert hc.Plan.from_json(point["plan"]).units == plan.units
+
+
+def test_what_people_see_has_the_numbers_of_the_json(place: Path, tmp_path: Path) -> None:
+    asked = ("curve", place / "classifier", "--data", place / "dev.tsv", "--by", "taylor,random", "--step", "50%")
+    made, shown = _json(*asked, "-o", tmp_path / "run"), _run(*asked, "-o", tmp_path / "run").output
+    drawn = [one["points"][1]["result"]["value"] for one in made["curves"] if one["by"] == "random"]
+    row = next(line for line in shown.splitlines() if line.strip().startswith("4 (50%)"))
+    assert row.split()[2] == f"{made['curves'][0]['points'][1]['result']['value']:.4f}"
+    assert row.endswith(f"{np.mean(drawn):.4f} [{min(drawn):.4f}, {max(drawn):.4f}]")
+    assert made["sets"] in shown
+    asked = ("score", place / "classifier", "--data", place / "train.tsv", "-o", tmp_path / "scores")
+    made, shown = _json(*asked), _run(*asked).output
+    row = next(line for line in shown.splitlines() if line.startswith("1 "))
+    assert row.split()[1:] == [f"{value:.3f}" for value in made["sites"]["1"]["score"]]
+    assert f"{made['stability'][0]['correlation']:.3f} [" in shown
+    asked = ("transfer", place / "classifier", "--data", place / "dev.tsv", "--other-data", place / "other.tsv")
+    shown = _run(*asked, "--metric", "loss", "-o", tmp_path / "transfer").output
+    assert "damage over 8 units: pearson" in shown
