@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount import ablation
 from headcount.ablation import plans_but_one, plans_of
+from headcount.metrics import metric
 
 
 def alone(model: nn.Module, task: hc.Task, plan: str | list[hc.Unit]) -> float:
@@ -225,3 +226,15 @@ def test_a_run_keeps_both_halves_apart(tmp_path) -> None:
             found = hc.transfer(model, tasks, run=run)
         assert np.array_equal(found.one.rows, plain.one.rows)
         assert np.array_equal(found.other.rows, plain.other.rows)
+
+
+def test_there_are_enough_draws_for_holm_to_find_something() -> None:
+    """One of 144 plans breaks the model, the others do nothing: corrected for all of them, that one stands out."""
+    right = np.ones((200, 1))
+    rows = np.stack([right] * 144)
+    rows[7, :40] = 0
+    names = tuple(f"0:{n}" for n in range(144))
+    plans = tuple(hc.Plan.of(name) for name in names)
+    found = hc.Ablation(names, plans, hc.Result(metric("mean"), right), rows, {"0": ("head", "encoder")})
+    assert [one.significant() for one in found.comparisons()] == [n == 7 for n in range(144)]
+    assert not any(one.significant() for one in found.comparisons(resamples=1000))

@@ -48,9 +48,18 @@ class Ablation:
         sign = 1 if self.base.metric.higher_is_better else -1
         return sign * (self.base.value - self.values)
 
-    def comparisons(self, test: str = "randomization", **options: Any) -> tuple[Comparison, ...]:
-        """Each plan against the whole model: difference, interval, p; p also corrected over all of them together."""
-        return compare_all(self.base, self.rows, test=test, **options)
+    def comparisons(
+        self, test: str = "randomization", *, resamples: int | None = None, **options: Any
+    ) -> tuple[Comparison, ...]:
+        """Each plan against the whole model: difference, interval, p; p also corrected over all of them together.
+
+        A p from draws is at least 1 / (1 + draws), and Holm multiplies it by the number of tests: with 1000 draws no
+        head of 144 could ever be called significant. So there are 100 draws per test, at least 1000, unless said.
+        """
+        if resamples is None:
+            ranks = self.base.metric.statistics is None  # ranking anew in every draw is slow
+            resamples = 1000 if ranks else max(1000, 100 * len(self.plans))
+        return compare_all(self.base, self.rows, test=test, resamples=resamples, **options)
 
     def scores(self) -> Scores:
         """The damage as scores of units, the paper's "oracle"; only where every plan is one unit."""
@@ -146,7 +155,14 @@ class OneHead:
 
 
 def ablate_all_but_one(
-    model: nn.Module, task: Task, select: Task, *, test: str = "randomization", run: Run | None = None, **options: Any
+    model: nn.Module,
+    task: Task,
+    select: Task,
+    *,
+    test: str = "randomization",
+    resamples: int | None = None,
+    run: Run | None = None,
+    **options: Any,
 ) -> tuple[Result, list[OneHead], Ablation]:
     """Each attention in turn reduced to the one head that does best on `select`; its cost is measured on `task`.
 
@@ -167,7 +183,7 @@ def ablate_all_but_one(
     report = ablate(model, task, winners, run=run, name="report", **options)
     rows = [
         OneHead(site, _unit(chosen.names[number]), float(chosen.values[number]), comparison)
-        for (site, number), comparison in zip(best.items(), report.comparisons(test), strict=True)
+        for (site, number), comparison in zip(best.items(), report.comparisons(test, resamples=resamples), strict=True)
     ]
     return report.base, rows, chosen
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
 Units = Annotated[str, typer.Option("--units", help="heads, neurons, mlps, attentions or layers.")]
 Test = Annotated[str, typer.Option("--test", help="randomization, bootstrap, mcnemar (accuracy) or t.")]
+Draws = Annotated[int | None, typer.Option("--resamples", help="Draws of a test; else 100 per test, at least 1000.")]
 Memory = Annotated[float, typer.Option("--memory", help="GiB of activations to remember at most.")]
 
 
@@ -100,6 +101,7 @@ def ablate(
         str | None, typer.Option("--select-data", help="Other data to choose the one head on; else half of --data.")
     ] = None,
     test: Test = "randomization",
+    resamples: Draws = None,
     memory: Memory = 2.0,
 ) -> None:
     """Close units one at a time, or all heads but one, and test each difference.
@@ -124,7 +126,7 @@ def ablate(
         options = {"units": units, "block": block}
         with running("ablate", model, subject, given, {"data": task}, **options) as run:
             found = ablation.ablate(subject, task, units, block=block, memory=limit, run=run, dialects=_dialects(given))
-            comparisons = found.comparisons(test, seed=given.seed)
+            comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
             listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
             made = {"base": found.base.to_json(), "test": test, "ablations": listed}
             _keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
@@ -132,7 +134,7 @@ def ablate(
     select, report, how = _two_sets(model, subject, given, task, select_data)
     with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
         base, rows, _ = ablation.ablate_all_but_one(
-            subject, report, select, test=test, memory=limit, run=run, dialects=_dialects(given)
+            subject, report, select, test=test, resamples=resamples, memory=limit, run=run, dialects=_dialects(given)
         )
         listed = [
             {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows

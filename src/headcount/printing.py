@@ -79,7 +79,7 @@ def _counted(comparisons: Sequence[Comparison]) -> str:
 
 def one_head_table(rows: Sequence[OneHead]) -> str:
     """One line per attention: the head that stays, and what it costs to remove the others."""
-    width = max(len(row.site) for row in rows)
+    width = max(4, *(len(row.site) for row in rows))
     lines = [f"{'site':<{width}}  head  difference when all its other heads are closed"]
     return "\n".join(lines + [f"{row.site:<{width}}  {row.head.index:>4}  {row.comparison}" for row in rows])
 
