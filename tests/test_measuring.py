@@ -361,3 +361,22 @@ def test_what_people_see_has_the_numbers_of_the_json(place: Path, tmp_path: Path
     asked = ("transfer", place / "classifier", "--data", place / "dev.tsv", "--other-data", place / "other.tsv")
     shown = _run(*asked, "--metric", "loss", "-o", tmp_path / "transfer").output
     assert "damage over 8 units: pearson" in shown
+
+
+def test_from_scores_and_from_a_curve_to_a_smaller_model(place: Path, tmp_path: Path) -> None:
+    asked = ("--data", place / "train.tsv", "-o", tmp_path / "scores")
+    _run("score", place / "classifier", *asked)
+    scores = tmp_path / "scores" / "scores.json"
+    _run("cut", place / "classifier", "--scores", scores, "--remove", "50%", "--least", 1, "-o", tmp_path / "smaller")
+    want = hc.plan(hc.Scores.read(scores), "50%", least=1)
+    assert hc.removed(hc.load(tmp_path / "smaller")).units == want.units
+    asked = ("--data", place / "dev.tsv", "--scores", scores, "--step", 2, "-o", tmp_path / "curve")
+    _run("curve", place / "classifier", *asked)
+    plan = tmp_path / "curve" / "plan-taylor-00004.json"
+    _run("cut", place / "classifier", "--plan", plan, "-o", tmp_path / "fourth")
+    assert hc.removed(hc.load(tmp_path / "fourth")).units == hc.plan(hc.Scores.read(scores), 4).units
+    done = CliRunner().invoke(
+        app, ["cut", str(place / "classifier"), "--scores", str(scores), "-o", str(tmp_path / "x")]
+    )
+    assert done.exit_code == 2
+    assert "go together" in done.output

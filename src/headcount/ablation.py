@@ -161,6 +161,7 @@ def ablate_all_but_one(
     *,
     test: str = "randomization",
     resamples: int | None = None,
+    seed: int = 12345,
     run: Run | None = None,
     **options: Any,
 ) -> tuple[Result, list[OneHead], Ablation]:
@@ -183,7 +184,9 @@ def ablate_all_but_one(
     report = ablate(model, task, winners, run=run, name="report", **options)
     rows = [
         OneHead(site, _unit(chosen.names[number]), float(chosen.values[number]), comparison)
-        for (site, number), comparison in zip(best.items(), report.comparisons(test, resamples=resamples), strict=True)
+        for (site, number), comparison in zip(
+            best.items(), report.comparisons(test, resamples=resamples, seed=seed), strict=True
+        )
     ]
     return report.base, rows, chosen
 

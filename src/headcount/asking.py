@@ -118,7 +118,7 @@ def classified(
     if outputs is not None and logits.shape[1] != outputs:
         raise BadData(
             f"{labels.source} has {outputs} labels and the model has {logits.shape[1]} outputs, which this metric must know; "
-            "pass labels=[...], one for each of the model's outputs in their order, or use accuracy."
+            "pass labels=[...] (--labels), one for each of the model's outputs in their order, or use accuracy."
         )
     meant = torch.tensor(places, device=logits.device)[batch["labels"].to(logits.device)]
     return meant, logits.argmax(1), cross_entropy(logits.float(), meant, reduction="none")

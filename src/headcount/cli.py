@@ -114,6 +114,13 @@ def cut(
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan file (JSON), instead of or added to UNITS.")
     ] = None,
+    scores: Annotated[
+        Path | None, typer.Option("--scores", help="Scores from `headcount score`, for --remove.")
+    ] = None,
+    remove: Annotated[
+        str | None, typer.Option("--remove", help="How many of the units scored: a count, or a share such as 40%.")
+    ] = None,
+    least: Annotated[int, typer.Option("--least", help="With --remove: units that every site keeps.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed and what it costs.")
     ] = False,
@@ -136,10 +143,14 @@ def cut(
 
         headcount cut my-model --plan plan.json --dry-run
 
+        headcount cut my-model --scores runs/x/scores.json --remove 40% -o smaller
+
         headcount cut my-model layers:10-11 -o smaller --portable
     """
-    if not units and plan is None:
-        raise typer.BadParameter("name the units to remove, or give a plan with --plan.")
+    if not units and plan is None and scores is None:
+        raise typer.BadParameter("name the units to remove, or give --plan FILE, or --scores FILE and --remove.")
+    if (scores is None) != (remove is None):
+        raise typer.BadParameter("--scores and --remove go together: which scores, and how many units.")
     if output is None and not dry_run:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
     if output is not None and output.exists() and not force and (not output.is_dir() or any(output.iterdir())):
@@ -151,7 +162,7 @@ def cut(
 
     rows = dialects_of(dialect)
     subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
-    wanted = find(subject, rows).plan(_wanted(units, plan))
+    wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
     prices = price_list(subject, wanted, dialects=rows)
     before = sum(p.numel() for p in subject.parameters())
     batch = _small_batch(subject) if check and not dry_run else None
@@ -193,6 +204,14 @@ def _wanted(units: list[str] | None, file: Path | None) -> list[Any]:
     from .plans import Plan
 
     return [*(units or []), *(Plan.read(file) if file is not None else ())]
+
+
+def _least_important(scores: Path | None, remove: str | None, least: int) -> list[Any]:
+    if scores is None or remove is None:
+        return []
+    from .scores import Scores, plan
+
+    return list(plan(Scores.read(scores), remove, least=least))
 
 
 def _small_batch(model: Any) -> dict[str, Any] | None:

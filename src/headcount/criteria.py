@@ -108,7 +108,10 @@ def score(
         "seed": seed if by == "random" else None,
     }
     line = "|".join(f"{key}:{value}" for key, value in said.items() if value is not None)
-    about = signature(model, task) if task is not None else type(unwrap(model)).__name__
+    looked_at = {"taylor": "loss", "fisher": "loss", "confidence": "attention", "entropy": "attention"}.get(by)
+    about = type(unwrap(model)).__name__
+    if task is not None:
+        about = signature(model, task, **({"metric": looked_at} if looked_at else {}))
     return Scores(asked.units, raw, by, kinds, types, how, f"{line}|{about}", samples)
 
 

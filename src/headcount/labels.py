@@ -97,8 +97,8 @@ def outputs_of(
     if not numbers:
         raise BadData(
             f"The labels of {source} are {_listed(names.values())} and the model's are "
-            f"{_listed(model_names) if model_names else f'{outputs} outputs without names'}; pass labels=[...], the data's "
-            "labels in the order of the model's outputs."
+            f"{_listed(model_names) if model_names else f'{outputs} outputs without names'}; pass labels=[...] (--labels), "
+            "the data's labels in the order of the model's outputs."
         )
     return _by_number(classes, outputs, source)
 
@@ -130,12 +130,12 @@ def _by_number(classes: Mapping[str, int], outputs: int, source: str) -> dict[st
         strange = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise BadData(
             f"{source} has the label {strange} and the model has the outputs 0 to {outputs - 1}; take the model that was "
-            "trained on these labels, or pass labels=[...], the data's labels in the order of the model's outputs."
+            "trained on these labels, or pass labels=[...] (--labels), the data's labels in the order of the model's outputs."
         )
     if len(numbers) < outputs and sum(classes.values()) >= ENOUGH:
         raise BadData(
             f"{source} has {len(numbers)} different labels ({_listed(map(str, numbers))}) and the model has {outputs} outputs: "
-            "it was trained on other labels; pass labels=[...] for all outputs, in their order, if it was not."
+            "it was trained on other labels; pass labels=[...] (--labels) for all outputs, in their order, if it was not."
         )
     return {label: int(label) for label in classes}
 

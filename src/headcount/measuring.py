@@ -100,6 +100,7 @@ def ablate(
     select_data: Annotated[
         str | None, typer.Option("--select-data", help="Other data to choose the one head on; else half of --data.")
     ] = None,
+    select_limit: Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")] = None,
     test: Test = "randomization",
     resamples: Draws = None,
     memory: Memory = 2.0,
@@ -114,7 +115,7 @@ def ablate(
 
         headcount ablate my-model --data dev.tsv --each --units layers --test mcnemar
 
-        headcount ablate my-model --data dev.tsv --all-but-one --select-data train.tsv --limit 5000
+        headcount ablate my-model --data dev.tsv --all-but-one --select-data train.tsv --select-limit 5000
     """
     if each and all_but_one:
         raise typer.BadParameter("choose one of --each and --all-but-one.")
@@ -131,10 +132,18 @@ def ablate(
             made = {"base": found.base.to_json(), "test": test, "ablations": listed}
             _keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
         return
-    select, report, how = _two_sets(model, subject, given, task, select_data)
+    select, report, how = _two_sets(model, subject, given, task, select_data, select_limit)
     with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
         base, rows, _ = ablation.ablate_all_but_one(
-            subject, report, select, test=test, resamples=resamples, memory=limit, run=run, dialects=_dialects(given)
+            subject,
+            report,
+            select,
+            test=test,
+            resamples=resamples,
+            seed=given.seed,
+            memory=limit,
+            run=run,
+            dialects=_dialects(given),
         )
         listed = [
             {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
@@ -151,7 +160,6 @@ def transfer(
         str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")
     ] = None,
     units: Units = "heads",
-    test: Test = "randomization",
 ) -> None:
     """Do the same heads matter on other data? The same ablation on two data sets, and how well they agree.
 
@@ -207,7 +215,8 @@ def curve(
 ) -> None:
     """Remove units in the order of their scores, step by step, and measure what is left at each.
 
-    Scores and curve never share examples: give --score-data, or --data is split in two.
+    Scores and curve never share examples: give --score-data, or --data is split in two. The plan of every point is in
+    the run folder, for `headcount cut --plan`.
 
     Examples:
 
@@ -243,6 +252,9 @@ def curve(
     options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": fixed and fixed.to_json()}
     with running("curve", model, subject, given, tasks, **options) as run:
         found = studies.curves(subject, report, select, asked, fixed=fixed, run=run, dialects=_dialects(given))
+        for one in found:
+            for point in one.points[1:]:
+                run.write_json(f"plan-{studies.name_of(one)}-{point.removed:05d}", point.plan.to_json())
         made = {"sets": how, "curves": [studies.curve_json(one) for one in found]}
         _keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
 

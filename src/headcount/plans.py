@@ -41,8 +41,8 @@ class Plan:
 
     @classmethod
     def of(cls, *texts: str, why: str = "") -> Plan:
-        """A plan from texts such as `"3:7"`, `"decoder.2.cross:0-3,6"` or `"layers:4"` (no wildcards: see `find`)."""
-        return cls(frozenset(unit for text in texts for unit in parse(text)), why)
+        """A plan from texts such as `"3:7"`, `"3:7 decoder.2.cross:0-3,6"` or `"layers:4"` (no wildcards: see `find`)."""
+        return cls(frozenset(unit for text in texts for part in text.split() or [text] for unit in parse(part)), why)
 
     @classmethod
     def removing(cls, indices: Mapping[str, Iterable[int]], why: str = "") -> Plan:

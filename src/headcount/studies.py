@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .runs import Run
     from .tasks import Task
 
-__all__ = ["CurvesAsked", "curve_json", "curves"]
+__all__ = ["CurvesAsked", "curve_json", "curves", "name_of"]
 
 
 class CurvesAsked(NamedTuple):
@@ -79,6 +79,12 @@ def curves(
         )
         for name, order in orders
     ]
+
+
+def name_of(made: Curve) -> str:
+    """What tells a curve from the others of a run: its criterion, and the seed of a random one."""
+    seed = next((part[5:] for part in made.signature.split("|") if part.startswith("seed:")), None)
+    return made.by if seed is None else f"{made.by}-{seed}"
 
 
 def _scored(
