@@ -61,6 +61,8 @@ def main() -> None:
         }
         for _ in range(arguments.batches)
     ]
+    # three short sentences, as data sets have them: what replay learns about a model, it learns from the shortest examples
+    batches.append({"input_ids": torch.randint(1000, 20000, (3, 8)), "labels": torch.randint(0, 2, (3,))})
 
     def loss(model, batch):
         return cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"], reduction="none")

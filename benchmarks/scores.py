@@ -9,6 +9,7 @@ wall; on a GPU it is wall time between synchronisations.
 With frozen parameters the backward pass goes through activations only and costs one forward pass, so the limit is 2.0.
 `--bertology` names the Python of an environment with transformers 4; it works in a process of its own, in turns with ours:
 one pass of `head_mask` gradients as run_bertology.py computed them (parameters not frozen), on the same shape and batch.
+By default that script also computed the entropy of every attention in the same pass; `--entropy` includes it.
 """
 
 from __future__ import annotations
@@ -57,11 +58,16 @@ def bertology_worker(arguments) -> None:
 
     def run() -> None:
         mask = torch.ones(layers, heads, requires_grad=True)
-        importance = torch.zeros(layers, heads)
+        importance, entropies = torch.zeros(layers, heads), []
         for batch in batches:
-            loss = model(**batch, head_mask=mask).loss
-            loss.backward()
+            output = model(**batch, head_mask=mask, output_attentions=arguments.entropy)
+            output.loss.backward()
             importance += mask.grad.abs().detach()
+            for attention in output.attentions or ():
+                weights = attention.detach()
+                weighted = weights * torch.log(weights)
+                weighted[weights == 0] = 0
+                entropies.append(-weighted.sum(-1).sum((0, 2)))
 
     for _ in sys.stdin:
         start = time.process_time()
@@ -85,7 +91,7 @@ def seconds(run) -> float:
 
 def worker(arguments) -> subprocess.Popen:
     options = [f"--{name}={getattr(arguments, name)}" for name in ("layers", "batch", "length", "batches", "threads")]
-    command = [arguments.bertology, __file__, "--worker", *options]
+    command = [arguments.bertology, __file__, "--worker", *options, *(["--entropy"] if arguments.entropy else [])]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -99,6 +105,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--units", default="heads", help="heads, neurons, layers, or several with commas")
     parser.add_argument("--bertology", metavar="PYTHON", help="the Python of an environment with transformers 4")
+    parser.add_argument("--entropy", action="store_true", help="run_bertology with the entropy it also computed")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

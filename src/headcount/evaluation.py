@@ -7,6 +7,7 @@ points of a curve. It runs one batch at a time through all plans, so what is rem
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -213,14 +214,17 @@ def _all_plans(work: _Work, numbers: Sequence[int]) -> np.ndarray:
 
 
 def _learn(work: _Work, numbers: Sequence[int]) -> Script:
-    """The order in which the model's parts run, seen and proved on three examples; nothing, if nothing is replayed."""
+    """The order in which the model's parts run, seen and proved on a few examples; nothing, if nothing is replayed."""
     if not work.replay or len(work.plans) == 1 or not any(map(len, work.plans)):
         return Script(depth=NOTHING)
-    few = work.batch(numbers[:3])
-    fewer = partial(work.rows, work.batch(numbers[1:3])) if len(numbers) > 2 else None
+    # the shortest will do; of different lengths, so that some are padded
+    batch = next((batch for batch in reversed(work.task.batches()) if len(batch) > 2), numbers)
+    chosen = (batch[0], batch[len(batch) // 2], batch[-1]) if len(batch) > 2 else tuple(numbers)
+    few, two = work.batch(chosen), work.batch(chosen[1:]) if len(chosen) > 2 else None
+    fewer = None if two is None else partial(work.rows, two)
     sites = dict.fromkeys(name for plan in work.plans for name in plan.by_site())
     script = learn(work.root, work.anatomy, sites, partial(work.rows, few), fewer, work.task.generates)
-    _prove(work, script, few, len(numbers[:3]))
+    _prove(work, script, few if two is None else two, len(chosen) if two is None else 2)
     return script
 
 
@@ -285,16 +289,24 @@ def _find_positions(work: _Work, script: Script, memory: Memory, batch: dict[str
 
 
 def _prove(work: _Work, script: Script, batch: dict[str, Any], size: int) -> None:
-    """Run two plans of each place both ways; believe less of the script until they agree."""
+    """Run plans of each place both ways; believe less of the script until they agree.
+
+    At the first place two plans run side by side, and both are looked at, to see whether copies of the batch disturb each
+    other; at the others the first of the two.
+    """
     run = partial(work.rows, batch)
-    memory, _ = replaying.remember(work.root, work.anatomy, script, run, size=size, limit=work.memory)
+    memory, _ = replaying.remember(work.root, work.anatomy, script, run, size=size, limit=sys.maxsize)
     _find_positions(work, script, memory, batch)
+    first = True
     for start, members in dict(_groups(work, script)).items():
         plans = [work.plans[number] for number in members[: min(2, _copies(work, script, batch, members))]]
 
-        def agrees(plans: list[Plan], start: Start = start) -> bool:
+        looked_at = len(plans) if first else 1
+        first = False
+
+        def agrees(plans: list[Plan], start: Start = start, looked_at: int = looked_at) -> bool:
             plain = Script(depth=NOTHING)
-            ordinary = [partial(_again, work, plain, memory, batch, [plan], Start(0)) for plan in plans]
+            ordinary = [partial(_again, work, plain, memory, batch, [plan], Start(0)) for plan in plans[:looked_at]]
             return replaying.agrees(work.root, ordinary, partial(_again, work, script, memory, batch, plans, start))
 
         while (script.depth > NOTHING or len(plans) > 1) and not agrees(plans):

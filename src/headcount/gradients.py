@@ -220,9 +220,9 @@ def _independent(root: nn.Module, task: Task) -> bool:
                 raise
             return False
         _finite(task, numbers, beside)
-        alone = torch.cat([task.loss(root, to_device(task.collate([n]), device)) for n in numbers])
+        alone = task.loss(root, to_device(task.collate(numbers[:1]), device))
     rough = 1e-3 if beside.dtype == torch.float32 and next(root.parameters()).dtype == torch.float32 else 0.1
-    return torch.allclose(beside.float(), alone.float(), rtol=rough, atol=rough, equal_nan=True)
+    return torch.allclose(beside[:1].float(), alone.float(), rtol=rough, atol=rough, equal_nan=True)
 
 
 def _finite(task: Task, numbers: Sequence[int], loss: Tensor) -> None:
