@@ -440,3 +440,24 @@ def test_watching_attention_leaves_no_hook_and_no_setting_behind(name: str) -> N
         model(**inputs)
     assert seen == {site.name for site in sites}
     assert before.changed() == []
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_attention_of_fewer_examples_where_memory_runs_out(most: int) -> None:
+    asked: list[int] = []
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        asked.append(len(batch["labels"]))
+        if asked[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return class_loss(model, batch)
+
+    model = classifier()
+    if not most:
+        with says(hc.OutOfMemory, about="attention of one example alone"):
+            hc.score(model, class_task(7, loss=loss), "entropy")
+        return
+    want = hc.score(model, class_task(7), "entropy")
+    got = hc.score(model, class_task(7, loss=loss), "entropy")
+    assert close(want.samples, got.samples)
+    assert max(asked) > most

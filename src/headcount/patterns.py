@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from . import runs
 from .anatomy import Anatomy, Site
-from .errors import Refused
-from .evaluation import device_of, to_device
+from .errors import OutOfMemory, Refused
+from .evaluation import device_of, is_out_of_memory, to_device
 from .nests import tensors
 from .progress import Bar
 from .proof import evaluating
@@ -98,12 +98,31 @@ def confidence_and_entropy(
     out = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
     with evaluating(root), torch.no_grad(), Bar("attention", total=task.size) as bar:
         for number, numbers in enumerate(task.batches(batch_size)):
-            arrays = runs.piece(run, f"{name}-patterns-{number:06d}", partial(_batch, root, sites, task, numbers))
+            arrays = runs.piece(run, f"{name}-patterns-{number:06d}", partial(_halved, root, sites, task, numbers))
             for kind, by_site in out.items():
                 for name, array in by_site.items():
                     array[list(numbers)] = arrays[f"{kind}.{name}"]
             bar.advance(len(numbers))
     return out
+
+
+def _halved(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+    """A batch, or its halves one after the other where memory runs out: probabilities grow with the square of length."""
+    try:
+        return _batch(root, sites, task, numbers)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(numbers) == 1:
+            raise OutOfMemory(
+                f"The attention of one example alone does not fit into memory ({task.describe(numbers[0])}): use a "
+                "shorter max_length, a smaller dtype or a larger device."
+            ) from None
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = (len(numbers) + 1) // 2
+    parts = [_halved(root, sites, task, some) for some in (numbers[:half], numbers[half:])]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence[int]) -> dict[str, np.ndarray]:
