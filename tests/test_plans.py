@@ -205,12 +205,16 @@ def test_malformed_json_is_one_bad_plan_at_once(data: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "3", "3:", ":7", "3:x", "3:-1", "3:7-", "3:5-2", "3:1,1", "3:0x1", "3:1.5", "3 4:1", "3:1 4:1", "a/b:1",
-     "3:99999999", "3:" + "9" * 5000, "x" * 300 + ":1", "3:*", "3:1\n4:2", "\x00:1"],
+    ["", ":", "3", "3:", ":7", "3:x", "3:-1", "3:7-", "3:5-2", "3:1,1", "3:0x1", "3:1.5", "3 4:1", "a/b:1",
+     "3:99999999", "3:" + "9" * 5000, "x" * 300 + ":1", "3:*", "\x00:1"],
 )  # fmt: skip
 def test_malformed_text_is_one_bad_plan(text: str) -> None:
     with says(BadPlan):
         Plan.of("0:1", text)
+
+
+def test_a_text_may_name_units_of_several_sites() -> None:
+    assert Plan.of("3:1 4:1-2\n5:0") == Plan.of("3:1", "4:1,2", "5:0")
 
 
 @pytest.mark.parametrize("to", ["", "Even", None, 3, True])

@@ -277,7 +277,9 @@ def test_what_is_printed_meanwhile_goes_where_it_was_sent() -> None:
 
 def in_a_terminal(loop: str, watch: Any = lambda child, written: None) -> tuple[subprocess.Popen[Any], str, str]:
     """Run code whose stderr is a terminal and whose stdout is not; what it wrote to either."""
-    code = f"import sys, time\nfrom headcount import progress\nprogress.APPEARS_AFTER = 0\n{loop}"
+    # a shell that starts the tests in the background lets them, and their children, ignore Ctrl-C
+    listen = "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}\nfrom headcount import progress\nprogress.APPEARS_AFTER = 0\n{loop}"
     ours, theirs = os.openpty()
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, env=environment)

@@ -217,9 +217,9 @@ def _learn(work: _Work, numbers: Sequence[int]) -> Script:
     """The order in which the model's parts run, seen and proved on a few examples; nothing, if nothing is replayed."""
     if not work.replay or len(work.plans) == 1 or not any(map(len, work.plans)):
         return Script(depth=NOTHING)
-    # the shortest will do; of different lengths, so that some are padded
+    # the shortest will do; of different lengths, so that some are padded; no more than fit into memory
     batch = next((batch for batch in reversed(work.task.batches()) if len(batch) > 2), numbers)
-    chosen = (batch[0], batch[len(batch) // 2], batch[-1]) if len(batch) > 2 else tuple(numbers)
+    chosen = tuple(dict.fromkeys((batch[0], batch[len(batch) // 2], batch[-1])))[: len(numbers)]
     few, two = work.batch(chosen), work.batch(chosen[1:]) if len(chosen) > 2 else None
     fewer = None if two is None else partial(work.rows, two)
     sites = dict.fromkeys(name for plan in work.plans for name in plan.by_site())
