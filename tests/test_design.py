@@ -21,6 +21,7 @@ ORDER = [
     "results",
     "scores",
     "progress",
+    "fingerprints",
     "runs",
     "datafiles",
     "columns",
@@ -61,7 +62,7 @@ ORDER = [
     "measuring",
     "cli",
 ]
-NO_TORCH = ["errors", "plans", "metrics", "stats", "results", "scores", "progress", "runs", "printing"]
+NO_TORCH = ["errors", "plans", "metrics", "stats", "results", "scores", "progress", "fingerprints", "runs", "printing"]
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock"}  # what modules without torch may use
 LONGEST = 450  # lines
 FILES = {path.stem: path for path in SOURCE.glob("*.py")}

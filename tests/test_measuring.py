@@ -271,6 +271,7 @@ def test_bad_input_gets_one_sentence_and_no_traceback(
     with pytest.raises(hc.HeadcountError, match=sentence) as caught:
         _run(command, place / model, *rest, "-o", tmp_path / "run")
     assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [], "a command that failed at once leaves nothing behind"
 
 
 def test_missing_data_is_a_usage_error(place: Path) -> None:
@@ -353,11 +354,18 @@ def test_what_people_see_has_the_numbers_of_the_json(place: Path, tmp_path: Path
     assert row.split()[2] == f"{made['curves'][0]['points'][1]['result']['value']:.4f}"
     assert row.endswith(f"{np.mean(drawn):.4f} [{min(drawn):.4f}, {max(drawn):.4f}]")
     assert made["sets"] in shown
+    kept = hc.Scores.read(tmp_path / "run" / "scores-taylor.json")
+    assert hc.plan(kept, 4).units == hc.Plan.from_json(made["curves"][0]["points"][1]["plan"]).units
     asked = ("score", place / "classifier", "--data", place / "train.tsv", "-o", tmp_path / "scores")
     made, shown = _json(*asked), _run(*asked).output
     row = next(line for line in shown.splitlines() if line.startswith("1 "))
     assert row.split()[1:] == [f"{value:.3f}" for value in made["sites"]["1"]["score"]]
     assert f"{made['stability'][0]['correlation']:.3f} [" in shown
+    asked = ("score", place / "classifier", "--data", place / "train.tsv", "--by", "entropy", "-o", tmp_path / "signs")
+    made, shown = _json(*asked), _run(*asked).output
+    row = next(line for line in shown.splitlines() if line.startswith("1 "))
+    assert row.split()[1:] == [f"{value:.3f}" for value in made["sites"]["1"]["score"]]
+    assert all(cell.startswith("-") for cell in row.split()[1:]), "entropies are counted against a head"
     asked = ("transfer", place / "classifier", "--data", place / "dev.tsv", "--other-data", place / "other.tsv")
     shown = _run(*asked, "--metric", "loss", "-o", tmp_path / "transfer").output
     assert "damage over 8 units: pearson" in shown
@@ -380,3 +388,21 @@ def test_from_scores_and_from_a_curve_to_a_smaller_model(place: Path, tmp_path: 
     )
     assert done.exit_code == 2
     assert "go together" in done.output
+
+
+def test_control_c_says_where_the_work_is_and_the_same_command_goes_on(place: Path, tmp_path: Path) -> None:
+    asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--batch-size", 1, "-o", tmp_path / "run"]
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from headcount.cli import main; main()"
+    command = [sys.executable, "-c", code, *map(str, asked)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while child.poll() is None and not list((tmp_path / "run").glob("*.npz")):
+        time.sleep(0.002)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate()
+    assert child.returncode == 130
+    assert said.count("\n") == 1
+    assert f"{tmp_path / 'run'} keeps what is done: the same command goes on" in said
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}
+    _json(*asked)
+    now = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}
+    assert {name: now[name] for name in kept} == kept

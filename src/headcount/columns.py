@@ -110,7 +110,7 @@ def read_table(
     if sheet.plain and wants in ("label", "number", "target"):
         raise BadData(
             f"{sheet.name} is plain text, one column without "
-            f"{'targets; give the file of targets as target=' if wants == 'target' else 'labels; give a table'}."
+            f"{'targets; give the file of targets as target= (--target)' if wants == 'target' else 'labels; give a table'}."
         )
     if wants == "target":
         columns = _target_columns(sheet, text, target)
@@ -146,7 +146,7 @@ def _table(
         if strange is not None:
             raise BadData(
                 f"Row {strange + 1} of {sheet.name} has {values[strange]!r:.60} in column {column!r}, which is not text; "
-                "name a column of texts with text=, or mend that row."
+                "name a column of texts with text= (--text), or mend that row."
             )
     table = Table(sheet.name, tuple(texts), labels, range(1, len(texts[0]) + 1), plain=sheet.plain)
     return replace(table.chosen(kept) if len(kept) < len(table) else table, skipped=len(table) - len(kept))
@@ -200,7 +200,7 @@ def _text_columns(sheet: Sheet, text: Names, single: bool) -> list[str]:
     if found is None:
         raise BadData(
             f"I do not know which column of {sheet.name} holds the text; its columns are {_columns_of(sheet)}: name one "
-            "with text=, or by its number (from 1) where the file has no header."
+            "with text= (--text), or by its number (from 1) where the file has no header."
         )
     return [found]
 
@@ -212,7 +212,7 @@ def _label_column(sheet: Sheet, label: Names, usual: Sequence[str]) -> str:
     if found is None:
         raise BadData(
             f"{sheet.name} has no column of labels that I know; its columns are {_columns_of(sheet)}: name one with "
-            "label=, or give the labelled file (GLUE's test files have no labels, its dev files do)."
+            "label= (--label), or give the labelled file (GLUE's test files have no labels, its dev files do)."
         )
     return found
 
@@ -222,7 +222,7 @@ def _image_column(sheet: Sheet, text: Names) -> list[str]:
     found = _named(sheet, names[0], "text") if names else _usual(sheet, IMAGES)
     if found is None:
         raise BadData(
-            f"{sheet.name} has no column of pictures; its columns are {_columns_of(sheet)}: choose with text=."
+            f"{sheet.name} has no column of pictures; its columns are {_columns_of(sheet)}: choose with text= (--text)."
         )
     return [found]
 
@@ -236,7 +236,7 @@ def _target_columns(sheet: Sheet, text: Names, target: Any) -> list[str]:
     if text is None or target is None:
         raise BadData(
             f"I do not know which columns of {sheet.name} hold source and target; its columns are {_columns_of(sheet)}: "
-            "name them with text= and target=."
+            "name them with text= and target= (--text, --target)."
         )
     return [_named(sheet, str(text), "text"), _named(sheet, str(target), "target")]
 
@@ -271,7 +271,7 @@ def _number(sheet: Sheet, column: str, row: int, value: Any) -> float | None:
     if not math.isfinite(number):
         raise BadData(
             f"Row {row} of {sheet.name} has {value!r:.60} in column {column!r}, which is not a finite number; "
-            "name the column of scores with label=, or use the kind classification."
+            "name the column of scores with label= (--label), or use the kind classification."
         )
     return number
 
@@ -296,7 +296,9 @@ def _pair_of_files(data: Any, text: Names, target: Any) -> tuple[Path, Path] | N
     beside = located(stem.with_suffix(f".{target}")) if "/" not in str(target) else None
     goal = located(target) or beside
     if goal is None and ending(source) not in TABLES:
-        raise BadData(f"There is no file {str(target)!r} that goes with {source}; give the file of targets as target=.")
+        raise BadData(
+            f"There is no file {str(target)!r} that goes with {source}; give the file of targets as target= (--target)."
+        )
     return None if goal is None or goal.is_dir() or source.is_dir() else (source, goal)
 
 

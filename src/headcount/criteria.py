@@ -18,7 +18,7 @@ from .evaluation import signature
 from .finding import find, unwrap
 from .gradients import Contributions, contributions
 from .patterns import confidence_and_entropy
-from .plans import Unit
+from .plans import Plan, Unit
 from .scores import NORMS, Scores
 
 if TYPE_CHECKING:
@@ -179,8 +179,6 @@ def _joined(asked: _Asked, samples: dict[str, np.ndarray]) -> Scored:
 
 
 def _ablation(asked: _Asked) -> Scored:
-    from .plans import Plan
-
     plans = {str(unit): Plan(frozenset([unit])) for unit in asked.units}
     how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name, "dialects": asked.dialects}
     found = ablate(asked.model, asked.data, plans, **how)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .errors import BadPlan
-from .options import Given, load_model, make_task, out, quieten, running
+from .options import Given, dialects_of, load_model, make_task, out, quieten, running
 from .printing import ablation_text, curve_text, one_head_table, scores_text, transfer_text
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def score(
             normalize=None if normalize == "none" else normalize,
             seed=given.seed,
             run=run,
-            dialects=_dialects(given),
+            dialects=dialects_of(given.dialect),
         )
         stability = scores.stability(seed=given.seed)
         if scores.samples is not None and len(scores) <= 100_000:
@@ -126,7 +127,9 @@ def ablate(
     if not all_but_one:
         options = {"units": units, "block": block}
         with running("ablate", model, subject, given, {"data": task}, **options) as run:
-            found = ablation.ablate(subject, task, units, block=block, memory=limit, run=run, dialects=_dialects(given))
+            found = ablation.ablate(
+                subject, task, units, block=block, memory=limit, run=run, dialects=dialects_of(given.dialect)
+            )
             comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
             listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
             made = {"base": found.base.to_json(), "test": test, "ablations": listed}
@@ -143,7 +146,7 @@ def ablate(
             seed=given.seed,
             memory=limit,
             run=run,
-            dialects=_dialects(given),
+            dialects=dialects_of(given.dialect),
         )
         listed = [
             {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
@@ -172,12 +175,14 @@ def transfer(
 
     there = make_task(model, subject, given, other_data, **({"target": other_target} if other_target else {}))
     with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
-        found = ablation.transfer(subject, (task, there), units, run=run, seed=given.seed, dialects=_dialects(given))
+        found = ablation.transfer(
+            subject, (task, there), units, run=run, seed=given.seed, dialects=dialects_of(given.dialect)
+        )
         made = {
             "one": found.one.base.to_json(),
             "other": found.other.base.to_json(),
-            "pearson": _correlation(found.pearson),
-            "spearman": _correlation(found.spearman),
+            "pearson": asdict(found.pearson),
+            "spearman": asdict(found.spearman),
             "units": list(found.one.names),
             "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
         }
@@ -227,7 +232,7 @@ def curve(
         headcount curve my-translator --data val.de --target val.en --only cross --until-drop 1.0
     """
     subject, task = _ready(model, given)
-    from . import studies
+    from . import curves, studies
     from .scores import Scores
 
     fixed = Scores.read(scores) if scores else None
@@ -251,11 +256,13 @@ def curve(
     tasks = {"report": report} if select is None else {"select": select, "report": report}
     options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": fixed and fixed.to_json()}
     with running("curve", model, subject, given, tasks, **options) as run:
-        found = studies.curves(subject, report, select, asked, fixed=fixed, run=run, dialects=_dialects(given))
+        found = studies.curves(
+            subject, report, select, asked, fixed=fixed, run=run, dialects=dialects_of(given.dialect)
+        )
         for one in found:
             for point in one.points[1:]:
                 run.write_json(f"plan-{studies.name_of(one)}-{point.removed:05d}", point.plan.to_json())
-        made = {"sets": how, "curves": [studies.curve_json(one) for one in found]}
+        made = {"sets": how, "curves": [curves.to_json(one) for one in found]}
         _keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
 
 
@@ -268,12 +275,6 @@ def _ready(name: str, given: Given, optional: bool = False) -> tuple[Any, Any]:
     quieten()
     model = load_model(name, given)
     return model, None if given.data is None else make_task(name, model, given)
-
-
-def _dialects(given: Given) -> list[Any]:
-    from .options import dialects_of
-
-    return dialects_of(given.dialect)
 
 
 def _two_sets(
@@ -298,12 +299,6 @@ def _notes(task: Task) -> str:
     if task.skipped:
         notes.append(f"{task.skipped} rows without a label were skipped")
     return "".join(f"\nnote: {note}" for note in notes)
-
-
-def _correlation(found: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(found)
 
 
 def _keep(run: Run, name: str, data: dict[str, Any], given: Given, text: str, replace: bool = False) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from .errors import BadData, BadPlan
+from .errors import BadData, BadPlan, HeadcountError
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -213,13 +214,22 @@ def running(command: str, name: str, model: Any, given: Given, tasks: dict[str, 
         if given.quiet or given.as_json:
             stack.enter_context(progress.quiet())
         run = stack.enter_context(Run.open(given.output or default_folder(question), question))
-        yield run
+        try:
+            yield run
+        except HeadcountError:
+            run.discard_if_empty()
+            raise
+        except KeyboardInterrupt:
+            sys.stderr.write(
+                f"headcount: stopped; {run.folder} keeps what is done: the same command goes on from there.\n"
+            )
+            raise
         run.finish()
 
 
 def weights_of(name: str, model: Any) -> str:
     """What tells a model's weights from others: its files, or the commit on the hub."""
-    from .runs import fingerprint_of_files
+    from .fingerprints import fingerprint_of_files
 
     folder = Path(name)
     if folder.is_dir():

@@ -22,10 +22,7 @@ def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
         sites.setdefault(unit.site, []).append(n)
     if max(map(len, sites.values())) <= MOST_COLUMNS:
         values = scores.values
-        cells = {
-            site: [f"{values[n]:.3f}"[-5:] if values[n] < 10 else f"{values[n]:.1f}" for n in ns]
-            for site, ns in sites.items()
-        }
+        cells = {site: [f"{values[n]:.3f}" for n in ns] for site, ns in sites.items()}
         lines += _map(cells, {site: [scores.units[n].index for n in ns] for site, ns in sites.items()})
     order, errors = scores.order(), scores.stderr
     places = {unit: n for n, unit in enumerate(scores.units)}

@@ -11,15 +11,13 @@ import hashlib
 import io
 import json
 import os
-import platform
 import re
 import secrets
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -28,13 +26,11 @@ import numpy as np
 from filelock import BaseFileLock, FileLock, Timeout
 
 from .errors import BadRun
+from .fingerprints import canonical, fingerprint, plain_json, versions
 
 FORMAT = 1
 RUN = "run.json"
 LOCK = ".lock"
-WHOLE = 1 << 29  # bytes up to which a fingerprint reads all of a file; of a larger one, as many, spread evenly
-BLOCK = 1 << 20
-PACKAGES = ("headcount", "numpy", "scipy", "torch", "transformers", "sacrebleu")
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft")  # a file that is being written; one left behind was never finished
 _NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,199}")
 _ABSENT = object()
@@ -148,10 +144,10 @@ class Run(Record):
     def write_json(self, name: str, data: Any, *, replace: bool = False) -> None:
         """Write a document for people and reports; another one of that name is replaced only with `replace`."""
         self._must_be_open()
-        path, plain = _file(self.folder, name, ".json"), _plain(data, f"The document {name}")
+        path, plain = _file(self.folder, name, ".json"), plain_json(data, f"The document {name}")
         if replace or not os.path.lexists(path):
             _write(path, _text(plain))
-        elif _canonical(self.read_json(name)) != _canonical(plain):
+        elif canonical(self.read_json(name)) != canonical(plain):
             raise BadRun(f"{path} is there and holds other data; delete it first, or write with replace=True.")
 
     def finish(self) -> None:
@@ -160,6 +156,15 @@ class Run(Record):
         document = _written(self.folder)
         if not document["finished"]:
             _write(self.folder / RUN, _text({**document, "finished": True}))
+
+    def discard_if_empty(self) -> None:
+        """Take the folder away again if nothing has been written to it: a command that failed at once leaves nothing."""
+        self._must_be_open()
+        if set(os.listdir(self.folder)) <= {RUN, LOCK}:
+            with _sentences("write", self.folder):
+                (self.folder / RUN).unlink()
+                (self.folder / LOCK).unlink(missing_ok=True)
+                self.folder.rmdir()
 
     def _must_be_open(self) -> None:
         if not self.lock.is_locked:
@@ -189,40 +194,10 @@ def default_folder(question: Mapping[str, Any]) -> Path:
     return Path("runs", "-".join([*_words(asked), fingerprint(asked)[:8]]))
 
 
-def fingerprint(data: Any) -> str:
-    """32 hex digits of SHA-256 over JSON-able data; the order of the names in an object does not matter."""
-    text = _canonical(_plain(data, "What is fingerprinted"))
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-def fingerprint_of_files(paths: Iterable[Path | str]) -> str:
-    """32 hex digits over the files' names, sizes and contents; not over where they lie, nor their order.
-
-    Names are taken from the deepest folder that holds all of them. Of a file of more than 512 MiB, that much is read, in
-    blocks spread evenly from its beginning to its end: a change between them that keeps its size is not seen.
-    """
-    files = [Path(os.path.abspath(path)) for path in paths]
-    if not files:
-        return fingerprint([])
-    top = os.path.commonpath([path.parent for path in files])
-    return fingerprint(sorted([path.relative_to(top).as_posix(), *_content(path)] for path in files))
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that numbers depend on, without importing them."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def _asked(question: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(question, Mapping):
         raise BadRun(f"A question maps names to what was asked; I got {type(question).__name__}: give a dict.")
-    return _plain(dict(question), "A question")
+    return plain_json(dict(question), "A question")
 
 
 def _begin(folder: Path, asked: dict[str, Any]) -> None:
@@ -287,7 +262,7 @@ def _first_difference(there: Any, here: Any, path: str = "") -> str | None:
         pairs = ((name, there.get(name, _ABSENT), here.get(name, _ABSENT)) for name in {**there, **here})
         found = (_first_difference(old, new, f"{path}.{name}".lstrip(".")) for name, old, new in pairs)
         return next(filter(None, found), None)
-    old, new = ("not given" if value is _ABSENT else _canonical(value) for value in (there, here))
+    old, new = ("not given" if value is _ABSENT else canonical(value) for value in (there, here))
     return None if old == new else f"{path} is {_part(old, new)} there and {_part(new, old)} here"
 
 
@@ -304,18 +279,6 @@ def _words(question: Mapping[str, Any]) -> list[str]:
     given = [question.get("command"), re.split(r"[/\\]", model.rstrip("/\\"))[-1] if isinstance(model, str) else None]
     words = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.")[:60] for word in given if isinstance(word, str)]
     return [word for word in words if word]
-
-
-def _plain(data: Any, what: str) -> Any:
-    """The data as it comes back from JSON (tuples are lists, names are texts), or `BadRun` if it would not."""
-    try:
-        return json.loads(json.dumps(data, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadRun(f"{what} must be plain JSON without NaN; convert the rest first ({str(error)[:120]}).") from None
-
-
-def _canonical(plain: Any) -> str:
-    return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def _text(plain: Any) -> bytes:
@@ -437,14 +400,3 @@ def _flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _content(path: Path) -> tuple[int, str]:  # size and hash
-    with _sentences("read", path), open(path, "rb") as stream:
-        size, digest = os.fstat(stream.fileno()).st_size, hashlib.sha256()
-        last = WHOLE // BLOCK - 1
-        spread = [(size - BLOCK) * n // last for n in range(last + 1)]
-        for start in range(0, size, BLOCK) if size <= WHOLE else spread:
-            stream.seek(start)
-            digest.update(stream.read(BLOCK))
-        return size, digest.hexdigest()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from .criteria import score
-from .curves import Curve, curve
-from .curves import to_json as curve_json
+from .curves import Curve, counts, curve
 from .dialects import Dialect
 from .gates import closed
 from .plans import Plan
@@ -18,8 +17,6 @@ from .scores import Scores
 if TYPE_CHECKING:
     from .runs import Run
     from .tasks import Task
-
-__all__ = ["CurvesAsked", "curve_json", "curves", "name_of"]
 
 
 class CurvesAsked(NamedTuple):
@@ -50,6 +47,8 @@ def curves(
 ) -> list[Curve]:
     """A curve for each order: scores from `select` (or `fixed`), measured on `report`; "random" gives several."""
     rows = tuple(dialects)
+    units = score(model, by="random", units=asked.units, dialects=rows)  # costs nothing, and shows what there is
+    counts(asked.step, len(units.only(*asked.only) if asked.only else units))  # what is wrong is said before the work
     orders: list[tuple[str, Scores | Callable[[nn.Module, Plan], Scores]]] = []
     for by in asked.by:
         if fixed is not None:
@@ -61,6 +60,9 @@ def curves(
             orders.append((by, _again(by, select, asked, run, rows)))
         else:
             orders.append((by, _scored(model, by, select, asked, run, f"score-{by}", rows)))
+    for name, order in orders:
+        if run is not None and isinstance(order, Scores):
+            run.write_json(f"scores-{name}", order.to_json())
     return [
         curve(
             model,
