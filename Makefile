@@ -32,6 +32,8 @@ coverage: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gates.py
+	$(BIN)/python benchmarks/scores.py
+	$(BIN)/python benchmarks/ablation.py
 
 # The vision packages and a small pretrained model are for tests only. They live in a folder of their own, which tests put
 # on the path when they need it: a torchvision that does not match the build of torch breaks transformers if it is found.

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from statistics import median, quantiles
 
 import numpy as np
 import torch
 import transformers
+from timing import seconds, summary
 from torch.nn.functional import cross_entropy
 
 import headcount as hc
@@ -73,15 +72,9 @@ def main() -> None:
     ]
 
     def run(replay: bool) -> tuple[float, np.ndarray]:
-        if device == "cpu":
-            start = time.process_time()
-            values = hc.measure(model, task, plans, replay=replay)
-            return time.process_time() - start, values
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        values = hc.measure(model, task, plans, replay=replay)
-        torch.cuda.synchronize()
-        return time.perf_counter() - start, values
+        values = []
+        took = seconds(lambda: values.append(hc.measure(model, task, plans, replay=replay)))
+        return took, values[0]
 
     run(True)
     ratios, gap = [], 0.0
@@ -89,20 +82,15 @@ def main() -> None:
         (before, naive), (fast, replayed), (after, _) = run(False), run(True), run(False)
         ratios.append((before + after) / 2 / fast)
         gap = max(gap, float(np.abs(naive - replayed).max()))
-    low, _, high = quantiles(ratios, n=4)
     count = allowed(arguments.layers, arguments.heads, config.hidden_size, config.intermediate_size, arguments.length)
     print(
         json.dumps(
             {
                 "what": f"BERT shape, {arguments.layers} layers, {arguments.heads} heads closed in each, "
                 f"{arguments.batches} x {arguments.batch} x {arguments.length}",
-                "naive / replay, measured": {
-                    "median": round(median(ratios), 3),
-                    "lower quartile": round(low, 3),
-                    "upper quartile": round(high, 3),
-                },
+                "naive / replay, measured": summary(ratios),
                 "naive / replay, multiply-adds": round(count, 3),
-                "share of the possible": round(median(ratios) / count, 3),
+                "share of the possible": round(summary(ratios)["median"] / count, 3),
                 "largest difference of a loss": gap,
                 "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
                 "threads": arguments.threads,

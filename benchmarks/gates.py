@@ -10,23 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 
 import torch
 import transformers
+from timing import seconds, summary
 
 import headcount as hc
-
-
-def seconds(run) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -79,11 +68,6 @@ def main() -> None:
             indent=2,
         )
     )
-
-
-def summary(ratios: list[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return {"median": round(middle, 3), "lower quartile": round(low, 3), "upper quartile": round(high, 3)}
 
 
 if __name__ == "__main__":

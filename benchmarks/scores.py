@@ -19,7 +19,6 @@ import json
 import subprocess
 import sys
 import time
-from statistics import median, quantiles
 
 
 def model_and_batches(arguments):
@@ -75,20 +74,6 @@ def bertology_worker(arguments) -> None:
         print(time.process_time() - start, flush=True)
 
 
-def seconds(run) -> float:
-    import torch
-
-    if not torch.cuda.is_available():
-        start = time.process_time()
-        run()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def worker(arguments) -> subprocess.Popen:
     options = [f"--{name}={getattr(arguments, name)}" for name in ("layers", "batch", "length", "batches", "threads")]
     command = [arguments.bertology, __file__, "--worker", *options, *(["--entropy"] if arguments.entropy else [])]
@@ -113,6 +98,7 @@ def main() -> None:
         return
     import torch
     import transformers
+    from timing import seconds, summary
     from torch.nn.functional import cross_entropy
 
     import headcount as hc
@@ -166,11 +152,6 @@ def main() -> None:
     if other:
         other.stdin.close()
         other.wait()
-
-
-def summary(ratios: list[float]) -> dict[str, float]:
-    low, _, high = quantiles(ratios, n=4)
-    return {"median": round(median(ratios), 3), "lower quartile": round(low, 3), "upper quartile": round(high, 3)}
 
 
 if __name__ == "__main__":

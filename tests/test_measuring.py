@@ -406,3 +406,19 @@ def test_control_c_says_where_the_work_is_and_the_same_command_goes_on(place: Pa
     _json(*asked)
     now = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}
     assert {name: now[name] for name in kept} == kept
+
+
+def test_choosing_and_reporting_on_the_same_examples_is_refused(place: Path, tmp_path: Path) -> None:
+    same = ("--data", place / "dev.tsv")
+    for asked in (("ablate", "--all-but-one", "--select-data"), ("curve", "--score-data")):
+        with pytest.raises(hc.BadPlan, match="48 of the 48 examples"):
+            _run(asked[0], place / "classifier", *same, *asked[1:], place / "dev.tsv", "-o", tmp_path / "run")
+    _run("score", place / "classifier", *same, "-o", tmp_path / "scores")
+    scores = tmp_path / "scores" / "scores.json"
+    with pytest.raises(hc.BadPlan, match="the very examples"):
+        _run("curve", place / "classifier", *same, "--metric", "loss", "--scores", scores, "-o", tmp_path / "run")
+    mixed = tmp_path / "mixed.tsv"
+    lines = (place / "dev.tsv").read_text().splitlines()
+    mixed.write_text("\n".join([*lines[:6], *(place / "train.tsv").read_text().splitlines()[1:]]) + "\n")
+    found = _json("curve", place / "classifier", *same, "--score-data", mixed, "--step", 4, "-o", tmp_path / "run")
+    assert "(5 of them in both)" in found["sets"]

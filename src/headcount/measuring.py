@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .errors import BadPlan
+from .fingerprints import fingerprint
 from .options import Given, dialects_of, load_model, make_task, out, quieten, running
 from .printing import ablation_text, curve_text, one_head_table, scores_text, transfer_text
 
@@ -233,10 +234,16 @@ def curve(
     """
     subject, task = _ready(model, given)
     from . import curves, studies
+    from .kinds import KINDS
     from .scores import Scores
 
     fixed = Scores.read(scores) if scores else None
     if fixed is not None:
+        metrics = (task.with_metric(metric) for metric in KINDS[task.kind])
+        if any(f"#{same.fingerprint[:8]}|" in fixed.signature for same in metrics):
+            raise BadPlan(
+                f"{scores} was computed on the very examples of {task.name}; report on other data, or score anew."
+            )
         select, report, how = None, task, f"scores from {scores}"
     else:
         select, report, how = _two_sets(model, subject, given, task, score_data, score_limit)
@@ -254,7 +261,9 @@ def curve(
         seed=given.seed,
     )
     tasks = {"report": report} if select is None else {"select": select, "report": report}
-    options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": fixed and fixed.to_json()}
+    options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": None}
+    if fixed is not None:
+        options["scores"] = fingerprint(fixed.to_json())
     with running("curve", model, subject, given, tasks, **options) as run:
         found = studies.curves(
             subject, report, select, asked, fixed=fixed, run=run, dialects=dialects_of(given.dialect)
@@ -289,7 +298,15 @@ def _two_sets(
     source: Any = tuple(other.split(",")) if given.target is not None else other
     more = {"limit": limit if limit is not None else given.limit, "target": None}
     select = make_task(name, model, given, source, **(more if given.target is not None else {"limit": more["limit"]}))
-    return select, task, f"chosen on {select.size} examples of {select.name}, reported on {task.size} of {task.name}"
+    chosen_on = {select.digest(number) for number in range(select.size)}
+    both = sum(task.digest(number) in chosen_on for number in range(task.size))
+    if both > task.size / 2:
+        raise BadPlan(
+            f"{both} of the {task.size} examples of {task.name} are also among those to choose on; never choose and report "
+            "on the same ones: give other data, or leave it out to have --data split in two."
+        )
+    how = f"chosen on {select.size} examples of {select.name}, reported on {task.size} of {task.name}"
+    return select, task, how + (f" ({both} of them in both)" if both else "")
 
 
 def _notes(task: Task) -> str:
