@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 import zoo
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast
 
 import headcount as hc
 from headcount.tasks import Task
@@ -162,3 +164,15 @@ def naive(model: nn.Module, task: Task, plans: Sequence[hc.Plan], *, alone: bool
 
 def close(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-5) -> bool:
     return a.shape == b.shape and bool(np.abs(a - b).max() <= tolerance * max(1.0, np.abs(a).max()))
+
+
+def word_tokenizer(words: Sequence[str]) -> Any:
+    """A tokenizer of whole words, in the manner of BERT: [CLS] text [SEP]."""
+    made = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    made.train_from_iterator(words, trainers.WordLevelTrainer(special_tokens=special))
+    marks = [("[CLS]", 1), ("[SEP]", 2)]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=marks)
+    names = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=16, eos_token="[SEP]", **names)

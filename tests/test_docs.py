@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 import typer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from small import word_tokenizer
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     MarianConfig,
     MarianMTModel,
-    PreTrainedTokenizerFast,
 )
 from typer.testing import CliRunner
 
@@ -43,16 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, count in (("dev", 16), ("train", 24)):
         rows = [f"{' '.join(draw.choices(WORDS, k=draw.randint(3, 6)))}\t{number % 2}" for number in range(count)]
         (folder / "SST-2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
-    words.train_from_iterator(WORDS, trainers.WordLevelTrainer(special_tokens=special))
-    words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=16
-    )
+    tokenizer = word_tokenizer(WORDS)
     tokenizer.save_pretrained(folder / "minilm-sst2")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from small import word_tokenizer
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     MarianConfig,
     MarianMTModel,
-    PreTrainedTokenizerFast,
 )
 from typer.testing import CliRunner
 
@@ -55,24 +54,6 @@ def _sentences(count: int, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(3, 9))) for _ in range(count)]
 
 
-def _tokenizer(folder: Path) -> None:
-    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
-    words.train_from_iterator(WORDS, trainers.WordLevelTrainer(special_tokens=special))
-    words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    names = {
-        "pad_token": "[PAD]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "eos_token": "[SEP]",
-        "unk_token": "[UNK]",
-    }
-    PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=16, **names).save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a classifier, a translator, and data for both."""
@@ -92,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for parameter in model.parameters():
                 parameter.normal_(0, 0.4) if parameter.dim() > 1 else None
         model.save_pretrained(folder / name)
-        _tokenizer(folder / name)
+        word_tokenizer(WORDS).save_pretrained(folder / name)
     for name, count, seed in (("dev", 48, 0), ("train", 40, 1), ("other", 40, 2)):
         lines = [f"{text}\t{n % 2}" for n, text in enumerate(_sentences(count, seed))]
         (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n")
