@@ -39,6 +39,10 @@ class BadData(HeadcountError):
     """A file or table cannot be read as examples, or its labels do not fit the model."""
 
 
+class NotShown(HeadcountError):
+    """What was asked for may be true, and the examples or the machine at hand cannot show it; nothing was changed."""
+
+
 class NotFinite(HeadcountError):
     """A loss or a score is not a number; the sentence names the example that caused it."""
 

@@ -1,0 +1,287 @@
+"""The promise of `--max-drop`: the tests behind it are what they say, and it is broken no more often than it may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from conftest import says
+from scipy import optimize, stats
+
+import headcount as hc
+from headcount import guarantee
+from headcount.guarantee import LEFT_OUT, TAIL, exact_p, fewest, least_shown, no_worse, sequence
+from headcount.metrics import metric
+
+ACCURACY = metric("accuracy")
+
+
+def rows_of(right: np.ndarray) -> np.ndarray:
+    """Rows of accuracy: label 1, prediction 1 where it is right."""
+    right = np.asarray(right, dtype=float)
+    return np.stack([np.ones(len(right)), right, np.zeros(len(right))], axis=1)
+
+
+def counted(lost: int, won: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows before and after, with so many of n examples lost and won and the rest right."""
+    was, now = np.ones(n), np.ones(n)
+    now[:lost], was[lost : lost + won] = 0, 0
+    return rows_of(was), rows_of(now)
+
+
+# -- the exact test ------------------------------------------------------------------------------------------------------
+
+
+def statistic(lost: int, won: int, n: int, margin: float) -> float:
+    """The score statistic from its definition: the likelihood, maximised by search where the loss is the margin."""
+
+    def surprise(gained: float) -> float:
+        shares = np.array([gained + margin, gained, 1 - 2 * gained - margin])
+        counts = np.array([lost, won, n - lost - won])
+        return -float(np.sum(np.where(counts > 0, counts * np.log(np.maximum(shares, 1e-300)), 0.0)))
+
+    top = (1 - margin) / 2
+    grid = np.linspace(0, top, 2001)
+    near = grid[np.argmin([surprise(g) for g in grid])]
+    lower, upper = max(0.0, near - top / 1000), min(top, near + top / 1000)
+    gained = optimize.minimize_scalar(surprise, bounds=(lower, upper), method="bounded", options={"xatol": 1e-12}).x
+    return (lost - won - n * margin) / math.sqrt(n * (2 * gained + margin * (1 - margin)))
+
+
+@pytest.mark.parametrize(("lost", "won", "n", "margin"), [(1, 2, 14, 0.2), (0, 1, 12, 0.15), (3, 3, 16, 0.3)])
+def test_the_exact_p_is_the_probability_of_all_counts_at_least_as_good(
+    lost: int, won: int, n: int, margin: float
+) -> None:
+    seen = statistic(lost, won, n, margin)
+    every = [(x, y) for x in range(n + 1) for y in range(n - x + 1)]
+    as_good = np.array([(x, y, n - x - y) for x, y in every if statistic(x, y, n, margin) <= seen + 1e-5])
+    low = stats.beta.ppf(LEFT_OUT / 2, won, n - won + 1) if won else 0.0
+    high = min(stats.beta.ppf(1 - LEFT_OUT / 2, won + 1, n - won), (1 - margin) / 2)
+    worst = max(
+        stats.multinomial.pmf(as_good, n, [g + margin, g, max(0.0, 1 - 2 * g - margin)]).sum()
+        for g in np.linspace(low, high, guarantee.GRID)
+    )
+    assert exact_p(lost, won, n, margin) == pytest.approx(worst + LEFT_OUT + 2 * TAIL, rel=1e-6)
+
+
+@pytest.mark.parametrize(("n", "margin", "alpha"), [(30, 0.1, 0.05), (45, 0.2, 0.05), (40, 0.05, 0.2)])
+def test_the_exact_test_errs_no_more_often_than_it_says_wherever_the_truth_lies(
+    n: int, margin: float, alpha: float
+) -> None:
+    every = [(x, y) for x in range(n + 1) for y in range(n - x + 1)]
+    shown = np.array([(x, y, n - x - y) for x, y in every if exact_p(x, y, n, margin) <= alpha])
+    errors = []
+    for gained in np.linspace(0, (1 - margin) / 2, 101):
+        for more in (0.0, 0.03):  # a loss of the margin, and of more than it
+            if 2 * gained + margin + more <= 1:
+                share = [gained + margin + more, gained, 1 - 2 * gained - margin - more]
+                errors.append(stats.multinomial.pmf(shown, n, share).sum())
+    assert max(errors) <= alpha
+    assert max(errors) > alpha / 2, "and it is not so careful that it never shows anything"
+
+
+@pytest.mark.parametrize("n", [100, 298, 299])
+def test_with_nothing_changed_it_is_the_chance_that_a_loss_of_the_margin_stays_unseen(n: int) -> None:
+    assert exact_p(0, 0, n, 0.01) == pytest.approx(0.99**n, abs=2 * LEFT_OUT)
+    assert (exact_p(0, 0, n, 0.01) <= 0.05) == (n >= fewest(0.01, 0.05))
+
+
+def test_the_bound_is_where_the_test_turns() -> None:
+    for lost, won, n in [(0, 0, 200), (12, 7, 400), (30, 41, 900)]:
+        bound = least_shown(lost, won, n, 0.05)
+        assert exact_p(lost, won, n, bound) <= 0.05
+        assert exact_p(lost, won, n, bound - 0.02 / n) > 0.05
+        shown = no_worse(ACCURACY, *counted(lost, won, n), drop=100 * bound)
+        assert shown.test == "exact"
+        assert shown.damage == pytest.approx(100 * (lost - won) / n)
+        assert shown.p <= 0.05
+
+
+def test_without_a_margin_it_asks_what_mcnemar_asks() -> None:
+    """z^2 is McNemar's chi-square, (lost - won)^2 / (lost + won)."""
+    for lost, won in [(9, 2), (4, 4), (1, 7)]:
+        z = float(guarantee._statistic(np.array(lost), np.array(won), 50, 0.0))
+        assert z == pytest.approx((lost - won) / math.sqrt(lost + won))
+
+
+def test_shares_that_should_be_small_and_means_of_other_numbers() -> None:
+    """An error rate is tested like an accuracy; a mean of other values is not a share of examples."""
+    was, now = counted(5, 2, 300)
+    errors = metric("mean", higher_is_better=False)
+    exact = no_worse(ACCURACY, was, now, 3.0)
+    same = no_worse(errors, 1 - was[:, 1:2], 1 - now[:, 1:2], 0.03)
+    assert same.test == "exact"
+    assert (same.p, same.damage * 100) == (exact.p, pytest.approx(exact.damage))
+    assert no_worse(errors, 2 - was[:, 1:2], 2 - now[:, 1:2], 0.03).test == "bootstrap"
+
+
+# -- the bootstrap -------------------------------------------------------------------------------------------------------
+
+
+def skewed(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Losses that one example in twenty raises, by 1 on average: 0.05 in the mean."""
+    was = rng.exponential(0.3, n)
+    now = was + np.where(rng.random(n) < 0.05, rng.exponential(1.0, n), 0.0)
+    return tuple(np.stack([np.zeros(n), np.zeros(n), values], axis=1) for values in (was, now))  # type: ignore[return-value]
+
+
+def errors_of_the_bootstrap(repetitions: int, n: int) -> float:
+    rng, loss = np.random.default_rng(3), metric("loss", columns=("label", "prediction", "loss"))
+    shown = [
+        no_worse(loss, *skewed(n, rng), drop=0.05, resamples=300, seed=seed).p <= 0.05 for seed in range(repetitions)
+    ]
+    return sum(shown) / repetitions
+
+
+def test_the_bootstrap_errs_no_more_often_than_it_says_on_few_skewed_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert errors_of_the_bootstrap(400, 60) <= limit
+    # without the one bad example, it takes what it has not seen for what is not there
+    monkeypatch.setattr(guarantee, "_one_bad_example", lambda measure, before, after: (before, after))
+    assert errors_of_the_bootstrap(400, 60) > limit
+
+
+@pytest.mark.parametrize("name", ["f1", "matthews", "bleu", "loss", "pearson", "spearman"])
+def test_no_change_at_all_shows_little_on_few_examples_and_more_on_many(name: str) -> None:
+    rng = np.random.default_rng(0)
+
+    def bound(n: int) -> float:
+        labels = rng.integers(0, 2, n).astype(float)
+        if name == "bleu":
+            hits = rng.integers(1, 9, n)
+            rows = np.stack([np.full(n, 9), np.full(n, 9), *(np.maximum(hits - k, 0) for k in range(4))], axis=1)
+            rows = np.concatenate([rows, np.tile([9, 8, 7, 6], (n, 1))], axis=1).astype(float)
+            measure = metric("bleu")
+        else:
+            guess = np.where(rng.random(n) < 0.85, labels, 1 - labels)
+            if name in ("pearson", "spearman"):
+                labels = rng.integers(0, 6, n).astype(float)
+                guess = labels + rng.normal(0, 0.7, n)
+            rows = np.stack([labels, guess, rng.exponential(0.4, n)], axis=1)
+            measure = metric(name, labels=2, columns=("label", "prediction", "loss"))
+        found = no_worse(measure, rows, rows, 1.0, resamples=1000)
+        assert found.damage == 0
+        return found.bound
+
+    few, many = bound(50), bound(800)
+    assert few > 4 * many > 0
+
+
+# -- the sequence --------------------------------------------------------------------------------------------------------
+
+
+class Synthetic:
+    """Models without more and more units: each loses and wins examples at random with known probabilities."""
+
+    def __init__(self, losses: list[float], wins: list[float]) -> None:
+        self.losses, self.wins = losses, wins
+
+    def true_drops(self) -> list[float]:
+        """Points lost by each, on all the examples that there could be: nine of ten are right before."""
+        return [100 * (0.9 * lose - 0.1 * win) for lose, win in zip(self.losses, self.wins, strict=True)]
+
+    def measured(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, list[np.ndarray]]:
+        was, luck = rng.random(n) < 0.9, rng.random((2, n))  # nested: what one plan loses the next loses too
+        afters = [
+            np.where(was, luck[0] >= lose, luck[1] < win) for lose, win in zip(self.losses, self.wins, strict=True)
+        ]
+        return rows_of(was), [rows_of(after) for after in afters]
+
+
+MODELS = [
+    Synthetic([0.005, 0.01, 0.035, 0.035, 0.036, 0.04], [0.0, 0.05, 0.115, 0.115, 0.12, 0.1]),  # hovers at the limit
+    Synthetic([0.0225, 0.03, 0.2], [0.0, 0.05, 0.1]),  # the first plan is at the limit already
+]
+DROP, ALPHA, N = 2.0, 0.1, 250
+
+
+def broken(model: Synthetic, choose: str, repetitions: int) -> float:
+    """How often the plan that was chosen loses the largest drop or more, in truth."""
+    rng, drops, count = np.random.default_rng(7), model.true_drops(), 0
+    for _ in range(repetitions):
+        before, afters = model.measured(N, rng)
+        plans = list(enumerate(afters, 1))
+        if choose == "sequence":
+            removed = sequence(ACCURACY, before, plans, DROP, alpha=ALPHA).removed
+        elif choose == "best of all":  # every plan tested, the largest that passes taken
+            passed = [n for n, after in plans if no_worse(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA]
+            removed = max(passed, default=0)
+        else:  # no test: the largest that measured well
+            value = ACCURACY.value(before)
+            removed = max([n for n, after in plans if 100 * (value - ACCURACY.value(after)) <= DROP], default=0)
+        count += removed > 0 and drops[removed - 1] >= DROP - 1e-9
+    return count / repetitions
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_promise_is_broken_in_at_most_alpha_of_the_repetitions(number: int) -> None:
+    times, model = 600, MODELS[number]
+    assert any(drop >= DROP - 1e-9 for drop in model.true_drops()), "there is something to be wrong about"
+    kept = broken(model, "sequence", times)
+    assert kept <= ALPHA + 2.5 * math.sqrt(ALPHA * (1 - ALPHA) / times)
+    assert broken(model, "measured", times) > 2 * ALPHA, "and without a test it would be broken far more often"
+
+
+def test_taking_the_largest_that_passes_would_break_it() -> None:
+    """Plans that cost alike, tested again and again: one of them passes by luck. The sequence has stopped by then."""
+    rng, times, count = np.random.default_rng(1), 250, {"sequence": 0, "any": 0}
+    for _ in range(times):
+        was = rng.random(N) < 0.9
+        before = rows_of(was)
+        # ten plans at the limit, each losing other examples
+        afters = [rows_of(was & (rng.random(N) >= 0.0225)) for _ in range(10)]
+        count["sequence"] += sequence(ACCURACY, before, list(enumerate(afters, 1)), DROP, alpha=ALPHA).removed > 0
+        count["any"] += any(no_worse(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA for after in afters)
+    assert count["sequence"] / times <= ALPHA + 2.5 * math.sqrt(ALPHA * (1 - ALPHA) / times)
+    assert count["any"] / times > 2.5 * ALPHA
+
+
+def test_it_stops_at_the_first_that_cannot_be_shown_and_measures_no_more() -> None:
+    n, seen = 600, []
+
+    def plans() -> Iterator[tuple[int, np.ndarray]]:
+        for removed, lost in [(3, 0), (6, 2), (9, 60), (12, 0)]:  # the fourth would pass
+            seen.append(removed)
+            yield removed, counted(lost, 0, n)[1]
+
+    found = sequence(ACCURACY, rows_of(np.ones(n)), plans(), 1.5)
+    assert seen == [3, 6, 9]
+    assert [step.shown for step in found.steps] == [True, True, False]
+    assert (found.removed, found.kept, found.stopped) == (6, found.steps[1], found.steps[2])
+    assert found.needed is None, "it costs more than is allowed: no number of examples would show that it does not"
+    assert "loses less than 1.5 points, 95 % sure" in str(found)
+    told = found.to_json()
+    assert (told["removed"], told["sentence"], len(told["steps"])) == (6, str(found), 3)
+
+
+def test_the_number_of_examples_that_would_be_needed_is_about_right() -> None:
+    """With as many as it says, the same costs are shown in about four of five tries."""
+    before, after = counted(4, 3, 200)  # 0.5 points lost, with 3.5 % of the examples changed
+    found = sequence(ACCURACY, before, [(1, after)], 1.5)
+    assert found.removed == 0
+    assert found.needed is not None
+    rng, shown = np.random.default_rng(0), 0
+    for _ in range(200):
+        lost, won, _ = rng.multinomial(found.needed, [0.02, 0.015, 0.965])
+        shown += exact_p(int(lost), int(won), found.needed, 0.015) <= 0.05
+    assert 0.7 <= shown / 200 <= 0.97
+    same = rows_of(np.ones(100))
+    nothing = sequence(ACCURACY, same, [(1, same)], 1.0)
+    assert nothing.needed is not None
+    assert nothing.needed >= fewest(0.01, 0.05) == 299
+
+
+def test_bad_questions_get_a_sentence() -> None:
+    before, after = counted(1, 0, 50)
+    with says(hc.BadMeasure, about="largest drop is a number of points"):
+        no_worse(ACCURACY, before, after, -1.0)
+    with says(hc.BadMeasure, about="largest drop is a number of points"):
+        no_worse(ACCURACY, before, after, float("nan"))
+    with says(hc.BadMeasure, about="alpha is how often"):
+        no_worse(ACCURACY, before, after, 1.0, alpha=0.0)
+    with says(hc.BadMeasure, about="50 examples before and 49 after"):
+        no_worse(ACCURACY, before, after[1:], 1.0)
+    with says(hc.BadMeasure, about="no plan to test"):
+        sequence(ACCURACY, before, [], 1.0)
