@@ -1,0 +1,332 @@
+"""The answer of a report in one sentence, the few numbers to see first, and how to get each number again. No torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import HeadcountError
+from ..runs import Record
+from . import maps
+from .findings import Document, Part, checked, comparison_of, kind_of, number, plain
+from .tables import bytes_text, difference_text, listed, percent, result_text, signed, times, unit_of, whole
+
+DROP = 1.0  # points, for the sentence about a curve
+
+
+class Tile(NamedTuple):
+    """A number to see first."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def answer(part: Part) -> str:
+    """The answer in one sentence: of `prune` if it was run, else of what says most."""
+    if part.prune is not None and part.prune.get("sentence"):
+        return str(part.prune["sentence"])
+    for told in (_told_by_curve, _told_by_effects, _told_by_one, _told_by_scores, _told_by_transfer, _told_by_bench):
+        sentence = told(part)
+        if sentence:
+            return sentence
+    results = [document.data for document in part.of("result")]
+    if results:
+        return f"The model's {results[0]['metric']} is {result_text(results[0])} on {results[0]['n']} examples."
+    return "No run has come to an answer yet."
+
+
+def tiles(part: Part) -> list[Tile]:
+    """The few numbers that matter most."""
+    if part.prune is not None:
+        return list(checked(part.of("prune")[0], _prune_tiles))
+    out = []
+    base = base_of(part)
+    if base is not None:
+        out.append(
+            Tile(str(base["metric"]), result_text(base, interval=False), f"{_span(base)}, n\u00a0=\u00a0{base['n']}")
+        )
+    units = [unit for grid in part.grids for unit in grid.units]
+    if units:
+        sites = len({site for grid in part.grids for site in grid.rows})
+        noun = maps.noun(units, part)
+        out.append(Tile(noun, whole(len(units)), f"in {sites} {'attentions' if noun == 'heads' else 'places'}"))
+    for _, effects in part.effects[:1]:
+        lasting = [e for e in effects if (e.comparison.p_holm or 0) <= 0.05]
+        out.append(Tile("matter alone", whole(len(lasting)), f"of {len(effects)}, after Holm's correction"))
+    made = _first_curve(part)
+    if made is not None:
+        point = _safe(made)
+        out.append(Tile("can go", percent(point["removed"] / made["of"]), _before(made)))
+    return out + _bench_tiles(part)
+
+
+def base_of(part: Part) -> dict[str, Any] | None:
+    """The whole model's result, from whichever run measured it."""
+    for kind, find in (
+        ("curves", lambda data: data["curves"][0]["points"][0]["result"]),
+        ("ablation", lambda data: data["base"]),
+        ("all-but-one", lambda data: data["base"]),
+        ("transfer", lambda data: data["one"]),
+        ("result", lambda data: data),
+    ):
+        for document in part.of(kind):
+            found: dict[str, Any] = checked(document, find)
+            return found
+    return None
+
+
+# -- the answer ------------------------------------------------------------------------------------------------------------
+
+
+def _first_curve(part: Part) -> dict[str, Any] | None:
+    """The first curve that follows scores."""
+    for document in part.of("curves"):
+        for made in checked(document, lambda data: list(data["curves"])):
+            if made.get("by") != "random" and len(made["points"]) > 1:
+                return dict(made)
+    return None
+
+
+def _safe(made: Mapping[str, Any]) -> dict[str, Any]:
+    """The last point before the metric has first fallen by more than `DROP` points (a tenth of it, where it has none)."""
+    best = made["points"][0]
+    for point in made["points"]:
+        one = comparison_of(point["comparison"])
+        if one.damage > (DROP if unit_of(one) == "points" else abs(one.before) / 10):
+            break
+        best = point
+    return dict(best)
+
+
+def _before(made: Mapping[str, Any]) -> str:
+    """Up to where the answer looks: "before more than 1 point of accuracy is lost"."""
+    one = comparison_of(made["points"][0]["comparison"])
+    if unit_of(one) == "points":
+        return f"before more than 1 point of {one.metric} is lost"
+    return f"before the {one.metric} has {'fallen' if one.higher_is_better else 'risen'} by more than a tenth"
+
+
+def _told_by_curve(part: Part) -> str:
+    made = _first_curve(part)
+    if made is None:
+        return ""
+    point, of = _safe(made), made["of"]
+    value, base = point["result"], made["points"][0]["result"]
+    if not point["removed"]:
+        return f"Not one step along this order of {of} {noun_of_curve(made)} is possible {_before(made)}."
+    return (
+        f"{point['removed']} of {of} {noun_of_curve(made)} ({percent(point['removed'] / of)}) can go {_before(made)}: "
+        f"{result_text(base, interval=False)} → {result_text(value, interval=False)} on {value['n']} examples. "
+        "This describes one curve; it is not a guarantee."
+    )
+
+
+def _told_by_effects(part: Part) -> str:
+    if not part.effects:
+        return ""
+    _, effects = part.effects[0]
+    noun = maps.noun([e.unit for e in effects], part)
+    lasting = [e for e in effects if (e.comparison.p_holm or 0) <= 0.05]
+    if not lasting:
+        return f"No single one of the {len(effects)} {noun} matters on its own: chance explains every difference."
+    names = listed([e.unit for e in sorted(lasting, key=lambda e: -abs(e.comparison.damage))])
+    return (
+        f"{len(lasting)} of {len(effects)} {noun} {'matters' if len(lasting) == 1 else 'matter'} alone ({names}); "
+        "chance explains what closing any other one does."
+    )
+
+
+def _told_by_one(part: Part) -> str:
+    for document in part.of("all-but-one"):
+        rows = checked(document, lambda data: [comparison_of(row) for row in data["attentions"]])
+        fine = sum(not (one.worse and one.significant()) for one in rows)
+        return (
+            f"In {fine} of {len(rows)} attentions one head alone does as well as all of them, as far as can be shown."
+        )
+    return ""
+
+
+def _told_by_scores(part: Part) -> str:
+    if not part.scores:
+        return ""
+    one = part.scores[0]
+    order = sorted(one.values, key=lambda unit: -one.values[unit])
+    noun = maps.noun(one.values, part)
+    return (
+        f"Of {len(order):,} {noun}, {listed(order[:3])} matter most by {one.by}, and {listed(order[::-1][:3])} least."
+    )
+
+
+def _told_by_transfer(part: Part) -> str:
+    for document in part.of("transfer"):
+        rank = checked(document, lambda data: data["spearman"])
+        one, other = (maps.data_name(document, side) for side in ("one", "other"))
+        return f"How much units matter on {one} and on {other} goes together with a rank correlation of {rank['value']:.2f}."
+    return ""
+
+
+def _told_by_bench(part: Part) -> str:
+    for document in part.of("bench"):
+        best = _best(document.data)
+        if best:
+            speed, than = times(number(best["ratio"])), reference(document.data)
+            return f"{best['model']} is {speed} as fast as {than} at batch size {best['batch']}."
+    return ""
+
+
+# -- tiles -----------------------------------------------------------------------------------------------------------------
+
+
+def _prune_tiles(data: dict[str, Any]) -> list[Tile]:
+    before, after, one = data["before"], data["after"], comparison_of(data["comparison"])
+    (p0, p1), (b0, b1) = data["parameters"], data["bytes"]
+    left = data["of"] - data["removed"]
+    out = [
+        Tile(
+            str(before["metric"]),
+            f"{result_text(before, interval=False)} → {result_text(after, interval=False)}",
+            f"{difference_text(one)}, n\u00a0=\u00a0{one.n}",
+        ),
+        Tile(
+            str(data["units"]),
+            f"{whole(data['of'])} → {whole(left)}",
+            f"{percent(data['removed'] / max(1, data['of']))} removed",
+        ),
+        Tile("parameters", _pair(_millions(p0), _millions(p1)), f"{signed(100 * (p1 / p0 - 1))} %" if p0 else ""),
+        Tile("size on disk", _pair(bytes_text(b0), bytes_text(b1)), f"{signed(100 * (b1 / b0 - 1))} %" if b0 else ""),
+    ]
+    best = _best(data.get("speed"))
+    return [*out, _speed_tile(best)] if best else out
+
+
+def _bench_tiles(part: Part) -> list[Tile]:
+    found = [_best(document.data) for document in part.of("bench")]
+    return [_speed_tile(best) for best in found if best][:1]
+
+
+def _speed_tile(row: Mapping[str, Any]) -> Tile:
+    return Tile(
+        "speed",
+        times(number(row["ratio"])),
+        f"batch {row['batch']}, {row['length']} tokens; limit {times(number(row['limit']))}",
+    )
+
+
+def _best(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The row of the largest batch of the last model: the ordinary case for throughput."""
+    rows = [row for row in (data or {}).get("rows", ()) if row["model"] != reference(data or {})]
+    return dict(max(rows, key=lambda row: (row["batch"], row["length"]))) if rows else None
+
+
+def reference(data: Mapping[str, Any]) -> str:
+    """The model that the others were timed against."""
+    return str(data["models"][0]["name"])
+
+
+def _pair(before: str, after: str) -> str:
+    """Two numbers; the unit is said once where it is the same."""
+    one, other = before.rpartition(" "), after.rpartition(" ")
+    return f"{one[0]} → {after}" if one[2] == other[2] and one[0] else f"{before} → {after}"
+
+
+def _millions(count: float) -> str:
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else whole(count)
+
+
+def _span(result: Mapping[str, Any]) -> str:
+    return result_text(dict(result)).partition(" ")[2]
+
+
+def noun_of_curve(made: Mapping[str, Any]) -> str:
+    """What a curve removes: heads, neurons or layers."""
+    units = made["points"][-1]["plan"]["remove"] if made["points"] else {}
+    names = [f"{site}:0" for site in units]
+    kinds = {kind_of(name) for name in names}
+    return maps.NOUNS.get(kinds.pop(), "units") if len(kinds) == 1 else "units"
+
+
+# -- how to get it again ---------------------------------------------------------------------------------------------------
+
+
+class Again(NamedTuple):
+    """How to get the numbers of a run again."""
+
+    folder: str
+    command: str
+    rebuilt: bool  # the command was put together from the question, because the run did not keep it
+    facts: list[tuple[str, str]]
+    finished: bool
+
+
+def again(part: Part, run: Record) -> Again:
+    """Command, signatures, data and versions of a run."""
+    documents = [one for one in part.documents if one.run is run]
+    inside = [str(one.data["command"]) for one in documents if isinstance(one.data.get("command"), str)]
+    told, question = inside[0] if inside else _kept_command(run), run.question
+    tasks = question.get("tasks")
+    facts = [("Asked", run.signature), ("On", run.created)]
+    for role, task in tasks.items() if isinstance(tasks, dict) else ():
+        if isinstance(task, dict):
+            facts.append(
+                (f"Data ({role})", f"{task.get('data')}, n = {task.get('n')}, #{str(task.get('fingerprint'))[:8]}")
+            )
+    model = question.get("model")
+    if isinstance(model, dict) and model.get("weights"):
+        facts.append(("Weights", f"#{str(model['weights'])[:8]}"))
+    facts += [(f"Signature ({name})", text) for name, text in _signatures(documents)]
+    facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())))
+    return Again(run.folder.name, told or _rebuilt(question), not told, facts, run.finished)
+
+
+def _kept_command(run: Record) -> str:
+    """The command, where the run came to its end and kept it."""
+    try:
+        kept = plain(run.read_json("command"))
+    except HeadcountError:
+        return ""
+    return str(kept.get("command", "")) if isinstance(kept, dict) else ""
+
+
+def _signatures(documents: Sequence[Document]) -> list[tuple[str, str]]:
+    out = []
+    for one in documents:
+        found = one.data.get("signature")
+        for key in ("base", "one", "other"):
+            inner = one.data.get(key)
+            found = found or (inner.get("signature") if isinstance(inner, dict) else None)
+        if one.kind == "curves" and one.data.get("curves"):
+            first = one.data["curves"][0]
+            found = found or (first["points"][-1]["result"].get("signature") if first.get("points") else None)
+        if isinstance(found, str) and found and "by:random" not in found:
+            out.append((one.name, found))
+    return out
+
+
+def _rebuilt(question: Mapping[str, Any]) -> str:
+    """The command, as far as the question tells it."""
+    model = question.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
+    command = str(question.get("command", ""))
+    words = ["headcount", *command.replace("ablate-all-but-one", "ablate --all-but-one").split()]
+    words += [str(name)] if name else []
+    tasks = question.get("tasks")
+    flags = {"data": "--data", "report": "--data", "one": "--data", "other": "--other-data"}
+    flags["select"] = "--score-data" if command == "curve" else "--select-data"
+    for role, task in tasks.items() if isinstance(tasks, dict) else ():
+        if isinstance(task, dict) and role in flags:
+            words += [flags[role], str(task.get("data"))]
+    for key, value in {**_dict(question.get("run")), **_dict(question.get("options"))}.items():
+        flag = "--" + str(key).replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool) and value not in ("", "by paper"):
+            words += [flag, str(value)]
+        elif isinstance(value, list) and value and key != "dialect":
+            words += [flag, ",".join(map(str, value))]
+    return shlex.join(words)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

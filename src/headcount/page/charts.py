@@ -1,0 +1,421 @@
+"""Charts of what was found, as Vega-Lite made with Altair: one source for the page, for SVG and for PNG. No torch.
+
+A chart says `theme:ink` where it means a colour; `painted` puts the colours of a palette there, in Python for files and
+in the page for light and dark. Data never reach an expression: fields have fixed names, and texts are values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Spec = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+
+# Blue against orange, never red against green; both palettes keep 4.5:1 for text. `seq` runs from the surface to the
+# accent, so that what matters stands out in either.
+PALETTES: dict[str, dict[str, str]] = {
+    "light": {
+        "paper": "#f7f5f0",
+        "surface": "#fffefb",
+        "ink": "#1b2430",
+        "muted": "#5c6672",
+        "rule": "#dedad0",
+        "faint": "#ece8df",
+        "accent": "#1c5d99",
+        "accent2": "#0f7b6c",
+        "accent3": "#7a4fa3",
+        "warn": "#b4501a",
+        "seq-low": "#eaf0f5",
+        "seq-high": "#0d3b6e",
+        "band": "#b9b2a3",
+        "bar": "#9db7cf",
+    },
+    "dark": {
+        "paper": "#12161c",
+        "surface": "#191f27",
+        "ink": "#e9e6df",
+        "muted": "#9ea8b5",
+        "rule": "#303945",
+        "faint": "#222933",
+        "accent": "#7ab8ee",
+        "accent2": "#63c9b4",
+        "accent3": "#c3a0ea",
+        "warn": "#f0a067",
+        "seq-low": "#222c38",
+        "seq-high": "#a5d5ff",
+        "band": "#5c6470",
+        "bar": "#3d5f80",
+    },
+}
+ORDERS = ("accent", "accent2", "accent3", "warn")  # colours of several orders in one chart
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+MOST_MARKS = 2_000  # beyond it, single units are not drawn
+FIGURE_WIDTH = 560
+
+
+class Chart(NamedTuple):
+    """A chart: the name of its files, what it shows in a sentence for those who cannot see it, and its Vega-Lite."""
+
+    name: str
+    alt: str
+    spec: Spec
+
+
+def painted(spec: Any, palette: Mapping[str, str]) -> Any:
+    """The specification with the palette's colours in the place of `theme:...`; data stay as they are."""
+    if isinstance(spec, dict):
+        return {key: one if key in ("values", "datasets") else painted(one, palette) for key, one in spec.items()}
+    if isinstance(spec, list):
+        return [painted(one, palette) for one in spec]
+    if isinstance(spec, str) and spec.startswith("theme:"):
+        return palette.get(spec[6:], spec)
+    return spec
+
+
+def config() -> Spec:
+    """How all charts look."""
+    text = {"labelColor": "theme:muted", "titleColor": "theme:muted", "labelFontSize": 12, "titleFontSize": 12}
+    grid = {"gridColor": "theme:faint", "domainColor": "theme:rule", "tickColor": "theme:rule", "tickSize": 4}
+    axis = {
+        **text,
+        **grid,
+        "titleFontWeight": "normal",
+        "titlePadding": 8,
+        "labelPadding": 4,
+        "labelOverlap": True,
+        "tickCount": 7,
+    }
+    above = {"titleAngle": 0, "titleAlign": "left", "titleBaseline": "bottom", "titleX": 0, "titleY": -10}
+    legend = {**text, "orient": "top", "title": None, "symbolSize": 90, "labelLimit": 220, "offset": 24}
+    return {
+        "aria": False,  # the page says what a chart shows; Vega-Lite would put titles into expressions for it
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": axis,
+        "axisX": {"grid": False},
+        "axisY": {"domain": False, "ticks": False, **above},
+        "legend": legend,
+        "text": {"color": "theme:ink", "fontSize": 12, "font": FONT},
+        "rule": {"color": "theme:muted"},
+        "padding": {"left": 0, "right": 8, "top": 4, "bottom": 0},
+    }
+
+
+def svg(chart: Chart) -> str:
+    """The chart as SVG, in the light palette on white."""
+    import vl_convert
+
+    text: str = vl_convert.vegalite_to_svg(_for_file(chart.spec))
+    return text
+
+
+def png(chart: Chart) -> bytes:
+    """The chart as PNG, twice as large as on a screen, in the light palette on white."""
+    import vl_convert
+
+    image: bytes = vl_convert.vegalite_to_png(_for_file(chart.spec), scale=2)
+    return image
+
+
+def script() -> str:
+    """Vega, Vega-Lite and vega-embed as one JavaScript text, from vl-convert's own copy: no network."""
+    import vl_convert
+
+    text: str = vl_convert.javascript_bundle(None)
+    return text
+
+
+# -- the charts -----------------------------------------------------------------------------------------------------------
+
+
+def curve(
+    name: str, lines: Rows, band: Rows, *, metric: str, noun: str, of: int, base: float, chosen: int | None
+) -> Chart:
+    """What is left as more units go: a line per order with intervals, random orders as a band, the chosen point.
+
+    `lines` have order, removed, value, low, high, text; `band` has removed, low, mean, high.
+    """
+    import altair as alt
+
+    orders = list(dict.fromkeys(row["order"] for row in lines))
+    x = alt.X("removed:Q", title=f"{noun} removed, of {of}", scale=alt.Scale(domain=[0, of], nice=False, padding=6))
+    y = alt.Y("value:Q", title=metric, scale=alt.Scale(zero=False))
+    legend = alt.Legend() if len(orders) > 1 else None
+    colours = alt.Scale(domain=orders, range=[f"theme:{ORDERS[n % len(ORDERS)]}" for n in range(len(orders))])
+    colour = alt.Color("order:N", scale=colours, legend=legend)
+    drawn = alt.Chart(_data(lines)).encode(x=x, color=colour)
+    layers: list[Any] = []
+    if band:
+        random = alt.Chart(_data(band)).encode(x=x)
+        layers.append(
+            random.mark_area(color="theme:band", opacity=0.35).encode(y=alt.Y("low:Q", title=metric), y2="high:Q")
+        )
+        layers.append(random.mark_line(color="theme:band", strokeWidth=1.5).encode(y=alt.Y("mean:Q", title=metric)))
+    whole = alt.Chart(_data([{"value": base}])).mark_rule(strokeDash=[4, 4], color="theme:muted")
+    layers.append(whole.encode(y=y))
+    layers.append(drawn.mark_rule(strokeWidth=1.5, opacity=0.55).encode(y=alt.Y("low:Q", title=metric), y2="high:Q"))
+    layers.append(drawn.mark_line(strokeWidth=2.5).encode(y=y))
+    layers.append(drawn.mark_point(size=46, filled=True, opacity=1).encode(y=y, tooltip=_tip("text")))
+    if chosen is not None:
+        place = alt.Chart(_data([{"removed": chosen, "text": f"chosen: {chosen}"}])).encode(x=x)
+        side = {"align": "left", "dx": 6} if chosen < of * 0.7 else {"align": "right", "dx": -6}
+        layers.append(place.mark_rule(color="theme:warn", strokeWidth=1.5))
+        layers.append(
+            place.mark_text(color="theme:warn", baseline="top", y=2, fontWeight=600, **side).encode(text="text:N")
+        )
+    layers.append(
+        drawn.mark_point(size=190, strokeWidth=2.5, filled=False, opacity=1, color="theme:ink").encode(
+            y=y, color=alt.value("theme:ink"), opacity=_where("datum.removed === step && datum.order === track")
+        )
+    )
+    made = alt.layer(*layers).add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
+    words = f"{metric} against the number of {noun} removed" + (", with the range of random orders" if band else "")
+    return _chart(name, words, made, 340)
+
+
+def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins: int = 28) -> Chart:
+    """How good the model is without each unit in turn (Figure 1 of Michel et al.): a brick per unit.
+
+    `rows` have unit, value, kind (worse, better or chance) and text.
+    """
+    import altair as alt
+
+    values = [row["value"] for row in rows]
+    low, high = min([*values, base]), max([*values, base])
+    width = (high - low) / bins or abs(base) * 0.01 or 1.0
+    heights: dict[int, int] = {}
+    bricks = []
+    for row in sorted(rows, key=lambda row: (row["kind"] == "chance", row["value"])):
+        place = min(bins - 1, int((row["value"] - low) / width))
+        heights[place] = heights.get(place, 0) + 1
+        span = {"x0": low + place * width, "x1": low + (place + 1) * width}
+        bricks.append({**row, **span, "y0": heights[place] - 1, "y1": heights[place]})
+    kinds = {"worse": "theme:warn", "better": "theme:accent2", "chance": "theme:bar"}
+    gap = {"stroke": "theme:surface", "strokeWidth": 1}
+    if len(rows) > MOST_MARKS:
+        bricks = [
+            {
+                "x0": low + n * width,
+                "x1": low + (n + 1) * width,
+                "y0": 0,
+                "y1": count,
+                "kind": "chance",
+                "unit": "",
+                "text": f"{count} {noun}",
+            }
+            for n, count in sorted(heights.items())
+        ]
+    shown = alt.Chart(_data(bricks)).encode(
+        x=alt.X("x0:Q", title=f"{metric} without one of the {noun}", scale=alt.Scale(zero=False, nice=True)),
+        x2="x1:Q",
+        y=alt.Y("y0:Q", title=f"number of {noun}", axis=alt.Axis(tickMinStep=1, format="d")),
+        y2="y1:Q",
+        tooltip=_tip("text"),
+    )
+    colour = alt.Color("kind:N", scale=alt.Scale(domain=list(kinds), range=list(kinds.values())), legend=None)
+    whole = alt.Chart(_data([{"x0": base, "text": "whole model"}])).encode(x="x0:Q")
+    side = {"align": "right", "dx": -6} if base > (low + high) / 2 else {"align": "left", "dx": 6}
+    made = alt.layer(
+        shown.mark_bar(**gap).encode(color=colour),
+        whole.mark_rule(color="theme:ink", strokeWidth=2),
+        whole.mark_text(baseline="top", y=0, fontWeight=600, **side).encode(text="text:N"),
+        shown.mark_bar(color="theme:ink", **gap).encode(opacity=_where("datum.unit === picked")),
+    ).add_params(_picked())
+    return _chart(name, f"how many {noun} leave the model at which {metric} when each is closed alone", made, 240)
+
+
+def ranking(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
+    """All units from the least to the most important, with two standard errors: is the order more than chance?
+
+    `rows` have unit, rank, score, low, high, gone and text.
+    """
+    import altair as alt
+
+    shown = alt.Chart(_data(rows)).encode(
+        x=alt.X(
+            "rank:Q", title=f"{noun}, least important first", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1)
+        ),
+        tooltip=_tip("text"),
+    )
+    colour = alt.Color(
+        "gone:N", scale=alt.Scale(domain=[False, True], range=["theme:accent", "theme:warn"]), legend=None
+    )
+    y = alt.Y("score:Q", title=f"score by {by}")
+    made = alt.layer(
+        shown.mark_rule(opacity=0.5, strokeWidth=1.5).encode(
+            y=alt.Y("low:Q", title=f"score by {by}"), y2="high:Q", color=colour
+        ),
+        shown.mark_point(filled=True, size=34, opacity=1).encode(y=y, color=colour),
+        _ring(shown).encode(y=y),
+    ).add_params(_picked())
+    return _chart(name, f"scores of all {noun} in their order, with two standard errors", made, 240)
+
+
+def spread(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
+    """Many units summed up: per site the lowest, quartiles and highest score. `rows`: site, low, q1, mid, q3, high, text."""
+    import altair as alt
+
+    shown = alt.Chart(_data(rows)).encode(y=alt.Y("site:N", title=None, sort=None), tooltip=_tip("text"))
+    title = f"score by {by}"
+    made = alt.layer(
+        shown.mark_rule(color="theme:bar", strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q"),
+        shown.mark_bar(color="theme:accent", size=8).encode(x=alt.X("q1:Q", title=title), x2="q3:Q"),
+        shown.mark_tick(color="theme:ink", thickness=2, size=14).encode(x=alt.X("mid:Q", title=title)),
+    )
+    return _chart(name, f"the spread of scores of {noun} in each site", made, min(900, 34 + 18 * len(rows)))
+
+
+def guarantee(name: str, rows: Rows, *, drop: float, metric: str, noun: str) -> Chart:
+    """The tested sequence: the loss at each step and its upper bound, against the loss that is allowed.
+
+    `rows` have removed, damage, bound, outcome (shown or not shown) and text.
+    """
+    import altair as alt
+
+    kinds = alt.Scale(domain=["shown", "not shown"], range=["theme:accent", "theme:warn"])
+    colour = alt.Color("outcome:N", scale=kinds, legend=alt.Legend())
+    title = f"points of {metric} lost"
+    shown = alt.Chart(_data(rows)).encode(
+        x=alt.X(
+            "removed:Q",
+            title=f"{noun} removed",
+            scale=alt.Scale(domain=[0, max([row["removed"] for row in rows], default=1) * 1.06], nice=False),
+            axis=alt.Axis(tickMinStep=1),
+        ),
+        color=colour,
+        tooltip=_tip("text"),
+    )
+    allowed = alt.Chart(_data([{"bound": drop, "text": f"allowed: {drop:g}"}])).encode(y=alt.Y("bound:Q", title=title))
+    made = alt.layer(
+        allowed.mark_rule(color="theme:warn", strokeDash=[6, 4], strokeWidth=1.5),
+        allowed.mark_text(color="theme:warn", align="left", x=4, dy=-8, fontWeight=600).encode(text="text:N"),
+        shown.mark_rule(strokeWidth=2, opacity=0.6).encode(y=alt.Y("damage:Q", title=title), y2="bound:Q"),
+        shown.mark_tick(thickness=3, size=16, orient="horizontal", opacity=1).encode(y=alt.Y("bound:Q", title=title)),
+        shown.mark_point(filled=True, size=44, opacity=1).encode(y=alt.Y("damage:Q", title=title)),
+        shown.mark_point(filled=False, size=190, strokeWidth=2.5).encode(
+            y=alt.Y("damage:Q", title=title), color=alt.value("theme:ink"), opacity=_where("datum.removed === step")
+        ),
+    ).add_params(alt.param(name="step", value=-1))
+    return _chart(name, f"measured loss and its upper bound at each step, against {drop:g} points allowed", made, 300)
+
+
+def scatter(name: str, rows: Rows, *, one: str, other: str, metric: str, noun: str) -> Chart:
+    """The damage of each unit on two data sets. `rows` have unit, x, y and text."""
+    import altair as alt
+
+    zero = alt.Chart(_data([{"x": 0, "y": 0}])).mark_rule(color="theme:rule")
+    shown = alt.Chart(_data(rows)).encode(
+        x=alt.X("x:Q", title=f"{metric} lost on {one}"),
+        y=alt.Y("y:Q", title=f"{metric} lost on {other}"),
+        tooltip=_tip("text"),
+    )
+    made = alt.layer(
+        zero.encode(x="x:Q"),
+        zero.encode(y="y:Q"),
+        shown.mark_point(filled=True, size=50, opacity=0.75, color="theme:accent"),
+        _ring(shown),
+    ).add_params(_picked())
+    return _chart(name, f"damage of closing each of the {noun} on two data sets", made, 320)
+
+
+def speed(name: str, rows: Rows, *, reference: str) -> Chart:
+    """How many times as fast, per batch size, and what the multiply-adds would allow.
+
+    `rows` have place (batch, length), model, ratio, low, high, limit and text.
+    """
+    import altair as alt
+
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    colours = alt.Scale(domain=models, range=[f"theme:{ORDERS[n % len(ORDERS)]}" for n in range(len(models))])
+    title = f"times as fast as {reference}"
+    places = len({row["place"] for row in rows})
+    bands = alt.Scale(paddingInner=0.35, paddingOuter=min(1.0, max(0.3, (5 - places) / 2)))  # a single bar is no wall
+    shown = alt.Chart(_data(rows)).encode(
+        x=alt.X("place:N", title=None, sort=None, axis=alt.Axis(labelAngle=0, labelLimit=90), scale=bands),
+        xOffset=alt.XOffset("model:N", sort=models),
+        tooltip=_tip("text"),
+    )
+    legend = alt.Legend() if len(models) > 1 else None
+    ratio = alt.Y("ratio:Q", title=title, scale=alt.Scale(zero=False, nice=True))  # bars begin at one: no change
+    one = alt.Chart(_data([{"ratio": 1}])).mark_rule(color="theme:muted").encode(y=ratio)
+    colour = alt.Color("model:N", scale=colours, legend=legend)
+    made = alt.layer(
+        shown.mark_bar(opacity=0.85).encode(y=ratio, y2=alt.Y2Datum(1), color=colour),
+        one,
+        shown.mark_rule(strokeWidth=1.5, color="theme:ink").encode(y=alt.Y("low:Q", title=title), y2="high:Q"),
+        shown.mark_tick(thickness=3, color="theme:warn", orient="horizontal", size=44, opacity=1).encode(
+            y=alt.Y("limit:Q", title=title)
+        ),
+    )
+    return _chart(name, f"measured speed relative to {reference} and the limit by multiply-adds", made, 260)
+
+
+def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
+    """A map of units for a paper. `rows` have site, column, value (or null), gone."""
+    import altair as alt
+
+    sites = list(dict.fromkeys(row["site"] for row in rows))
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    spread = max((abs(row["value"]) for row in rows if row["value"] is not None), default=1.0) or 1.0
+    scale = (
+        alt.Scale(domain=[-spread, 0, spread], range=["theme:accent2", "theme:faint", "theme:warn"])
+        if diverging
+        else alt.Scale(range=["theme:seq-low", "theme:seq-high"])
+    )
+    shown = alt.Chart(_data(rows)).encode(
+        x=alt.X("column:N", title="unit", sort=columns, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("site:N", title=None, sort=sites),
+    )
+    made = alt.layer(
+        shown.mark_rect(stroke="theme:surface", strokeWidth=2).encode(
+            color=alt.Color("value:Q", scale=scale, legend=alt.Legend(title=label, orient="right"))
+        ),
+        shown.mark_text(text="×", fontSize=14, color="theme:warn").encode(opacity=_where("datum.gone")),
+    )
+    return _chart(name, f"{label} of every unit; those removed are crossed", made, max(60, 24 * len(sites)))
+
+
+# -- helpers --------------------------------------------------------------------------------------------------------------
+
+
+def _data(rows: Rows) -> Any:
+    import altair as alt
+
+    return alt.Data(values=[dict(row) for row in rows])
+
+
+def _tip(field: str) -> Any:
+    import altair as alt
+
+    return alt.Tooltip(f"{field}:N")
+
+
+def _picked() -> Any:
+    import altair as alt
+
+    return alt.param(name="picked", value="")
+
+
+def _where(test: str) -> Any:
+    """Seen where the test holds. The marks are there all the same: an empty layer would have no extent."""
+    import altair as alt
+
+    return alt.condition(test, alt.value(1), alt.value(0))
+
+
+def _ring(shown: Any) -> Any:
+    """A ring around the unit that is chosen on the map."""
+    ring = shown.mark_point(filled=False, size=190, strokeWidth=2.5, color="theme:ink")
+    return ring.encode(opacity=_where("datum.unit === picked"))
+
+
+def _chart(name: str, alt_text: str, made: Any, height: int) -> Chart:
+    spec = made.properties(width="container", height=height, description=alt_text).to_dict()
+    return Chart(name, alt_text, {**spec, "config": config()})
+
+
+def _for_file(spec: Spec) -> Spec:
+    plain = {**spec, "width": FIGURE_WIDTH, "config": {**spec["config"], "background": "#ffffff"}}
+    return dict(painted(plain, PALETTES["light"]))

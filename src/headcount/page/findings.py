@@ -1,0 +1,323 @@
+"""What run folders found, put side by side: documents by model, checked, and every unit they speak of. No torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import BadRun, HeadcountError
+from ..plans import Plan
+from ..results import Comparison
+from ..runs import RUN, Record, read
+
+KINDS = ("prune", "curves", "scores", "ablation", "all-but-one", "transfer", "bench", "result", "roles")
+MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
+MOST_IN_A_ROW = 128
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class Document(NamedTuple):
+    """One answer of one run."""
+
+    kind: str
+    name: str  # of the file, without its ending
+    data: dict[str, Any]
+    run: Record
+
+
+class Measured(NamedTuple):
+    """A score of every unit, as a document has it; `errors` where the criterion is a mean over examples."""
+
+    by: str
+    values: dict[str, float]
+    errors: dict[str, float]
+    document: Document
+
+
+class Effect(NamedTuple):
+    """The model without one unit."""
+
+    unit: str
+    comparison: Comparison
+
+
+class Grid(NamedTuple):
+    """Units that belong on one map: a row per site, in the model's order. `large`: too many to draw one by one."""
+
+    kind: str  # head, neuron, block, layer, whole
+    type: str | None  # encoder, decoder, cross
+    rows: dict[str, list[str]]  # site -> units
+
+    @property
+    def units(self) -> list[str]:
+        """All units, row by row."""
+        return [unit for row in self.rows.values() for unit in row]
+
+    @property
+    def large(self) -> bool:
+        """Whether there are more units than a map can show."""
+        return len(self.units) > MOST_CELLS or max(map(len, self.rows.values())) > MOST_IN_A_ROW
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """All that was found about one model."""
+
+    model: str
+    runs: tuple[Record, ...]
+    documents: tuple[Document, ...]
+
+    def of(self, kind: str) -> list[Document]:
+        """The documents of a kind, in the order of the runs."""
+        return [one for one in self.documents if one.kind == kind]
+
+    @cached_property
+    def prune(self) -> dict[str, Any] | None:
+        """What `prune` answered, if it was run."""
+        return self.of("prune")[0].data if self.of("prune") else None
+
+    @cached_property
+    def scores(self) -> list[Measured]:
+        """Scores of units, one per document; random ones only where there is nothing else."""
+        acted_on = {id(one.run): n for n, kind in enumerate(("curves", "prune"), 1) for one in self.of(kind)}
+        documents = sorted(
+            self.of("scores"), key=lambda one: -acted_on.get(id(one.run), 0)
+        )  # those that were used first
+        found = [_measured(one) for one in documents]
+        once: dict[Any, Measured] = {}
+        for one in found:  # several runs may keep the same scores
+            if one.by != "random":
+                once.setdefault((one.by, tuple(one.values.items())), one)
+        return list(once.values()) or found[:1]
+
+    @cached_property
+    def effects(self) -> list[tuple[Document, list[Effect]]]:
+        """Every ablation of single units: the document, and its comparisons by unit."""
+        return [(one, checked(one, _effects)) for one in self.of("ablation")]
+
+    @cached_property
+    def removed(self) -> frozenset[str]:
+        """The units that `prune` removed."""
+        if self.prune is None:
+            return frozenset()
+        return frozenset(checked(self.of("prune")[0], lambda data: units_of(data["plan"])))
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """What is known about what a unit does."""
+        out: dict[str, str] = {}
+        for one in self.of("roles"):
+            out |= checked(one, lambda data: {str(unit): str(role) for unit, role in data["roles"].items()})
+        return out
+
+    @cached_property
+    def grids(self) -> list[Grid]:
+        """The maps: one per kind of unit and attention type, of all units that any document speaks of."""
+        sites = self._sites()
+        grids: dict[tuple[str, str | None], dict[str, list[str]]] = {}
+        for unit in self._units():
+            site, kind = site_of(unit), kind_of(unit)
+            kind, type_ = (
+                (sites[site][0], sites[site][1]) if site in sites and kind == "head" else (kind, type_of(site))
+            )
+            grids.setdefault((kind, type_), {}).setdefault(site, []).append(unit)
+        ordered = sorted(grids, key=lambda key: (_RANK.get(key[0], 9), _RANK.get(str(key[1]), 9)))
+        return [Grid(*key, {site: _sorted(grids[key][site]) for site in _by_place(grids[key])}) for key in ordered]
+
+    def _sites(self) -> dict[str, tuple[str, str | None]]:
+        out: dict[str, tuple[str, str | None]] = {}
+        for one in self.of("scores"):
+            for name, site in checked(one, lambda data: data["sites"].items()):
+                out[str(name)] = (str(site["kind"]), None if site["type"] is None else str(site["type"]))
+        return out
+
+    def _units(self) -> Iterator[str]:
+        """Every unit that is spoken of, each once."""
+        seen = dict.fromkeys(unit for one in self.scores for unit in one.values)
+        seen |= dict.fromkeys(effect.unit for _, effects in self.effects for effect in effects)
+        for one in self.of("curves"):
+            for points in checked(one, lambda data: [made["points"] for made in data["curves"]]):
+                seen |= dict.fromkeys(units_of(points[-1]["plan"]) if points else ())
+        if self.prune is not None:
+            seen |= dict.fromkeys(map(str, self.prune.get("order") or ()))
+            seen |= dict.fromkeys(sorted(self.removed))
+        return iter(seen)
+
+
+_RANK = {"head": 0, "whole": 1, "layer": 2, "block": 3, "neuron": 4, "encoder": 0, "decoder": 1, "cross": 2}
+
+
+def gather(folders: Sequence[Path]) -> list[Part]:
+    """The parts of a report, one per model: of run folders, and of folders that hold run folders one level down."""
+    records = [record for folder in folders for record in _records(Path(folder))]
+    unique = {record.folder.resolve(): record for record in records}.values()
+    groups: dict[str, list[Record]] = {}
+    names: dict[str, str] = {}
+    for record in unique:
+        model = record.question.get("model")
+        name, weights = (model.get("name"), model.get("weights")) if isinstance(model, dict) else (model, None)
+        key = str(weights or name or "")
+        names.setdefault(key, plain(str(name or "")))
+        groups.setdefault(key, []).append(record)
+    parts = [
+        Part(names[key], tuple(group), tuple(document for record in group for document in _documents(record)))
+        for key, group in groups.items()
+    ]
+    parts = _with_benches(parts)
+    if not any(part.documents for part in parts):
+        where = ", ".join(str(folder) for folder in list(folders)[:3])
+        raise BadRun(f"There is nothing to show in {where}: no command has come to an answer there; let one finish.")
+    return parts
+
+
+def checked(document: Document, build: Callable[[dict[str, Any]], Any]) -> Any:
+    """`build(data)`, with everything that is not as a command writes it turned into one sentence."""
+    try:
+        return build(document.data)
+    except HeadcountError as error:
+        raise BadRun(f"{document.run.folder / document.name}.json cannot be used: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise BadRun(
+            f"{document.run.folder / document.name}.json is not what headcount writes "
+            f"({type(error).__name__}: {error!s:.60}); run its command again in a new folder."
+        ) from None
+
+
+def plain(value: Any) -> Any:
+    """JSON data whose texts are on one line: no control characters, which neither pages nor chart expressions bear."""
+    if isinstance(value, str):
+        return _CONTROL.sub(" ", value)
+    if isinstance(value, dict):
+        return {plain(key): plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+def number(value: Any) -> float:
+    """A finite number, or `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r:.40} is not a finite number")
+    return float(value)
+
+
+def site_of(unit: str) -> str:
+    """The site of a unit: "decoder.3.cross:7" -> "decoder.3.cross"."""
+    return unit.rpartition(":")[0]
+
+
+def index_of(unit: str) -> str:
+    """The part after the site: an index, a range of neurons, or * for all of it."""
+    return unit.rpartition(":")[2]
+
+
+def kind_of(unit: str) -> str:
+    """What a unit is, by its name: heads are what is nothing else."""
+    site, index = site_of(unit), index_of(unit)
+    if index == "*":
+        return "whole"
+    if not index.isdecimal():
+        return "block"
+    last = site.split(".")[-1]
+    return "layer" if last == "layers" else "neuron" if last == "mlp" else "head"
+
+
+def type_of(site: str) -> str | None:
+    """The attention type of a site, by its name; a site that does not say is None."""
+    parts = site.split(".")
+    if "cross" in parts:
+        return "cross"
+    return next((part for part in parts if part in ("encoder", "decoder")), None)
+
+
+def units_of(plan: Any) -> list[str]:
+    """The units of a plan's JSON as texts."""
+    return [str(unit) for unit in Plan.from_json(plan)]
+
+
+def comparison_of(data: Mapping[str, Any]) -> Comparison:
+    """The comparison among the fields of a row."""
+    names = Comparison.__dataclass_fields__
+    return Comparison.from_json({name: value for name, value in data.items() if name in names})
+
+
+def _records(folder: Path) -> list[Record]:
+    if (folder / RUN).is_file():
+        return [read(folder)]
+    try:
+        inside = sorted(entry for entry in folder.iterdir() if (entry / RUN).is_file())
+    except OSError as error:
+        raise BadRun(f"I cannot read {folder}: {error.strerror or error}; give a run folder.") from None
+    if not inside:
+        raise BadRun(f"{folder} is not a run folder and holds none: there is no {RUN}; give a folder a command wrote.")
+    return [read(entry) for entry in inside]
+
+
+def _documents(record: Record) -> list[Document]:
+    """The documents of a run that a report can show."""
+    names = sorted(path.stem for path in record.folder.glob("*.json"))
+    kinds = {name: name if name in KINDS else "scores" if name.startswith("scores-") else "" for name in names}
+    out = []
+    for name in sorted((n for n in names if kinds[n]), key=lambda n: KINDS.index(kinds[n])):
+        data = plain(record.read_json(name))
+        if not isinstance(data, dict):
+            raise BadRun(f"{record.folder / name}.json is not what headcount writes; run its command again.")
+        out.append(Document(kinds[name], name, data, record))
+    return out
+
+
+def _with_benches(parts: list[Part]) -> list[Part]:
+    """Runs of `bench` alone, which name several models, moved to the part of the first of them where there is one."""
+    out: list[Part] = []
+    waiting: list[Part] = []
+    for part in parts:
+        benches = [one for one in part.documents if one.kind == "bench"]
+        (waiting if benches and len(benches) == len(part.documents) else out).append(part)
+    for part in waiting:
+        first = checked(part.of("bench")[0], lambda data: str(data["models"][0]["name"]))
+        place = next((n for n, other in enumerate(out) if _last(other.model) == _last(first)), None)
+        if place is None:
+            out.append(Part(part.model or first, part.runs, part.documents))
+        else:
+            to = out[place]
+            out[place] = Part(to.model, (*to.runs, *part.runs), (*to.documents, *part.documents))
+    return out
+
+
+def _last(name: str) -> str:
+    return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+
+
+def _measured(one: Document) -> Measured:
+    def build(data: dict[str, Any]) -> Measured:
+        values: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        for name, site in data["sites"].items():
+            units = [f"{name}:{int(index)}" for index in site["units"]]
+            values |= dict(zip(units, map(number, site["score"]), strict=True))
+            if site.get("stderr"):
+                errors |= dict(zip(units, map(number, site["stderr"]), strict=True))
+        return Measured(str(data["by"]), values, errors, one)
+
+    found: Measured = checked(one, build)
+    return found
+
+
+def _effects(data: dict[str, Any]) -> list[Effect]:
+    return [Effect(str(row["closed"]), comparison_of(row)) for row in data["ablations"]]
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """A sort key under which 10 follows 9."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,9})", text)]
+
+
+def _sorted(units: list[str]) -> list[str]:
+    return sorted(units, key=lambda unit: _natural(index_of(unit)))
+
+
+def _by_place(sites: Mapping[str, Any]) -> list[str]:
+    return sorted(sites, key=_natural)

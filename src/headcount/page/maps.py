@@ -1,0 +1,421 @@
+"""The map of a report: where each unit is drawn, what it can be coloured by, what is known of it, when it goes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..results import Comparison
+from .findings import Document, Effect, Grid, Measured, Part, checked, comparison_of, index_of, number, plain, units_of
+from .tables import difference_text, fixed, probability, result_text, signed, three
+
+CELL, GAP, TOP = 34, 4, 22  # of a map, in its own units; it scales to the width there is
+NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
+TITLES = {
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention",
+    "cross": "Cross-attention",
+    "layer": "Layers",
+    "block": "Blocks of neurons",
+    "neuron": "Neurons",
+    "whole": "Whole attentions and MLPs",
+}
+
+
+class View(NamedTuple):
+    """What the map can be coloured by: a place between 0 and 1 for each unit, or between -1 and 1 around zero."""
+
+    name: str
+    about: str
+    diverging: bool
+    places: list[float | None]
+    marked: list[int]  # units whose difference survives Holm's correction
+    low: str
+    high: str
+
+
+class Fact(NamedTuple):
+    """Something known about units: a text for each, empty where nothing is."""
+
+    label: str
+    texts: list[str]
+
+
+class Stop(NamedTuple):
+    """A place of the slider: what is gone there, and what the model is worth."""
+
+    removed: int
+    gone: list[int]
+    value: str
+    detail: str
+    chosen: bool = False
+
+
+class Track(NamedTuple):
+    """Stops along one order of removal."""
+
+    name: str
+    of: int
+    stops: list[Stop]
+
+
+class Cell(NamedTuple):
+    """A unit on the map."""
+
+    number: int
+    unit: str
+    x: int
+    y: int
+
+
+class Drawn(NamedTuple):
+    """A grid as it is drawn."""
+
+    title: str
+    width: int
+    height: int
+    labels: list[tuple[str, int]]  # of rows, with their heights
+    columns: list[tuple[str, int]]
+    rows: list[list[Cell]]
+    left: int
+
+
+class Map(NamedTuple):
+    """All maps of a part, and what links them to the rest of the page."""
+
+    units: list[str]
+    grids: list[Drawn]
+    views: list[View]
+    facts: list[Fact]
+    tracks: list[Track]
+    removed: list[int]
+    first: int  # the unit shown at the start: the most important one
+
+    @property
+    def widest(self) -> int:
+        """The width of the widest map; cells are equally large in all of them."""
+        return max(grid.width for grid in self.grids)
+
+    @property
+    def tall(self) -> bool:
+        """Whether the maps are so high that other things fit beside them."""
+        if not self.paired:
+            return sum(grid.height for grid in self.grids) > 420
+        pairs = zip(self.grids[::2], [*self.grids[1::2], self.grids[-1]], strict=False)
+        return sum(max(one.height, other.height) for one, other in pairs) * 0.65 > 420
+
+    @property
+    def paired(self) -> bool:
+        """Whether two maps fit side by side."""
+        return len(self.grids) > 1 and self.widest <= 700
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script needs."""
+        views = [{**view._asdict(), "places": [_short(place) for place in view.places]} for view in self.views]
+        tracks = [{**track._asdict(), "stops": [stop._asdict() for stop in track.stops]} for track in self.tracks]
+        facts = [fact._asdict() for fact in self.facts]
+        return {"units": self.units, "views": views, "facts": facts, "tracks": tracks, "first": self.first}
+
+
+def build(part: Part) -> Map | None:
+    """The map of a part, or None where no unit can be drawn."""
+    grids = [grid for grid in part.grids if not grid.large]
+    units = [unit for grid in grids for unit in grid.units]
+    if not units:
+        return None
+    numbers = {unit: n for n, unit in enumerate(units)}
+    views = [*_score_views(part, units), *_effect_views(part, units)]
+    views.sort(key=lambda view: view.places.count(None))  # the one that says most comes first
+    first = next((_largest(view.places) for view in views), 0)
+    gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
+    drawn = [_drawn(grid, numbers) for grid in grids]
+    return Map(units, drawn, views, _facts(part, units), tracks(part, numbers), gone, first)
+
+
+def noun(units: Iterable[str], part: Part) -> str:
+    """What some units are called together: "heads", "layers", or "units" where they are of several kinds."""
+    wanted = set(units)
+    kinds = {grid.kind for grid in part.grids if not wanted.isdisjoint(grid.units)}
+    return NOUNS.get(kinds.pop(), "units") if len(kinds) == 1 else "units"
+
+
+def title_of(grid: Grid) -> str:
+    """The heading of a map."""
+    return TITLES.get(str(grid.type) if grid.kind == "head" else grid.kind, "Attention heads")
+
+
+def names_of(documents: Sequence[Document], plain_names: Sequence[str]) -> list[str]:
+    """Names that tell documents apart: the plain ones if they do, else with the command, the data or the folder."""
+    for told in (_nothing, _command, _data, _folder):
+        names = [f"{name} {told(one)}".rstrip() for one, name in zip(documents, plain_names, strict=True)]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} #{n}" for n, name in enumerate(plain_names, 1)]
+
+
+def _nothing(_: Document) -> str:
+    return ""
+
+
+def _command(document: Document) -> str:
+    return f"({plain(str(document.run.question.get('command', '')))})"
+
+
+def _data(document: Document) -> str:
+    tasks = document.run.question.get("tasks")
+    first: Any = next(iter(tasks.values()), {}) if isinstance(tasks, dict) else {}
+    return f"({plain(str(first.get('data')))}, n = {first.get('n')})" if isinstance(first, dict) else ""
+
+
+def _folder(document: Document) -> str:
+    return f"({plain(document.run.folder.name)})"
+
+
+def score_names(part: Part) -> list[str]:
+    """The names of the part's scores."""
+    return names_of([one.document for one in part.scores], [one.by for one in part.scores])
+
+
+def ablation_names(part: Part) -> list[str]:
+    """The names of the part's ablations."""
+    return names_of([document for document, _ in part.effects], ["ablation"] * len(part.effects))
+
+
+def ranks(scores: Measured) -> dict[str, int]:
+    """The rank of every unit by its score, 1 for the most important."""
+    order = sorted(scores.values, key=lambda unit: -scores.values[unit])
+    return {unit: n for n, unit in enumerate(order, 1)}
+
+
+def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
+    """The orders that the slider can follow, with what `prune` chose among its stops."""
+    chosen = _chosen(part, numbers)
+    out, by_chosen = [], str((part.prune or {}).get("by"))
+    for document in part.of("curves"):
+        curves = checked(document, lambda data: list(data["curves"]))
+        told = [one for one in curves if one.get("by") != "random"] or curves[:1]
+        out += [checked(document, lambda _, one=one: _track(one, numbers)) for one in told]
+    if part.prune is not None and not out:
+        out += checked(part.of("prune")[0], lambda data: _tested(data, numbers))
+    if chosen is None:
+        return out
+    for n, track in enumerate(out):
+        if track.name == by_chosen or len(out) == 1:
+            stops = [stop for stop in track.stops if stop.removed != chosen.removed]
+            out[n] = track._replace(stops=sorted([*stops, chosen], key=lambda stop: stop.removed))
+            return [out[n], *out[:n], *out[n + 1 :]]
+    if out or part.prune is None:
+        return out
+    whole = checked(part.of("prune")[0], lambda data: Stop(0, [], result_text(data["before"]), "the whole model"))
+    return [Track("prune", int(part.prune["of"]), [whole, chosen])]
+
+
+def _chosen(part: Part, numbers: Mapping[str, int]) -> Stop | None:
+    if part.prune is None:
+        return None
+
+    def build(data: dict[str, Any]) -> Stop:
+        gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
+        detail = difference_text(comparison_of(data["comparison"])) + " on the examples of the report"
+        return Stop(int(data["removed"]), gone, result_text(data["after"]), detail, chosen=True)
+
+    stop: Stop = checked(part.of("prune")[0], build)
+    return stop
+
+
+def _track(curve: Mapping[str, Any], numbers: Mapping[str, int]) -> Track:
+    stops = []
+    for point in curve["points"]:
+        gone = sorted(numbers[unit] for unit in units_of(point["plan"]) if unit in numbers)
+        one = comparison_of(point["comparison"])
+        detail = f"{difference_text(one)}, p = {probability(one.p)}" if point["removed"] else "the whole model"
+        stops.append(Stop(int(point["removed"]), gone, result_text(point["result"]), detail))
+    return Track(str(curve["by"]), int(curve["of"]), stops)
+
+
+def _tested(data: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Track]:
+    """The sequence that a guarantee tested, as stops."""
+    found = data.get("guarantee")
+    if not found or not found["steps"]:
+        return []
+    order = [str(unit) for unit in data["order"]]
+    stops = []
+    for step in found["steps"]:
+        gone = sorted(numbers[unit] for unit in order[: int(step["removed"])] if unit in numbers)
+        word = "shown" if step["shown"] else "not shown"
+        bound = f"{signed(-number(step['damage']))} points, at most {fixed(number(step['bound']), 1)} lost: {word}"
+        stops.append(Stop(int(step["removed"]), gone, fixed(number(step["value"]), 3), bound))
+    return [Track(f"{data['by']}, as tested", len(order), stops)]
+
+
+# -- colours ---------------------------------------------------------------------------------------------------------------
+
+
+def _score_views(part: Part, units: Sequence[str]) -> list[View]:
+    out = []
+    for name, one in zip(score_names(part), part.scores, strict=True):
+        values = [one.values.get(unit) for unit in units]
+        if any(value is not None for value in values):
+            out.append(_view(f"Score: {name}", "More important units are stronger in colour.", values, part, units))
+    return out
+
+
+def _effect_views(part: Part, units: Sequence[str]) -> list[View]:
+    out = []
+    for name, (_, effects) in zip(ablation_names(part), part.effects, strict=True):
+        found = {effect.unit: effect.comparison for effect in effects}
+        values = [found[unit].damage if unit in found else None for unit in units]
+        marked = [n for n, unit in enumerate(units) if unit in found and _survives(found[unit])]
+        if any(value is not None for value in values):
+            about = "What the model loses without the unit (orange) or gains (green); a dot marks what chance does not explain."
+            out.append(_view(f"Difference: {name}", about, values, part, units, diverging=True)._replace(marked=marked))
+    return out
+
+
+def _survives(one: Comparison) -> bool:
+    return one.p_holm is not None and one.p_holm <= 0.05
+
+
+def _view(
+    name: str, about: str, values: list[float | None], part: Part, units: Sequence[str], diverging: bool = False
+) -> View:
+    """Values scaled within each kind of unit, because scores of heads and of layers do not compare."""
+    places: list[float | None] = [None] * len(units)
+    kinds = {unit: grid.kind for grid in part.grids for unit in grid.units}
+    known = [value for value in values if value is not None]
+    diverging = diverging or min(known) < 0
+    for kind in dict.fromkeys(kinds.values()):
+        own = {n: value for n, value in enumerate(values) if value is not None and kinds[units[n]] == kind}
+        reach = max((abs(value) for value in own.values()), default=0.0) or 1.0
+        for n, value in own.items():
+            places[n] = value / reach
+    reach = max(map(abs, known)) or 1.0
+    low, high = (signed(-reach, 2), signed(reach, 2)) if diverging else ("0", three(reach))
+    if len({kinds[unit] for unit, value in zip(units, values, strict=True) if value is not None}) > 1:
+        low, high = ("gains", "loses") if diverging else ("least", "most")
+    elif diverging and name.startswith("Difference"):
+        low, high = f"gains {high.lstrip('+')}", f"loses {high.lstrip('+')}"
+    return View(name, about, diverging, places, [], low, high)
+
+
+def _largest(places: Sequence[float | None]) -> int:
+    return max(range(len(places)), key=lambda n: -2.0 if places[n] is None else float(places[n] or 0.0))
+
+
+# -- facts -----------------------------------------------------------------------------------------------------------------
+
+
+def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
+    facts = [_texts("Role", units, part.roles)]
+    told: set[str] = set()
+    for name, one in zip(score_names(part), part.scores, strict=True):
+        if one.by in told and not set(one.values).isdisjoint(part.scores[0].values):
+            continue  # the same criterion on other examples: on the map and in the table, not here
+        told.add(one.by)
+        rank = ranks(one)
+        shown = {
+            unit: three(value) + (f" ± {three(one.errors[unit])}" if unit in one.errors else "")
+            for unit, value in one.values.items()
+        }
+        places = {unit: f"{n} of {len(rank)}" for unit, n in rank.items()}
+        facts += [
+            _texts(f"Score by {name}, ± s.e." if one.errors else f"Score by {name}", units, shown),
+            _texts(f"Rank by {name}, 1 = top", units, places),
+        ]
+    for name, (_, effects) in zip(ablation_names(part), part.effects, strict=True):
+        called = "" if name == "ablation" else name.removeprefix("ablation")
+        facts.append(_texts(f"Without it{called}", units, {e.unit: difference_text(e.comparison) for e in effects}))
+        facts.append(_texts(f"p, and corrected by Holm{called}", units, {e.unit: _ps(e) for e in effects}))
+    facts += _transfer_facts(part, units)
+    if part.prune is not None and part.prune.get("order"):
+        order = [str(unit) for unit in part.prune["order"]]
+        places = {unit: f"{n} of {len(order)}" for n, unit in enumerate(order, 1)}
+        facts.append(_texts("Place in the order of removal", units, places))
+    for track in [] if part.prune else tracks(part, {unit: n for n, unit in enumerate(units)}):
+        facts.append(Fact(f"Goes, by {track.name}", _leaving(track, len(units))))
+    if part.prune is not None:
+        facts.append(Fact("Removed", ["yes" if unit in part.removed else "no" for unit in units]))
+    return [fact for fact in facts if any(fact.texts)]
+
+
+def _transfer_facts(part: Part, units: Sequence[str]) -> list[Fact]:
+    facts = []
+    for document in part.of("transfer"):
+        data = document.data
+        sides = checked(
+            document, lambda data: [(names, map(number, data["damage"][names])) for names in ("one", "other")]
+        )
+        for side, values in sides:
+            metric = str(data[side]["metric"])
+            named = dict(zip(map(str, data["units"]), values, strict=False))
+            shown = {unit: f"{three(value)} {metric}" for unit, value in named.items()}
+            facts.append(_texts(f"Lost on {data_name(document, side)}", units, shown))
+    return facts
+
+
+def data_name(document: Document, role: str) -> str:
+    """The data that a run had in some role, by name."""
+    task = document.run.question.get("tasks", {}).get(role, {})
+    return str(plain(str(task.get("data", role)))) if isinstance(task, dict) else role
+
+
+def _ps(effect: Effect) -> str:
+    one = effect.comparison
+    return probability(one.p) + ("" if one.p_holm is None else f" → {probability(one.p_holm)}")
+
+
+def _leaving(track: Track, count: int) -> list[str]:
+    at: dict[int, int] = {}
+    for stop in track.stops:
+        if not stop.chosen:
+            for unit in stop.gone:
+                at.setdefault(unit, stop.removed)
+    return [f"among the first {at[n]} of {track.of}" if n in at else "" for n in range(count)]
+
+
+def _texts(label: str, units: Sequence[str], texts: Mapping[str, str]) -> Fact:
+    return Fact(label, [texts.get(unit, "") for unit in units])
+
+
+def _short(place: float | None) -> float | None:
+    return None if place is None else round(place, 3)
+
+
+# -- drawing ---------------------------------------------------------------------------------------------------------------
+
+
+def _drawn(grid: Grid, numbers: Mapping[str, int]) -> Drawn:
+    """Rows of cells; a unit stands under its index, so rows with missing units have holes."""
+    indices = sorted({index_of(unit) for unit in grid.units}, key=_as_number)
+    by_index = grid.kind in ("head", "layer") and len(indices) <= 2 * max(map(len, grid.rows.values()))
+    names = short_names(list(grid.rows))
+    left = 12 + 8 * max(map(len, names))
+    rows, labels = [], []
+    for row, (name, units) in enumerate(zip(names, grid.rows.values(), strict=True)):
+        y = TOP + row * (CELL + GAP)
+        labels.append((name, y + CELL // 2 + 5))
+        places = [indices.index(index_of(unit)) for unit in units] if by_index else range(len(units))
+        rows.append([Cell(numbers[u], u, left + n * (CELL + GAP), y) for n, u in zip(places, units, strict=True)])
+    count = len(indices) if by_index else max(map(len, grid.rows.values()))
+    every = 1 if count <= 16 else 4
+    columns = [
+        (indices[n] if by_index else str(n), left + n * (CELL + GAP) + CELL // 2) for n in range(0, count, every)
+    ]
+    width, height = left + count * (CELL + GAP), TOP + len(rows) * (CELL + GAP)
+    return Drawn(title_of(grid), width, height, labels, columns if grid.kind != "whole" else [], rows, left)
+
+
+@cache
+def _as_number(text: str) -> tuple[int, str]:
+    return (int(text), "") if text.isdecimal() and len(text) < 12 else (1 << 60, text)
+
+
+def short_names(sites: Sequence[str]) -> list[str]:
+    """Names of sites without the parts that all have in common: decoder.0.cross, decoder.1.cross -> 0, 1."""
+    split = [site.split(".") for site in sites]
+    if len(sites) < 2 or len({len(parts) for parts in split}) > 1:
+        return [site if len(site) <= 24 else site[:23] + "…" for site in sites]
+    differ = [n for n in range(len(split[0])) if len({parts[n] for parts in split}) > 1]
+    shown = [".".join(parts[n] for n in differ) for parts in split]
+    return [name if len(name) <= 24 else name[:23] + "…" for name in shown]

@@ -1,0 +1,39 @@
+"""The command `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import out
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold run folders.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The page to write.")],
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="FOLDER", help="Also write every chart there, as SVG and PNG.")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The title of the page; else the models' names.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over what is there.")] = False,
+) -> None:
+    """Make one page of run folders: the answer, maps, curves, tables, and how to get each number again.
+
+    The page is one HTML file that opens offline; it needs neither torch nor the model.
+
+    Examples:
+
+        headcount report runs/curve-my-model-1a2b3c4d -o page.html
+
+        headcount report runs -o page.html --figures figures --title "What the heads do"
+    """
+    from . import reports
+
+    written = reports.report(runs, output, figures=figures, force=force, title=title)
+    out.print(f"written to {written}", soft_wrap=True, markup=False)
+    if figures is not None:
+        out.print(f"charts as SVG and PNG in {figures}", soft_wrap=True, markup=False)

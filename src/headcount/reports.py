@@ -1,0 +1,268 @@
+"""`report`: run folders as one page that explains itself. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import __version__
+from .errors import BadRun
+from .page import answers, charts, maps, outcomes, sections
+from .page.charts import Chart
+from .page.findings import Part, gather, index_of, site_of
+from .page.maps import Map
+from .page.sections import Section
+from .page.tables import Table
+
+TEMPLATES = Path(__file__).parent / "page" / "templates"
+LARGEST = 5_000_000  # bytes of a page
+
+
+class Placed(NamedTuple):
+    """A section with the names that its charts and tables have in the page."""
+
+    section: Section
+    anchor: str
+    charts: list[tuple[str, Chart]]
+    tables: list[tuple[str, Table]]
+
+
+class Main(NamedTuple):
+    """The chart beside the map, which the slider moves along."""
+
+    place: str  # its name in the page
+    title: str
+    about: str
+    chart: Chart
+
+
+class Chapter(NamedTuple):
+    """Everything that the page says about one model."""
+
+    anchor: str
+    part: Part
+    answer: str
+    tiles: list[answers.Tile]
+    map: Map | None
+    main: Main | None
+    sections: list[Placed]
+    again: list[answers.Again]
+    notes: list[str]
+
+
+def report(
+    runs: Sequence[Path | str],
+    output: Path | str,
+    *,
+    figures: Path | str | None = None,
+    force: bool = False,
+    title: str | None = None,
+) -> Path:
+    """Write one HTML page about run folders (or folders that hold some), and with `figures` its charts as SVG and PNG.
+
+    The page needs nothing but itself. What is there is not overwritten without `force`.
+    """
+    output = Path(output)
+    _free(output, force)
+    parts = gather([Path(run) for run in runs])
+    parts.sort(key=lambda part: part.prune is None)  # what was pruned comes first
+    chapters = [_chapter(part, n) for n, part in enumerate(parts, 1)]
+    files: dict[Path, bytes] = {}
+    if figures is not None:
+        drawn = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
+        for name, _ in drawn:
+            _free(Path(figures) / f"{name}.svg", force)
+            _free(Path(figures) / f"{name}.png", force)
+        for name, chart in drawn:
+            files[Path(figures) / f"{name}.svg"] = charts.svg(chart).encode()
+            files[Path(figures) / f"{name}.png"] = charts.png(chart)
+    page = render(chapters, title).encode("utf-8", "replace")
+    if len(page) > LARGEST:
+        raise BadRun(
+            f"The page would have {len(page) / 1e6:.1f} MB, and it should stay below {LARGEST / 1e6:.0f}; give fewer runs at a "
+            "time."
+        )
+    for path, content in files.items():
+        _write(path, content)
+    _write(output, page)
+    return output
+
+
+def render(chapters: Sequence[Chapter], title: str | None = None) -> str:
+    """The page as text."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    models = list(dict.fromkeys(chapter.part.model for chapter in chapters))
+    return environment.get_template("page.html").render(
+        title=title or f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}",
+        chapters=chapters,
+        palettes=charts.PALETTES,
+        cell=maps.CELL,
+        version=__version__,
+        data=Markup(embedded(_data(chapters))),
+        vega=Markup(as_script(charts.script())),
+        style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
+    )
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand inside a script element: ASCII, and without a character that HTML would read."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def as_script(text: str) -> str:
+    """A script that cannot end its own element."""
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _chapter(part: Part, number: int) -> Chapter:
+    anchor = f"m{number}"
+    made = [
+        *sections.curves(part),
+        *sections.rankings(part),
+        *sections.spreads(part),
+        *sections.effects(part),
+        *sections.one_head(part),
+        *outcomes.guarantee(part),
+        *sections.transfers(part),
+        *outcomes.speeds(part),
+        *outcomes.removed(part),
+        *sections.every_unit(part),
+    ]
+    main = _main(part, anchor, made)
+    placed, seen = [], dict[str, int]()
+    for one in made:
+        seen[one.key] = seen.get(one.key, 0) + 1
+        place = f"{anchor}-{one.key}" + (f"-{seen[one.key]}" if seen[one.key] > 1 else "")
+        drawn = [chart for chart in one.charts if main is None or chart is not main.chart]
+        named = [(f"{place}-chart-{n}" if n else f"{place}-chart", chart) for n, chart in enumerate(drawn)]
+        tables = [(f"{place}-table-{n}" if n else f"{place}-table", table) for n, table in enumerate(one.tables)]
+        placed.append(Placed(one, place, named, tables))
+    return Chapter(
+        anchor,
+        part,
+        answers.answer(part),
+        answers.tiles(part),
+        maps.build(part),
+        main,
+        placed,
+        [answers.again(part, run) for run in part.runs],
+        _notes(part),
+    )
+
+
+def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
+    """The first curve; without one, the sequence that a guarantee tested."""
+    for document in part.of("curves")[:1]:
+        about = sections.curve_about(document)
+        return Main(f"{anchor}-main", "What is left as units go", about, sections.curve_chart(part, document))
+    for one in made:
+        if one.key == "guarantee" and one.charts:
+            about = "Loss of each plan tested, and its upper bound; the first one that reaches above what is allowed is the end."
+            return Main(f"{anchor}-main", "How much may go", about, one.charts[0])
+    return None
+
+
+def _notes(part: Part) -> list[str]:
+    """What a reader has to know before anything else: runs that did not come to their end."""
+    notes = []
+    for run in part.runs:
+        if run.finished:
+            continue
+        shown = [one.name for one in part.documents if one.run is run]
+        what = f"what is shown of it comes from {', '.join(shown[:3])}" if shown else "it has no answer yet"
+        notes.append(
+            f"The run {run.folder.name} is not finished: {len(run.pieces)} pieces are done, {what}. "
+            "The same command goes on from there."
+        )
+    return notes
+
+
+def _data(chapters: Iterable[Chapter]) -> dict[str, Any]:
+    """What the page's script works with."""
+    drawn: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
+    for chapter in chapters:
+        drawn |= {chapter.main.place: chapter.main.chart} if chapter.main else {}
+        for placed in chapter.sections:
+            drawn |= dict(placed.charts)
+            for name, table in placed.tables:
+                tables[name] = {"latex": table.latex(), "csv": table.csv(), "markdown": table.markdown()}
+    found = {chapter.anchor: chapter.map.to_json() for chapter in chapters if chapter.map}
+    return {"maps": found, "charts": {name: chart.spec for name, chart in drawn.items()}, "tables": tables}
+
+
+def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:
+    """Every chart with the name of its files, the maps among them."""
+    found = [(chapter.main.chart.name, chapter.main.chart)] if chapter.main else []
+    for placed in chapter.sections:
+        for n, (_, chart) in enumerate(placed.charts):
+            found.append((placed.anchor.partition("-")[2] + (f"-{n + 1}" if n else ""), chart))
+    found += _maps(chapter)
+    names: dict[str, int] = {}
+    out = []
+    for name, chart in found:
+        names[name] = names.get(name, 0) + 1
+        name = name if names[name] == 1 else f"{name}-{names[name]}"
+        out.append((f"{chapter.anchor}-{name}" if several else name, chart))
+    return out
+
+
+def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
+    """Each map by its first view, as a chart."""
+    found, part = chapter.map, chapter.part
+    if found is None:
+        return []
+    made = []
+    for view in found.views[:1]:
+        for grid in (grid for grid in part.grids if not grid.large):
+            places = dict(zip(found.units, view.places, strict=True))
+            rows = [
+                {"site": site_of(u), "column": index_of(u), "value": places[u], "gone": u in part.removed}
+                for u in grid.units
+            ]
+            name = f"map-{grid.type or grid.kind}".replace(" ", "-")
+            label = view.name if view.diverging else f"{view.name}, of the largest"
+            safe = "".join(letter for letter in name if letter.isalnum() or letter == "-")
+            made.append((safe, charts.heatmap(safe, rows, label=label, diverging=view.diverging)))
+    return made
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def _free(path: Path, force: bool) -> None:
+    if path.is_dir():
+        raise BadRun(f"{path} is a folder; give the name of a file.")
+    if os.path.lexists(path) and not force:
+        raise BadRun(f"{path} is there already; choose another name, or write over it with --force.")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The file appears whole or not at all."""
+    draft = path.with_name(f".{secrets.token_hex(8)}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(draft, "xb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(draft, path)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadRun(f"I cannot write {path}: {error.strerror or error}; choose another place.") from error

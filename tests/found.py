@@ -1,0 +1,260 @@
+"""Run folders made by hand, as the commands write them: small, with numbers that are all different."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headcount.plans import Plan, Unit
+from headcount.results import Comparison
+from headcount.runs import Run
+from headcount.scores import Scores
+
+Sites = Mapping[str, tuple[str, str | None, int]]  # name -> kind, type, units
+CLASSIFIER: Sites = {"0": ("head", "encoder", 4), "1": ("head", "encoder", 3), "2": ("head", "encoder", 4)}  # ragged
+TRANSLATOR: Sites = {
+    "encoder.0": ("head", "encoder", 4),
+    "encoder.1": ("head", "encoder", 4),
+    "decoder.0": ("head", "decoder", 4),
+    "decoder.0.cross": ("head", "cross", 4),
+}
+
+
+def units(sites: Sites) -> tuple[Unit, ...]:
+    return tuple(Unit(name, index) for name, (_, _, count) in sites.items() for index in range(count))
+
+
+def scores(sites: Sites = CLASSIFIER, by: str = "taylor", seed: int = 0, samples: int = 20) -> Scores:
+    drawn = np.random.default_rng(seed)
+    all_units = units(sites)
+    rows = drawn.gamma(2.0, 1.0, (samples, len(all_units))) * drawn.gamma(2.0, 1.0, len(all_units))
+    kinds, types = ({name: site[n] for name, site in sites.items()} for n in (0, 1))
+    signature = f"by:{by}|model:tiny|data:dev.tsv#{seed:08x}|n:{samples}"
+    return Scores(all_units, rows.mean(0), by, kinds, types, "layer", signature, rows)  # type: ignore[arg-type]
+
+
+def scores_document(made: Scores) -> dict[str, Any]:
+    return {**made.to_json(), "stability": [row._asdict() for row in made.stability(resamples=10)]}
+
+
+def result(value: float, n: int = 200, metric: str = "accuracy") -> dict[str, Any]:
+    span = {"low": value - 0.04, "high": value + 0.04}
+    return {"metric": metric, "value": value, **span, "level": 0.95, "n": n, "signature": f"model:tiny|n:{n}"}
+
+
+def comparison(
+    before: float, after: float, p: float = 0.2, p_holm: float | None = None, **other: Any
+) -> dict[str, Any]:
+    difference = after - before
+    made = Comparison(
+        metric=other.get("metric", "accuracy"),
+        before=before,
+        after=after,
+        difference=difference,
+        low=difference - 0.021,
+        high=difference + 0.021,
+        level=0.95,
+        p=p,
+        test="randomization",
+        n=other.get("n", 200),
+        higher_is_better=True,
+        points=100.0,
+        p_holm=p_holm,
+        p_bh=p_holm,
+    )
+    return made.to_json()
+
+
+def ablation(names: Sequence[str], base: float = 0.9, seed: int = 1) -> dict[str, Any]:
+    """The second unit hurts beyond chance, the third helps; the others do nothing that can be shown."""
+    drawn = np.random.default_rng(seed).normal(0, 0.004, len(names)).round(6)
+    rows = []
+    for n, (name, wobble) in enumerate(zip(names, drawn.tolist(), strict=True)):
+        after, p, holm = base + wobble, 0.3 + n / 1000, 1.0
+        if n in (1, 2):
+            after, p, holm = base + (-0.123 if n == 1 else 0.034), 0.00012, 0.0034 + n / 1000
+        elif n == 3:  # would be called significant if it were the only one
+            after, p, holm = base - 0.012, 0.02, 0.22
+        rows.append({"closed": name, **comparison(base, after, p, holm)})
+    return {"base": result(base), "test": "randomization", "ablations": rows}
+
+
+def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str = "taylor") -> dict[str, Any]:
+    made = [_curve(by, order, steps, 0.08)]
+    for seed in range(seeds):
+        shuffled = [order[n] for n in np.random.default_rng(seed).permutation(len(order))]
+        made.append(_curve("random", shuffled, steps, 0.2 + 0.05 * seed))
+    return {"sets": "chosen on 100 examples of train.tsv, reported on 200 of dev.tsv", "curves": made}
+
+
+def _curve(by: str, order: Sequence[Unit], steps: Sequence[int], slope: float) -> dict[str, Any]:
+    points = []
+    for removed in steps:
+        value = 0.9 - slope * (removed / len(order)) ** 2
+        plan = Plan(frozenset(order[:removed]), "least first").to_json()
+        compared = comparison(0.9, value, 0.5 if removed else 1.0)
+        points.append({"removed": removed, "plan": plan, "result": result(value), "comparison": compared})
+    return {"by": by, "of": len(order), "signature": f"by:{by}", "points": points}
+
+
+def one_head(sites: Sites = CLASSIFIER) -> dict[str, Any]:
+    rows = [
+        {
+            "site": site,
+            "head": n,
+            "chosen_on": 0.88 + n / 100,
+            **comparison(0.9, 0.87 - n / 100, 0.01 * (n + 1), 0.03 * (n + 1)),
+        }
+        for n, site in enumerate(sites)
+    ]
+    return {"base": result(0.9), "test": "randomization", "sets": "chosen on 50, reported on 50", "attentions": rows}
+
+
+def transfer(names: Sequence[str]) -> dict[str, Any]:
+    x = np.random.default_rng(3).normal(0, 0.01, (2, len(names))).round(5)
+    kinds = {
+        name: {"name": name, "value": value, "low": -0.2, "high": 0.7, "level": 0.95, "p": 0.04, "n": len(names)}
+        for name, value in (("pearson", 0.31), ("spearman", 0.27))
+    }
+    damage = {"one": x[0].tolist(), "other": x[1].tolist()}
+    return {"one": result(0.9), "other": result(0.8), **kinds, "units": list(names), "damage": damage}
+
+
+def bench(whole: str = "tiny", smaller: str = "smaller") -> dict[str, Any]:
+    rows = []
+    for batch, ratio, limit in ((1, 1.04, 1.2), (16, 1.17, 1.2)):
+        for name, times, most in ((whole, 1.0, 1.0), (smaller, ratio, limit)):
+            speed = {"examples_per_second": 100.0 * times, "low": 90.0 * times, "high": 110.0 * times}
+            ratios = {
+                "ratio": times,
+                "ratio_low": times - 0.01,
+                "ratio_high": times + 0.01,
+                "flops": 1e9 / most,
+                "limit": most,
+            }
+            arrived = (times - 1) / (most - 1) if most > 1 else None
+            rows.append(
+                {
+                    "model": name,
+                    "batch": batch,
+                    "length": 32,
+                    **speed,
+                    **ratios,
+                    "arrived": arrived,
+                    "peak_memory": None,
+                }
+            )
+    models = [
+        {"name": whole, "class": "Tiny", "parameters": 2_000_000, "bytes": 8_000_000},
+        {"name": smaller, "class": "Tiny", "parameters": 1_500_000, "bytes": 6_000_000},
+    ]
+    about = {"device": "cpu, 2 threads", "dtype": "float32", "compile": False, "torch": "2.13.0", "repeats": 7}
+    return {**about, "models": models, "rows": rows}
+
+
+def prune(order: Sequence[Unit], removed: int, sites: Sites = CLASSIFIER) -> dict[str, Any]:
+    plan = Plan(frozenset(order[:removed]), "least first")
+    steps = [
+        {
+            "removed": k,
+            "value": 0.9 - 0.002 * k,
+            "damage": 0.2 * k,
+            "bound": 0.2 * k + 0.3,
+            "p": 0.01 * k,
+            "shown": k <= removed,
+        }
+        for k in range(1, removed + 2)
+    ]
+    promise = {"drop": 1.0, "alpha": 0.05, "metric": "accuracy", "test": "exact", "n": 400, "steps": steps, "base": 0.9}
+    promise |= {
+        "removed": removed,
+        "sentence": f"With 95 % confidence, {removed} heads cost at most 1.0 points.",
+        "needed": 750,
+    }
+    sets = [
+        {"role": role, "data": "dev.tsv", "n": 100 + n, "what": "x"}
+        for n, role in enumerate(("score", "select", "report"))
+    ]
+    gone = plan.by_site()
+    places = [
+        {
+            "name": name,
+            "units": sites[name][2],
+            "left": sites[name][2] - len(ids),
+            "manner": "slim",
+            "parameters": 1000 * len(ids),
+        }
+        for name, ids in gone.items()
+    ]
+    return {
+        "how": {"kind": "max-drop", "value": 1.0},
+        "sentence": f"{removed} of {len(order)} heads can go, and at most one point of accuracy with them.",
+        "model": "tiny",
+        "class": "Tiny",
+        "by": "taylor",
+        "units": "heads",
+        "sets": sets,
+        "guarantee": promise,
+        "order": [str(unit) for unit in order],
+        "plan": plan.to_json(),
+        "removed": removed,
+        "of": len(order),
+        "before": result(0.9, 150),
+        "after": result(0.894, 150),
+        "comparison": comparison(0.9, 0.894, 0.44, n=150),
+        "parameters": [2_000_000, 1_500_000],
+        "bytes": [8_000_000, 6_000_000],
+        "speed": bench(),
+        "sites": places,
+        "output": "smaller",
+        "command": "headcount prune tiny --data dev.tsv --max-drop 1.0 -o smaller",
+        "signature": "prune|tiny",
+        "versions": {"headcount": "0.1.0"},
+    }
+
+
+def folder(
+    path: Path,
+    command: str,
+    documents: Mapping[str, Any],
+    *,
+    model: str = "models/tiny",
+    weights: str = "a1b2",
+    data: str = "dev.tsv",
+    finished: bool = True,
+) -> Path:
+    """A run folder with these documents."""
+    roles = {"transfer": ("one", "other"), "curve": ("select", "report")}.get(command, ("data",))
+    tasks = {
+        role: {"data": data if n == 0 else f"{data} again", "n": 200, "fingerprint": "f" * 16}
+        for n, role in enumerate(roles)
+    }
+    question = {"command": command, "model": {"name": model, "weights": weights}, "tasks": tasks}
+    question |= {"run": {"dtype": "float32", "seed": 0}, "options": {"by": "taylor", "folder": path.name}}
+    with Run.open(path, question) as run:
+        for name, document in documents.items():
+            run.write_json(name, document)
+        if finished:
+            run.finish()
+    return path
+
+
+def everything(root: Path, sites: Sites = CLASSIFIER, **naming: str) -> dict[str, Any]:
+    """One folder of every kind under `root`, and the documents in them."""
+    made = scores(sites)
+    order, names = made.order(), [str(unit) for unit in units(sites)]
+    documents: dict[str, dict[str, Any]] = {
+        "score": {"scores": scores_document(made)},
+        "ablate": {"ablation": ablation(names)},
+        "one": {"all-but-one": one_head(sites)},
+        "curve": {"curves": curves(order, [0, 3, 6, len(order)]), "scores-taylor": made.to_json()},
+        "transfer": {"transfer": transfer(names)},
+        "prune": {"prune": prune(order, 4, sites), "scores": scores_document(made)},
+        "bench": {"bench": bench()},
+    }
+    for name, found in documents.items():
+        folder(root / name, name, found, **naming)  # type: ignore[arg-type]
+    return {name: document for found in documents.values() for name, document in found.items()} | {"order": order}

@@ -1,0 +1,632 @@
+"""Reports say what the documents say, escape what comes from outside, and write one file that needs nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import found
+import numpy as np
+import pytest
+from conftest import says
+from typer.testing import CliRunner
+
+from headcount import reports
+from headcount.cli import app
+from headcount.errors import BadRun
+from headcount.page import answers, charts, maps, sections, tables
+from headcount.page.findings import gather, kind_of, type_of
+from headcount.page.tables import Column, Table
+from headcount.plans import Plan
+from headcount.runs import Run
+
+HOSTILE = '</script><script>alert(1)</script>"><img src=x onerror=alert(2)> & \u2028 {{ 7*7 }} theme:ink'
+SECTIONS = {
+    "score": {"ranking", "units"},
+    "ablate": {"effects", "units"},
+    "one": {"one-head"},
+    "curve": {"curve", "ranking", "units"},
+    "transfer": {"transfer"},
+    "prune": {"ranking", "guarantee", "speed", "removed", "units"},
+    "bench": {"speed"},
+}
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements with their attributes, and its text outside scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.data: dict[str, Any] = {}
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag if tag not in ("script", "style") else f"{tag} {dict(attrs).get('id', '')}"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script data":
+            self.data = json.loads(data)
+        elif not self._inside.startswith(("script ", "style ")):
+            self.texts.append(data)
+
+    def ids(self) -> set[str]:
+        return {str(attributes["id"]) for _, attributes in self.elements if "id" in attributes}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    root = tmp_path_factory.mktemp("runs")
+    return root, found.everything(root)
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory) -> Page:
+    written = reports.report([runs[0]], tmp_path_factory.mktemp("page") / "page.html")
+    return Page(written.read_text(encoding="utf-8"))
+
+
+# -- what it says -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_appears_only_when_the_run_has_it(name, runs) -> None:
+    (part,) = gather([runs[0] / name])
+    made = reports._chapter(part, 1)
+    assert {placed.section.key for placed in made.sections} == SECTIONS[name]
+    assert (made.main is not None) == (name in ("curve", "prune"))
+    assert (made.map is not None) == (name not in ("one", "transfer", "bench"))
+    assert made.answer.endswith((".", "%"))
+
+
+def test_all_sections_stand_on_one_page_with_the_sentence_of_prune_on_top(runs, page) -> None:
+    keys = set().union(*SECTIONS.values())
+    assert {f"m1-{key}" for key in keys} | {"m1-map", "m1-again"} <= page.ids()
+    assert runs[1]["prune"]["sentence"] in page.texts
+    assert "0.900 → 0.894" in page.texts
+    assert "11 → 7" in page.texts
+    assert "8.0 → 6.0 MB" in page.texts
+
+
+def test_the_panel_has_the_numbers_of_the_documents(runs) -> None:
+    root, documents = runs
+    (part,) = gather([root])
+    made = maps.build(part)
+    facts = {fact.label: dict(zip(made.units, fact.texts, strict=True)) for fact in made.facts}
+    flat = {
+        f"{name}:{index}": (score, error)
+        for name, site in documents["scores"]["sites"].items()
+        for index, score, error in zip(site["units"], site["score"], site["stderr"], strict=True)
+    }
+    assert set(made.units) == set(flat)
+    best_first = sorted(flat, key=lambda unit: -flat[unit][0])
+    for unit, (score, error) in flat.items():
+        assert facts["Score by taylor, ± s.e."][unit] == f"{score:.3f} ± {error:.3f}"
+        assert facts["Rank by taylor, 1 = top"][unit] == f"{best_first.index(unit) + 1} of 11"
+        assert facts["Place in the order of removal"][unit] == f"{documents['prune']['order'].index(unit) + 1} of 11"
+        assert facts["Removed"][unit] == ("yes" if unit in map(str, documents["order"][:4]) else "no")
+    for row in documents["ablation"]["ablations"]:
+        texts = [f"{100 * row[key]:+.1f}".replace("-", "−") for key in ("difference", "low", "high")]
+        number, low, high = (text if float(text[1:]) else "0.0" for text in texts)
+        assert facts["Without it"][row["closed"]] == f"{number} [{low}, {high}] points"
+        assert facts["p, and corrected by Holm"][row["closed"]] == f"{row['p']:.2g} → {row['p_holm']:.2g}"
+    assert made.units[made.first] == best_first[0]
+
+
+def test_the_slider_stops_at_the_points_of_the_curve_and_at_what_was_chosen(runs) -> None:
+    root, documents = runs
+    (part,) = gather([root])
+    made = maps.build(part)
+    (track,) = made.tracks
+    assert [(stop.removed, stop.chosen) for stop in track.stops] == [
+        (0, False),
+        (3, False),
+        (4, True),
+        (6, False),
+        (11, False),
+    ]
+    for stop in track.stops:
+        assert {made.units[n] for n in stop.gone} == {str(unit) for unit in documents["order"][: stop.removed]}
+    assert track.stops[2].value == "0.894 [0.854, 0.934]"
+    assert track.stops[3].value == f"{0.9 - 0.08 * (6 / 11) ** 2:.3f} [0.836, 0.916]"
+
+
+def test_without_a_curve_the_slider_follows_the_tested_sequence(runs) -> None:
+    (part,) = gather([runs[0] / "prune"])
+    (track,) = maps.build(part).tracks
+    assert [stop.removed for stop in track.stops] == [1, 2, 3, 4, 5]
+    assert [len(stop.gone) for stop in track.stops] == [1, 2, 3, 4, 5]
+    assert [stop.chosen for stop in track.stops] == [False, False, False, True, False]
+    assert track.stops[-1].detail == "−1.0 points, at most 1.3 lost: not shown"
+
+
+def test_the_map_marks_what_survives_the_correction_and_scales_colours(runs) -> None:
+    (part,) = gather([runs[0] / "ablate"])
+    made = maps.build(part)
+    (view,) = made.views
+    assert [made.units[n] for n in view.marked] == ["0:1", "0:2"]
+    assert view.diverging
+    assert view.places[made.units.index("0:1")] == 1.0  # it loses most
+    assert view.places[made.units.index("0:2")] == pytest.approx(-0.034 / 0.123)
+
+
+def test_a_ragged_model_has_holes_and_a_translator_three_maps(tmp_path) -> None:
+    found.folder(tmp_path / "a", "score", {"scores": found.scores_document(found.scores(found.TRANSLATOR))})
+    part = gather([tmp_path / "a"])[0]
+    drawn = maps.build(part).grids
+    assert [grid.title for grid in drawn] == ["Encoder self-attention", "Decoder self-attention", "Cross-attention"]
+    assert [text for text, _ in drawn[0].labels] == ["0", "1"]
+    sites: found.Sites = {"0": ("head", "encoder", 4), "1": ("head", "encoder", 2)}
+    made = found.scores(sites).to_json()
+    made["sites"]["1"]["units"] = [1, 3]  # heads 0 and 2 were cut before
+    found.folder(tmp_path / "b", "score", {"scores": made}, weights="other")
+    (grid,) = maps.build(gather([tmp_path / "b"])[0]).grids
+    assert [cell.unit for cell in grid.rows[1]] == ["1:1", "1:3"]
+    assert [cell.x for cell in grid.rows[1]] == [grid.rows[0][1].x, grid.rows[0][3].x]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        # 8 (k / 11)^2 points: 0.6 at 3, 2.4 at 6
+        ("curve", r"3 of 11 heads \(27\u00a0%\) can go before more than 1 point of accuracy is lost: 0.900 → 0.894"),
+        ("ablate", r"2 of 11 heads matter alone \(0:1 and 0:2\)"),
+        ("one", r"In 2 of 3 attentions one head alone does as well"),
+        ("score", r"Of 11 heads, .* matter most by taylor"),
+        ("transfer", r"dev.tsv and on dev.tsv again goes together with a rank correlation of 0.27"),
+        ("bench", r"smaller is 1.17× as fast as tiny at batch size 16"),
+    ],
+)
+def test_the_answer_is_put_into_words_where_prune_was_not_run(name, sentence, runs) -> None:
+    (part,) = gather([runs[0] / name])
+    assert re.search(sentence, answers.answer(part))
+
+
+def test_the_tables_have_the_numbers_of_the_documents(runs) -> None:
+    root, documents = runs
+    (part,) = gather([root])
+    made = {placed.section.key: placed for placed in reports._chapter(part, 1).sections}
+    (one,) = made["one-head"].section.tables
+    for row, document in zip(one.rows, documents["all-but-one"]["attentions"], strict=True):
+        expected = [document["site"], document["head"], document["chosen_on"]]
+        expected += [100 * document[key] for key in ("difference", "low", "high")]
+        assert row == pytest.approx((*expected, document["p"], document["p_holm"]))
+    (steps,) = made["guarantee"].section.tables
+    assert [row[-1] for row in steps.rows] == ["shown"] * 4 + ["not shown"]
+    assert "It stopped at 5 because a loss of 1 points could not be ruled out there." in made["guarantee"].section.notes
+    speeds, sizes = made["speed"].section.tables
+    assert [row[4] for row in speeds.rows] == [1.0, 1.04, 1.0, 1.17]
+    assert [row[2] for row in sizes.rows] == [2_000_000, 1_500_000]
+    gone, sets = made["removed"].section.tables
+    assert [row[2] for row in sets.rows] == [100, 101, 102]
+    plan = Plan(frozenset(documents["order"][:4]))
+    assert {row[0]: row[1] for row in gone.rows} == plan.to_json()["remove"]
+    (random,) = {row[0] for row in made["curve"].section.tables[0].rows} - {"taylor"}
+    assert random == "random, mean of 2"
+    last = [row for row in made["curve"].section.tables[0].rows if row[0] == random][-1]
+    assert last[3:6] == pytest.approx((0.9 - 0.225, 0.9 - 0.25, 0.9 - 0.2))
+
+
+def drawn(spec: Any) -> list[dict[str, Any]]:
+    """All rows of data in a chart."""
+    if isinstance(spec, list):
+        return [row for one in spec for row in drawn(one)]
+    if not isinstance(spec, dict):
+        return []
+    return list(spec.get("values", [])) + [row for key, one in spec.items() if key != "values" for row in drawn(one)]
+
+
+def test_the_charts_have_the_numbers_of_the_documents(runs, page) -> None:
+    documents, specs = runs[1], page.data["charts"]
+    line, *randoms = documents["curves"]["curves"]
+    rows = {row["removed"]: row for row in drawn(specs["m1-main"]) if row.get("order") == "taylor"}
+    for point in line["points"]:
+        assert rows[point["removed"]]["value"] == point["result"]["value"]
+        assert rows[point["removed"]]["high"] == point["result"]["high"]
+    band = {row["removed"]: row for row in drawn(specs["m1-main"]) if "mean" in row}
+    for place in range(4):
+        values = [one["points"][place]["result"]["value"] for one in randoms]
+        row = band[line["points"][place]["removed"]]
+        assert (row["low"], row["mean"], row["high"]) == pytest.approx((min(values), np.mean(values), max(values)))
+    assert {"removed": 4, "text": "chosen: 4"} in drawn(specs["m1-main"])
+    bricks = {row["unit"]: row for row in drawn(specs["m1-effects-chart"]) if "unit" in row}
+    assert len(bricks) == 11
+    assert {row["kind"] for row in bricks.values()} == {"worse", "better", "chance"}
+    for ablated in documents["ablation"]["ablations"]:
+        row = bricks[ablated["closed"]]
+        assert row["x0"] - 1e-9 <= ablated["after"] <= row["x1"] + 1e-9
+        assert (row["kind"] == "chance") == (ablated["p_holm"] > 0.05)
+    assert {"x0": 0.9, "text": "whole model"} in drawn(specs["m1-effects-chart"])
+    steps = [row for row in drawn(specs["m1-guarantee-chart"]) if "damage" in row]
+    for row, step in zip(steps[:5], documents["prune"]["guarantee"]["steps"], strict=True):
+        assert (row["removed"], row["damage"], row["bound"]) == (step["removed"], step["damage"], step["bound"])
+    points = {row["unit"]: (row["x"], row["y"]) for row in drawn(specs["m1-transfer-chart"]) if "unit" in row}
+    sides = documents["transfer"]["damage"]
+    assert points == dict(
+        zip(documents["transfer"]["units"], zip(sides["one"], sides["other"], strict=True), strict=True)
+    )
+    bars = {row["place"]: row for row in drawn(specs["m1-speed-chart"]) if "place" in row}
+    assert {place: (row["ratio"], row["limit"]) for place, row in bars.items()} == {
+        "batch 1": (1.04, 1.2),
+        "batch 16": (1.17, 1.2),
+    }
+    ranked = {row["unit"]: row for row in drawn(specs["m1-ranking-chart"]) if "unit" in row}
+    site = documents["scores"]["sites"]["2"]
+    assert ranked["2:3"]["high"] == pytest.approx(site["score"][3] + 2 * site["stderr"][3])
+    assert {unit for unit, row in ranked.items() if row["gone"]} == {str(unit) for unit in documents["order"][:4]}
+
+
+def test_how_to_get_it_again_names_command_data_signature_and_versions(runs) -> None:
+    (part,) = gather([runs[0]])
+    again = {one.folder: one for one in (answers.again(part, run) for run in part.runs)}
+    assert again["prune"].command == "headcount prune tiny --data dev.tsv --max-drop 1.0 -o smaller"
+    assert not again["prune"].rebuilt
+    assert again["score"].command.startswith("headcount score models/tiny --data dev.tsv")
+    assert again["score"].rebuilt
+    facts = dict(again["score"].facts)
+    assert facts["Data (data)"] == "dev.tsv, n = 200, #ffffffff"
+    assert facts["Signature (scores)"] == found.scores().signature
+    assert facts["Versions"].startswith("python 3.")
+    said = "headcount score models/tiny --data dev.tsv --limit 20"
+    (runs[0] / "score" / "command.json").write_text(json.dumps({"command": said}))  # as commands leave it at their end
+    again = {one.folder: one for one in (answers.again(part, run) for run in part.runs)}
+    assert (again["score"].command, again["score"].rebuilt) == (said, False)
+    (runs[0] / "score" / "command.json").unlink()
+
+
+# -- which runs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_put_together_by_their_weights(tmp_path, runs) -> None:
+    names = [str(unit) for unit in found.units(found.CLASSIFIER)]
+    found.folder(tmp_path / "a", "score", {"scores": found.scores().to_json()}, model="tiny", weights="same")
+    found.folder(tmp_path / "b", "ablate", {"ablation": found.ablation(names)}, model="./tiny", weights="same")
+    found.folder(tmp_path / "c", "ablate", {"ablation": found.ablation(names)}, model="tiny", weights="other")
+    with Run.open(tmp_path / "d", {"command": "bench", "models": ["tiny", "smaller"]}) as run:
+        run.write_json("bench", found.bench())
+    parts = gather([tmp_path, tmp_path / "a"])  # given twice, used once
+    assert [[run.folder.name for run in part.runs] for part in parts] == [["a", "b", "d"], ["c"]]
+    assert [[document.name for document in part.documents] for part in parts] == [
+        ["scores", "ablation", "bench"],
+        ["ablation"],
+    ]
+    assert gather([tmp_path / "d"])[0].model == "tiny"
+
+
+def test_equal_scores_of_two_runs_are_shown_once_and_different_ones_are_told_apart(tmp_path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 5)):
+        found.folder(tmp_path / name, "score", {"scores": found.scores(seed=seed).to_json()})
+    (part,) = gather([tmp_path])
+    assert maps.score_names(part) == ["taylor (a)", "taylor (c)"]
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_is_and_named(tmp_path) -> None:
+    found.folder(tmp_path / "curve", "curve", {"scores-taylor": found.scores().to_json()}, finished=False)
+    text = reports.report([tmp_path / "curve"], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "The run curve is not finished: 0 pieces are done, what is shown of it comes from scores-taylor." in text
+    assert 'id="m1-ranking"' in text
+
+
+def test_what_cannot_be_shown_is_said_in_one_sentence(tmp_path, runs) -> None:
+    (tmp_path / "empty").mkdir()
+    with says(BadRun, about="holds none"):
+        reports.report([tmp_path / "empty"], tmp_path / "page.html")
+    with says(BadRun, about="cannot read"):
+        reports.report([tmp_path / "nowhere"], tmp_path / "page.html")
+    with Run.open(tmp_path / "begun", {"command": "score", "model": "tiny"}):
+        pass
+    with says(BadRun, about="nothing to show"):
+        reports.report([tmp_path / "begun"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("name", ["scores", "ablation", "all-but-one", "transfer", "curves", "prune", "bench"])
+@pytest.mark.parametrize("damage", ["a key is gone", "not a number", "a list"])
+def test_a_damaged_document_is_one_sentence_with_its_path(name, damage, runs, tmp_path) -> None:
+    document = json.loads(json.dumps(runs[1][name]))
+    if damage == "a key is gone":
+        victim = {"scores": "sites", "ablation": "ablations", "all-but-one": "base", "transfer": "damage"}
+        del document[victim.get(name, {"curves": "curves", "prune": "comparison", "bench": "models"}.get(name, ""))]
+    elif damage == "not a number":
+        document = json.loads(re.sub(r"-?0\.\d\d+", "NaN", json.dumps(document)))
+    made = found.folder(tmp_path / "run", "x", {})
+    text = "[]" if damage == "a list" else json.dumps(document)
+    (made / f"{name}.json").write_text(text)
+    with says(BadRun, about=f"{name}.json"):
+        reports.report([made], tmp_path / "page.html")
+
+
+# -- units of other kinds, and many of them ---------------------------------------------------------------------------------
+
+
+def test_kinds_and_types_are_read_off_names() -> None:
+    assert [kind_of(unit) for unit in ("3:7", "3.mlp:7", "3.mlp:0-127", "layers:4", "3:*", "decoder.layers:1")] == [
+        "head",
+        "neuron",
+        "block",
+        "layer",
+        "whole",
+        "layer",
+    ]
+    assert [type_of(site) for site in ("3", "encoder.0", "decoder.0", "decoder.0.cross")] == [
+        None,
+        "encoder",
+        "decoder",
+        "cross",
+    ]
+
+
+def test_layers_blocks_and_whole_parts_are_drawn(tmp_path) -> None:
+    sites: found.Sites = {"layers": ("layer", None, 6), **found.CLASSIFIER}
+    blocks = [f"{n}.mlp:{k * 8}-{k * 8 + 7}" for n in range(3) for k in range(4)]
+    found.folder(tmp_path / "s", "score", {"scores": found.scores_document(found.scores(sites))})
+    found.folder(tmp_path / "b", "ablate", {"ablation": found.ablation(blocks)})
+    found.folder(tmp_path / "w", "ablate", {"ablation": found.ablation(["0:*", "1:*", "2:*"])})
+    (part,) = gather([tmp_path])
+    assert [(grid.kind, len(grid.units)) for grid in part.grids] == [
+        ("head", 11),
+        ("whole", 3),
+        ("layer", 6),
+        ("block", 12),
+    ]
+    page = Page(reports.report([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert sum(attributes.get("role") == "gridcell" for _, attributes in page.elements) == 32
+
+
+def test_a_hundred_thousand_neurons_are_summed_up(tmp_path) -> None:
+    made = found.scores({f"{n}.mlp": ("neuron", None, 5_000) for n in range(20)}, samples=2).to_json()
+    found.folder(tmp_path / "run", "score", {"scores": made})
+    written = reports.report([tmp_path / "run"], tmp_path / "page.html", figures=tmp_path / "figures")
+    page = Page(written.read_text(encoding="utf-8"))
+    assert written.stat().st_size < 1_500_000
+    assert len(page.elements) < 1_000
+    (table,) = page.data["tables"].values()
+    rows = list(csv.reader(io.StringIO(table["csv"])))
+    values = np.sort(made["sites"]["7.mlp"]["score"])
+    assert rows[8][:2] == ["7.mlp", "5000"]
+    assert [float(cell) for cell in rows[8][2:]] == pytest.approx(values[[0, 1250, 2500, 3749, 4999]].tolist())
+
+
+# -- copying ------------------------------------------------------------------------------------------------------------------
+
+NASTY = ["a_b & 50% #1 {x} $y$ ~ ^ \\cmd", "pipe | `code` *bold* <b>\nnext [l](u)", '=1+1,"q"', "@SUM(A1)", "\ttab", ""]
+
+
+def table() -> Table:
+    columns = (Column("na|me_"), Column("value", lambda value: tables.signed(value, 2), True))
+    rows = tuple((name, None if n == 2 else (n - 1) / 3) for n, name in enumerate(NASTY))
+    return Table("t", "50% of | things_", columns, rows)
+
+
+def test_csv_reads_back_with_full_numbers_and_runs_no_formula() -> None:
+    head, *rows = csv.reader(io.StringIO(table().csv(), newline=""))
+    assert head == ["na|me_", "value"]
+    assert [row[0] for row in rows] == [*NASTY[:2], "'" + NASTY[2], "'" + NASTY[3], "'" + NASTY[4], ""]
+    assert [row[1] for row in rows] == ["" if n == 2 else repr((n - 1) / 3) for n in range(6)]
+
+
+def test_markdown_keeps_its_cells_and_shows_every_character() -> None:
+    lines = table().markdown().splitlines()
+    assert len(lines) == 2 + len(NASTY)
+    cells = [re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1] for line in lines]
+    assert {len(row) for row in cells} == {2}
+    plain = [re.sub(r"\\([\\`*_{}\[\]<>#|&~$!])", r"\1", row[0].strip()) for row in cells]
+    assert plain == ["na|me_", "---", *(" ".join(name.split()) for name in NASTY)]
+    assert not re.search(r"(?<!\\)[<`*\[]", "".join(row[0] for row in cells))
+    assert [row[1].strip() for row in cells[2:5]] == ["−0.33", "0.00", "–"]
+
+
+def test_latex_escapes_every_special_character() -> None:
+    text = table().latex()
+    body = re.search(r"\\midrule\n(.*)\n\\bottomrule", text, re.DOTALL).group(1).splitlines()  # type: ignore[union-attr]
+    assert (
+        body[0] == r"a\_b \& 50\% \#1 \{x\} \$y\$ \textasciitilde{} \textasciicircum{} \textbackslash{}cmd & $-$0.33 \\"
+    )
+    assert body[1].startswith(r"pipe \textbar{} `code` *bold* \textless{}b\textgreater{} next [l](u) & 0.00")
+    for line in body:
+        assert len(re.findall(r"(?<!\\)&", line)) == 1
+    assert r"\caption{50\% of \textbar{} things\_}" in text
+
+
+def test_the_page_carries_each_table_in_three_forms(page) -> None:
+    shown = [attributes for tag, attributes in page.elements if tag == "button"]
+    assert {(a["data-table"], a["data-copy"]) for a in shown} == {
+        (name, kind) for name in page.data["tables"] for kind in ("latex", "csv", "markdown")
+    }
+    assert all(forms["latex"].startswith("\\begin{table}") for forms in page.data["tables"].values())
+
+
+# -- what comes from outside ---------------------------------------------------------------------------------------------------
+
+
+def poisoned(value: Any, key: str = "") -> Any:
+    """A document in which every free text is hostile; words that programs look at stay."""
+    kept = ("test", "alternative", "kind", "type", "normalize")
+    if isinstance(value, dict):
+        if key == "remove":
+            return value
+        named = key == "sites" and all(isinstance(one, dict) for one in value.values())  # of scores, by name
+        return {(f"{name}{HOSTILE}" if named else name): poisoned(one, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [poisoned(one, key) for one in value]
+    if isinstance(value, str) and key == "closed":
+        site, _, index = value.rpartition(":")
+        return f"{site}{HOSTILE}:{index}"
+    if isinstance(value, str) and key not in kept and value != "random":
+        return value + HOSTILE
+    return value
+
+
+def hostile(root: Path) -> Path:
+    documents = found.everything(root / "kind")
+    for n, name in enumerate(("scores", "ablation", "all-but-one", "transfer", "curves", "prune", "bench")):
+        made = poisoned(documents[name])
+        run = {"model": f"{n}/tiny{HOSTILE}".replace("/script", "script"), "data": f"dev{HOSTILE}"}
+        found.folder(root / "bad" / f"run-{n}<b>", "transfer" if name == "transfer" else "x", {name: made}, **run)
+    roles = {"roles": {f"0{HOSTILE}:0": HOSTILE}}
+    found.folder(root / "bad" / "roles", "x", {"roles": roles}, model=f"0/tiny{HOSTILE}")
+    return root / "bad"
+
+
+def test_hostile_names_stay_text(tmp_path, page) -> None:
+    written = reports.report([hostile(tmp_path)], tmp_path / "page.html", title=HOSTILE, figures=tmp_path / "figures")
+    text = written.read_text(encoding="utf-8")
+    bad = Page(text)
+    count = {tag: sum(one == tag for one, _ in bad.elements) for tag in ("script", "img", "b", "style", "iframe", "a")}
+    assert count["script"] == sum(tag == "script" for tag, _ in page.elements) == 3
+    assert count["img"] == count["iframe"] == 0
+    assert all("data-removed" in attributes for tag, attributes in bad.elements if tag == "b")
+    assert not [name for _, attributes in bad.elements for name in attributes if name.startswith("on")]
+    assert all(str(a["href"]).startswith("#") for _, a in bad.elements if "href" in a)
+    assert "alert(1)" in "".join(bad.texts)  # it is there, as text
+    assert "49" not in "".join(one for one in bad.texts if "7*7" in one)
+    whole = text.partition('id="data">')[2].partition("</script>")[0]
+    assert not set("<>&\u2028") & set(whole)
+    for path in (tmp_path / "figures").glob("*.svg"):
+        assert not re.search(r"<(script|img|b)\b", path.read_text(encoding="utf-8")), path.name
+
+
+def test_embedded_json_reads_back() -> None:
+    data = {"a": HOSTILE, "b": ["\u2029", "\ud800", 1.5, None, "é"]}
+    text = reports.embedded(data)
+    assert json.loads(text) == data
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+    assert "</script" not in reports.as_script("x = '</script>'")
+    assert "<!--" not in reports.as_script("x = '<!--'")
+
+
+def test_the_page_needs_nothing_else(page, runs, tmp_path) -> None:
+    for tag, attributes in page.elements:
+        assert "src" not in attributes, tag
+        assert tag not in ("link", "iframe", "object", "embed", "base")
+        assert "href" not in attributes or (tag == "a" and str(attributes["href"]).startswith("#"))
+    style = (reports.TEMPLATES / "page.css").read_text(encoding="utf-8")
+    assert "url(" not in style
+    assert "@import" not in style
+    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert str(policy).startswith("default-src 'none'")
+    assert "http" not in str(policy)
+    links = {a["href"][1:] for tag, a in page.elements if tag == "a"}  # type: ignore[index]
+    assert links <= page.ids()
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_overwritten_without_force_and_nothing_is_half_written(runs, tmp_path, monkeypatch) -> None:
+    output = tmp_path / "page.html"
+    output.write_text("mine")
+    run = runs[0] / "bench"
+    with says(BadRun, about="--force"):
+        reports.report([run], output)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "speed.svg").write_text("mine")
+    with says(BadRun, about="speed.svg"):
+        reports.report([run], tmp_path / "new.html", figures=tmp_path / "figures")
+    assert not (tmp_path / "new.html").exists()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with says(BadRun, about="No space left"):
+            reports.report([run], output, force=True)
+    assert output.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "page.html"]
+    assert reports.report([run], output, force=True).read_text(encoding="utf-8").startswith("<!doctype html>")
+    with says(BadRun, about="is a folder"):
+        reports.report([run], tmp_path, force=True)
+
+
+def test_every_chart_of_the_page_is_a_figure_too(runs, page, tmp_path) -> None:
+    result = CliRunner().invoke(
+        app,
+        ["report", str(runs[0]), "-o", str(tmp_path / "p.html"), "--figures", str(tmp_path / "f"), "--title", "T & U"],
+    )
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / "f").iterdir()}
+    stems = {"curve", "ranking", "effects", "guarantee", "transfer", "speed", "map-encoder"}
+    assert names == {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png")}
+    assert len(page.data["charts"]) == len(stems) - 1  # the map is no Vega chart in the page
+    for name in names:
+        content = (tmp_path / "f" / name).read_bytes()
+        assert content.startswith(b"<svg" if name.endswith("svg") else b"\x89PNG")
+        assert b"theme:" not in content
+    assert "<title>T &amp; U</title>" in (tmp_path / "p.html").read_text(encoding="utf-8")
+    again = CliRunner().invoke(app, ["report", str(runs[0]), "-o", str(tmp_path / "p.html")])
+    assert isinstance(again.exception, BadRun) or again.exit_code == 1
+
+
+def test_colours_are_painted_everywhere_but_in_data() -> None:
+    spec = {"a": "theme:ink", "b": [{"c": "theme:warn"}], "data": {"values": [{"x": "theme:ink"}]}, "d": "theme:none"}
+    assert charts.painted(spec, {"ink": "#000", "warn": "#f00"}) == {
+        "a": "#000",
+        "b": [{"c": "#f00"}],
+        "data": {"values": [{"x": "theme:ink"}]},
+        "d": "theme:none",
+    }
+    assert charts.PALETTES["light"].keys() == charts.PALETTES["dark"].keys()
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+@pytest.mark.parametrize("text", ["ink", "muted", "accent", "warn"])
+def test_text_can_be_read_in_both_palettes(name, text) -> None:
+    palette = charts.PALETTES[name]
+    for ground in ("paper", "surface"):
+        bright, dim = sorted((_luminance(palette[text]), _luminance(palette[ground])), reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5
+
+
+def test_the_command_works_where_there_is_no_torch(runs, tmp_path) -> None:
+    code = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{name} is not here")
+sys.meta_path.insert(0, Blocked())
+from headcount.cli import main
+main()
+"""
+    command = [sys.executable, "-c", code, "report", str(runs[0]), "-o", "page.html"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "written to page.html\n"
+    assert (tmp_path / "page.html").stat().st_size > 500_000
+
+
+def test_numbers_are_written_as_people_read_them() -> None:
+    assert [tables.bytes_text(n) for n in (12, 999, 45_439_980, 999_600, 7.2e9)] == [
+        "12 B",
+        "999 B",
+        "45.4 MB",
+        "1.0 MB",
+        "7.2 GB",
+    ]
+    assert [tables.signed(n, 1) for n in (-0.04, 0.06, -1.25)] == ["0.0", "+0.1", "−1.2"]
+    assert tables.three(0.00012) == "1.20e−04"
+    assert tables.listed(["a"]) == "a"
+    assert tables.listed(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
+    assert sections._thinned([{"n": n} for n in range(4_001)])[1]["n"] == 3
