@@ -64,11 +64,21 @@ _HOME = {
     "curve": "curves",
     "Curve": "curves",
     "Point": "curves",
+    "Choice": "choosing",
+    "choose": "choosing",
+    "Guarantee": "guarantee",
+    "Pruned": "pruning",
+    "prune": "pruning",
+    "Bench": "speed",
+    "Speed": "speed",
+    "bench": "speed",
+    "report": "reports",
     "Run": "runs",
     "BadData": "errors",
     "BadMeasure": "errors",
     "BadRun": "errors",
     "NotFinite": "errors",
+    "NotShown": "errors",
     "OutOfMemory": "errors",
 }
 __all__ = [
@@ -79,24 +89,30 @@ __all__ = [
     "BadMeasure",
     "BadPlan",
     "BadRun",
+    "Bench",
     "CheckFailed",
+    "Choice",
     "Comparison",
     "Curve",
     "Dialect",
+    "Guarantee",
     "HeadcountError",
     "Metric",
     "NotFinite",
     "NotFound",
+    "NotShown",
     "OneHead",
     "OutOfMemory",
     "Plan",
     "Point",
     "Price",
+    "Pruned",
     "Refused",
     "Result",
     "Run",
     "Scores",
     "Site",
+    "Speed",
     "Stack",
     "Task",
     "Transfer",
@@ -104,6 +120,8 @@ __all__ = [
     "__version__",
     "ablate",
     "ablate_all_but_one",
+    "bench",
+    "choose",
     "closed",
     "compare",
     "compare_all",
@@ -119,7 +137,9 @@ __all__ = [
     "parameters_removed",
     "plan",
     "prices",
+    "prune",
     "removed",
+    "report",
     "save",
     "score",
     "skeleton",
@@ -131,6 +151,7 @@ if TYPE_CHECKING:
     from .ablation import Ablation, OneHead, Transfer, ablate, ablate_all_but_one, transfer
     from .anatomy import Anatomy, Site, Stack
     from .checkpoints import load, save, skeleton
+    from .choosing import Choice, choose
     from .criteria import score
     from .curves import Curve, Point, curve
     from .dialects import Dialect
@@ -144,19 +165,24 @@ if TYPE_CHECKING:
         HeadcountError,
         NotFinite,
         NotFound,
+        NotShown,
         OutOfMemory,
         Refused,
     )
     from .evaluation import evaluate, measure
     from .finding import find
     from .gates import closed, gated
+    from .guarantee import Guarantee
     from .kinds import task
     from .metrics import Metric
     from .plans import Plan, Unit, legalize
     from .pricing import Price, parameters_removed, prices
+    from .pruning import Pruned, prune
+    from .reports import report
     from .results import Comparison, Result, compare, compare_all
     from .runs import Run
     from .scores import Scores, plan
+    from .speed import Bench, Speed, bench
     from .surgery import cut, removed
     from .tasks import Task, own_task
 

@@ -29,7 +29,7 @@ from .surgery import cut, record, removed
 VARIANT = "headcount"
 RECORD = "headcount.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
-OWN_FILES = ("config.json", "generation_config.json", "README.md", RECORD)
+OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
 
 
 def save(
@@ -53,7 +53,7 @@ def save(
     root, target = unwrap(model), Path(folder)
     if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
         raise BadCheckpoint(f"{target} exists and is not empty; choose another folder, or use force to replace it.")
-    with _appears_whole(target) as draft:
+    with appears_whole(target) as draft:
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
         elif portable:
@@ -64,6 +64,8 @@ def save(
             _bring_along(source, draft)
         if tokenizer is not None:
             tokenizer.save_pretrained(draft)
+        for path in weight_files(draft):  # safetensors lets only the owner read them, whatever the umask says
+            path.chmod((draft / "config.json").stat().st_mode if (draft / "config.json").is_file() else 0o644)
     return target
 
 
@@ -138,11 +140,11 @@ def read_record(written: object) -> tuple[Plan, list[Dialect]]:
 
 
 @contextmanager
-def _appears_whole(target: Path) -> Iterator[Path]:
+def appears_whole(target: Path) -> Iterator[Path]:
     """A folder to write in, next to the target, that takes the target's name only when everything is in it."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent))
         draft.chmod(0o755)
     except OSError as error:
         raise BadCheckpoint(f"I cannot write to {target.parent}: {error.strerror}.") from None
@@ -334,6 +336,15 @@ def _load_plain(folder: Path, into: nn.Module | None) -> nn.Module:
             f"The weights in {folder} do not fit the model given: {str(error).splitlines()[0][:200]}"
         ) from None
     return model.eval()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files in a folder that hold a model's weights: safetensors where there are any, else torch's own."""
+    for suffix in (".safetensors", ".bin"):
+        found = sorted(path for path in folder.glob(f"*{suffix}") if path.is_file()) if folder.is_dir() else []
+        if found:
+            return found
+    return []
 
 
 def _weights_name(variant: str, sharded: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from . import __version__, measuring
+from . import __version__, benching, measuring, reporting, shipping
 from .errors import BadPlan, HeadcountError
 from .options import dialects_of, out, quieten, with_data
 
@@ -193,8 +194,36 @@ def cut(
         out.print(f"written to {output} · {proof}")
 
 
+app.command()(benching.bench)
+app.command()(reporting.report)
+app.command()(with_data(shipping.prune))
 for command in (measuring.evaluate, measuring.score, measuring.ablate, measuring.transfer, measuring.curve):
     app.command()(with_data(command))
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where everything goes.")] = Path(
+        "headcount-demo"
+    ),
+) -> None:
+    """Walk through everything on two small models that are part of headcount: offline, in under three minutes.
+
+    Every command is shown before it runs; all of them work on your own model and data too.
+
+    Examples:
+
+        headcount demo
+
+        headcount demo -o somewhere-else
+    """
+    from . import demo as embedded
+
+    embedded.unpack(output)
+    for words in embedded.walk(output):
+        out.print(f"\n[bold]$ headcount {shlex.join(words)}[/]", soft_wrap=True)
+        app(words, standalone_mode=False)
+    out.print(f"\nEverything is in {output}: open {output / 'report.html'}", soft_wrap=True, markup=False)
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------------

@@ -132,6 +132,11 @@ def _by_number(classes: Mapping[str, int], outputs: int, source: str) -> dict[st
             f"{source} has the label {strange} and the model has the outputs 0 to {outputs - 1}; take the model that was "
             "trained on these labels, or pass labels=[...] (--labels), the data's labels in the order of the model's outputs."
         )
+    if len(numbers) == 1 < outputs and sum(classes.values()) >= ENOUGH:
+        raise BadData(
+            f"All {sum(classes.values())} examples of {source} have the same label, {numbers[0]}, and the model tells "
+            f"{outputs} apart; give data with more than one, or check which column the labels are in (--label)."
+        )
     if len(numbers) < outputs and sum(classes.values()) >= ENOUGH:
         raise BadData(
             f"{source} has {len(numbers)} different labels ({_listed(map(str, numbers))}) and the model has {outputs} outputs: "

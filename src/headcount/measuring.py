@@ -10,7 +10,7 @@ import typer
 
 from .errors import BadPlan
 from .fingerprints import fingerprint
-from .options import Given, dialects_of, load_model, make_task, out, quieten, running
+from .options import Given, dialects_of, load_model, make_task, other_task, out, quieten, running
 from .printing import ablation_text, curve_text, one_head_table, scores_text, transfer_text
 
 if TYPE_CHECKING:
@@ -293,11 +293,7 @@ def _two_sets(
     if other is None:
         select, report = task.split(0.5, 0.5, seed=given.seed)
         return select, report, f"chosen on {select.size} examples of {task.name}, reported on the other {report.size}"
-    if given.target is not None and "," not in other:
-        raise BadPlan("Parallel text needs both sides: write --select-data or --score-data as SOURCE,TARGET.")
-    source: Any = tuple(other.split(",")) if given.target is not None else other
-    more = {"limit": limit if limit is not None else given.limit, "target": None}
-    select = make_task(name, model, given, source, **(more if given.target is not None else {"limit": more["limit"]}))
+    select = other_task(name, model, given, other, limit)
     chosen_on = {select.digest(number) for number in range(select.size)}
     both = sum(task.digest(number) in chosen_on for number in range(task.size))
     if both > task.size / 2:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -80,26 +81,46 @@ class Given:
     ] = None
     as_json: Annotated[bool, _flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
     quiet: Annotated[bool, _flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
+    command: str = ""  # not a flag: the whole command, to be kept with what it found
 
 
 def with_data(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the flags of `Given` in the place of its parameter `given`."""
+    """The command with the flags of `Given` in the place of its parameter `given`; a flag of its own comes first."""
     own = inspect.signature(command, eval_str=True).parameters
     hints = get_type_hints(Given, include_extras=True)
     shared = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
         for f in fields(Given)
+        if f.name not in (*own, "command")
     ]
     mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @wraps(command)
     def run(**values: Any) -> None:
-        given = Given(**{f.name: values.pop(f.name) for f in fields(Given)})
-        command(given=given, **values)
+        said = command_line(values.pop("context"))
+        command(given=Given(**{p.name: values.pop(p.name) for p in shared}, command=said), **values)
 
-    run.__signature__ = inspect.Signature([*mine, *shared])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in [*mine, *shared]}
+    run.__signature__ = inspect.Signature([context, *mine, *shared])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [context, *mine, *shared]}
     return run
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as it was given, ready to be given again."""
+    words = ["headcount", str(context.info_name)]
+    for parameter in context.command.params:
+        value, source = context.params.get(parameter.name), context.get_parameter_source(parameter.name)
+        if value is None or source is None or source.name != "COMMANDLINE":
+            continue
+        values = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+        if parameter.param_type_name == "argument":
+            words += values
+        elif isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            words += [word for one in values for word in (parameter.opts[0], one)]
+    return shlex.join(words)
 
 
 def quieten() -> None:
@@ -146,7 +167,7 @@ def load_model(name: str, given: Given) -> Any:
         raise BadData(f"The model cannot be moved to {device!r:.40} ({first}); choose another --device.") from None
 
 
-def make_task(name: str, model: Any, given: Given, data: str | None = None, **other: Any) -> Task:
+def make_task(name: str, model: Any, given: Given, data: Any = None, **other: Any) -> Task:
     """The task that the flags describe; `data` and keywords stand in for single flags."""
     from .kinds import task
 
@@ -170,7 +191,38 @@ def make_task(name: str, model: Any, given: Given, data: str | None = None, **ot
         "tokenizer": name,
         **other,
     }
-    return task(given.task or kind_of(model), source, **options)
+    made = task(given.task or kind_of(model), source, **options)
+    _fits(made, name, model)
+    return made
+
+
+def _fits(task: Task, name: str, model: Any) -> None:
+    """Refuse a tokenizer that knows tokens which the model has no embedding for."""
+    try:
+        known = int(model.get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError):
+        return  # not a model of tokens
+    tokens = task.batch(task.size if task.size <= 512 else 512).get("input_ids")
+    if tokens is not None and not tokens.is_floating_point() and int(tokens.max()) >= known:
+        raise BadData(
+            f"The tokenizer does not belong to the model: it gave token {int(tokens.max())}, and {name} knows {known:,}; "
+            "put the model's own tokenizer into its folder."
+        )
+
+
+def other_task(name: str, model: Any, given: Given, data: str, limit: int | None) -> Task:
+    """The same task on other data; of parallel text in two files, `data` names both: SOURCE,TARGET."""
+    limit = given.limit if limit is None else limit
+    if given.target is None or _is_column(given):
+        return make_task(name, model, given, data, limit=limit)
+    if "," not in data:
+        raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET.")
+    return make_task(name, model, given, tuple(data.split(",")), limit=limit, target=None)
+
+
+def _is_column(given: Given) -> bool:
+    """Whether --target is a column of the table: --text is named beside it, and no file is."""
+    return given.text is not None and not Path(str(given.target)).exists()
 
 
 def kind_of(model: Any) -> str:
@@ -224,6 +276,8 @@ def running(command: str, name: str, model: Any, given: Given, tasks: dict[str, 
                 f"headcount: stopped; {run.folder} keeps what is done: the same command goes on from there.\n"
             )
             raise
+        if given.command:
+            run.write_json("command", {"command": given.command}, replace=True)
         run.finish()
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .ablation import Ablation, OneHead, Transfer
     from .curves import Curve
+    from .guarantee import Guarantee
     from .results import Comparison
     from .scores import Scores, Stability
+    from .speed import Bench
 
 MOST_COLUMNS = 16  # of a map; MLPs have thousands of neurons
 
@@ -47,10 +49,12 @@ def ablation_text(found: Ablation, comparisons: Sequence[Comparison]) -> str:
     lines = [str(found.base), ""]
     cells: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
+    largest = max(abs(one.difference * one.points) for one in comparisons)
+    digits = 2 if largest >= 0.1 else 4  # losses differ by thousandths
     for name, one in zip(found.names, comparisons, strict=True):
         site, _, index = name.rpartition(":")
         mark = "*" if one.p_holm is not None and one.p_holm <= 0.05 else "'" if one.p <= 0.05 else " "
-        cells.setdefault(site, []).append(f"{one.difference * one.points:+.2f}{mark}")
+        cells.setdefault(site, []).append(f"{one.difference * one.points:+.{digits}f}{mark}")
         columns.setdefault(site, []).append(index)
     if max(map(len, cells.values())) <= MOST_COLUMNS and all(len(str(c)) < 8 for cs in columns.values() for c in cs):
         lines += _map(cells, columns)
@@ -110,6 +114,88 @@ def curve_text(found: Sequence[Curve]) -> str:
         shown = [(f"{p.removed} ({p.removed / one.of:.0%})", p.comparison) for p in one.points[1:]]
         lines += [f"{share:>12}  {comparison}" for share, comparison in shown]
     return "\n".join(lines)
+
+
+def pruned_text(found: Mapping[str, Any]) -> str:
+    """What `prune` did, from its JSON: before and after side by side, and what is promised."""
+    before, after, of = found["before"], found["after"], found["of"]
+    from .cards import size_text
+    from .results import Comparison  # numpy is not imported before it is needed
+
+    comparison = Comparison.from_json(found["comparison"])
+    (had, has), (took, takes) = found["parameters"], found["bytes"]
+    rows = [
+        ("", "before", "after", ""),
+        (before["metric"], _with_interval(before), _with_interval(after), str(comparison)),
+        (found["units"], str(of), str(of - found["removed"]), f"-{found['removed'] / of:.0%}"),
+        ("parameters", f"{had:,}", f"{has:,}", f"{has / had - 1:+.1%}"),
+        ("on disk", size_text(took), size_text(takes), f"{takes / took - 1:+.1%}"),
+    ]
+    if found.get("speed"):
+        first, last = found["speed"]["rows"][0], found["speed"]["rows"][-1]
+        times = f"{last['ratio']:.2f} times [{last['ratio_low']:.2f}, {last['ratio_high']:.2f}], of {last['limit']:.2f} by count"
+        shown = [f"{row['examples_per_second']:,.0f}" for row in (first, last)]
+        rows.append((f"examples/s (batch {last['batch']}, length {last['length']})", *shown, times))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+    return "\n".join([found["sentence"], "", *lines])
+
+
+def guarantee_text(found: Guarantee) -> str:
+    """The plans that were tested, and where it stopped."""
+    from .guarantee import in_words
+
+    lines = [f"{'removed':>8}{found.metric:>12}{'lost':>8}{'at most':>9}{'p':>10}  shown"]
+    for step in found.steps:
+        shown = "yes" if step.shown else "no: stop here"
+        numbers = f"{step.removed:>8}{step.value:>12.4f}{step.damage:>+8.2f}{step.bound:>9.2f}{step.p:>10.2g}"
+        lines.append(f"{numbers}  {shown}")
+    if found.stopped is not None:
+        lines.append(f"to show the last one, if it costs what it cost here: {in_words(found.needed)}")
+    return "\n".join([str(found), *lines])
+
+
+def _with_interval(result: Mapping[str, Any]) -> str:
+    return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}] (n={result['n']})"
+
+
+def bench_text(found: Bench) -> str:
+    """A line per model at each batch size and length, then what it comes to in plain words."""
+    sizes = {subject.name: f"{subject.parameters:,}" for subject in found.models}
+    titles = (
+        "model",
+        "parameters",
+        "batch",
+        "length",
+        "examples/s",
+        "",
+        "ratio",
+        "",
+        "limit",
+        "arrived",
+        "peak memory",
+    )
+    cells = [titles]
+    for row in found.rows:
+        digits = 0 if row.low >= 100 else 1 if row.low >= 10 else 2
+        numbers = [f"{n:.{digits}f}" for n in (row.examples_per_second, row.low, row.high)]
+        first = row.model == found.models[0].name
+        ratio = ("", "") if first else (f"{row.ratio:.2f}", f"({row.ratio_low:.2f} to {row.ratio_high:.2f})")
+        gain = (
+            ("", "") if first else (f"{row.limit:.2f}", "" if row.arrived is None else f"{round(100 * row.arrived)}%")
+        )
+        memory = "" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.1f} MiB"
+        shape = (str(row.batch), "" if row.length is None else str(row.length))
+        speed = (numbers[0], f"({numbers[1]} to {numbers[2]})")
+        cells.append((row.model, sizes[row.model], *shape, *speed, *ratio, *gain, memory))
+    widths = [max(len(line[n]) for line in cells) for n in range(len(titles))]
+    lines = [
+        "  ".join(f"{c:{'<' if n == 0 else '>'}{w}}" for n, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in cells
+    ]
+    how = f"{found.device} · {found.dtype}{' · compiled' * found.compile} · torch {found.torch}"
+    head = f"{how} · medians and quartiles of {found.repeats} repetitions in turns"
+    return "\n".join([head, "", *(line.rstrip() for line in lines), "", *found.sentences(), *found.notes]).rstrip()
 
 
 def _band(curves: Sequence[Curve]) -> list[str]:

@@ -1,0 +1,209 @@
+"""`prune`: what was chosen, cut for real, saved, loaded again and measured again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .cards import card
+from .checkpoints import appears_whole, load, save, weight_files
+from .choosing import Choice, defined, usual_length
+from .dialects import Dialect
+from .errors import BadCheckpoint, CheckFailed
+from .evaluation import device_of, evaluate, to_device
+from .finding import unwrap
+from .fingerprints import versions
+from .gates import closed
+from .guarantee import unit_of
+from .plans import Plan
+from .pricing import Price, prices
+from .proof import differs
+from .proof import run as outputs
+from .results import Comparison, Result, compare
+from .speed import Bench, bench
+from .surgery import cut
+
+if TYPE_CHECKING:
+    from .runs import Run
+    from .tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """A smaller checkpoint: what was chosen, and the model before and after; `after` is the checkpoint, loaded again."""
+
+    choice: Choice
+    before: Result
+    after: Result
+    comparison: Comparison
+    parameters: tuple[int, int]
+    bytes: tuple[int, int]
+    speed: Bench | None
+    prices: tuple[Price, ...]
+    output: Path
+
+    def __str__(self) -> str:
+        return sentence(self)
+
+
+def prune(
+    model: nn.Module,
+    output: str | Path,
+    report: Task,
+    choice: Choice,
+    *,
+    source: str | Path | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    batch_size: int = 16,
+    length: int | None = None,
+    seed: int = 0,
+    run: Run | None = None,
+    dialects: Iterable[Dialect] = (),
+    about: dict[str, Any] | None = None,
+    page: Callable[[Path], None] | None = None,
+) -> Pruned:
+    """Cut what was chosen, save it to a folder, load it again and measure it on `report`; the model is as it was.
+
+    `source` is the folder or hub name that the model came from: the checkpoint is cut from the weights as they are
+    there, and tokenizer and processor come along. What is loaded again must compute what the model computes with the
+    same units closed, or there is a `CheckFailed`. The folder appears whole or not at all: with its weights, the plan,
+    a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets.
+    """
+    rows, target = tuple(dialects), Path(output)
+    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
+        raise BadCheckpoint(f"{target} exists and is not empty; choose another folder, or use force to replace it.")
+    device = device_of(unwrap(model))
+    before = evaluate(model, report, run=run)
+    defined(before, report)
+    batch = to_device(report.batch(), device)
+    with closed(model, choice.plan, dialects=rows):
+        want = outputs(model, batch)
+    cost = tuple(prices(model, choice.plan, dialects=rows))
+    with appears_whole(target) as draft:
+        _write(model, choice.plan, draft, source, trust_remote_code, rows)
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
+        if difference := differs(want, outputs(smaller, batch)):
+            raise CheckFailed(f"The checkpoint, loaded again, differs from the closed model by {difference}; not kept.")
+        after = Result(report.metric, evaluate(smaller, report).rows, before.signature + "|cut")
+        pair = {"whole": model, "smaller": smaller}
+        found = Pruned(
+            choice,
+            before,
+            after,
+            compare(before, after, seed=seed),
+            (_parameters(model), _parameters(smaller)),
+            (_bytes(source, model), _bytes(draft, smaller)),
+            bench(pair, batch_sizes=(batch_size,), lengths=(length or usual_length(report),), seconds=10.0, seed=seed),
+            cost,
+            target,
+        )
+        told = to_json(found, model, about or {})
+        _write_documents(draft, choice.plan, told, run, page)
+    return found
+
+
+def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
+    """All that a card and a report need, without the values of examples."""
+    choice, root = found.choice, unwrap(model)
+    return {
+        "how": {"kind": choice.how[0], "value": choice.how[1]},
+        "sentence": sentence(found),
+        "model": str(getattr(getattr(root, "config", None), "name_or_path", "") or type(root).__name__),
+        "class": type(root).__name__,
+        "by": choice.scores.by if choice.scores is not None else None,
+        "units": choice.units,
+        "guarantee": choice.guarantee.to_json() if choice.guarantee is not None else None,
+        "order": [str(unit) for unit in choice.order[:10_000]],
+        "plan": choice.plan.to_json(),
+        "removed": len(choice.plan),
+        "of": choice.of,
+        "left_alone": [{"site": site, "reason": reason} for site, reason in choice.left_alone],
+        "before": found.before.to_json(),
+        "after": found.after.to_json(),
+        "comparison": found.comparison.to_json(),
+        "parameters": list(found.parameters),
+        "bytes": list(found.bytes),
+        "speed": found.speed.to_json() if found.speed is not None else None,
+        "sites": [
+            {"name": p.name, "units": p.units, "left": p.left, "manner": p.manner, "parameters": p.parameters}
+            for p in found.prices
+        ],
+        "output": found.output.name,
+        "signature": found.before.signature,
+        "versions": versions(),
+        **about,
+    }
+
+
+def sentence(found: Pruned) -> str:
+    """The answer in one sentence."""
+    choice, metric = found.choice, found.before.metric
+    what = f"{len(choice.plan)} of {choice.of} {choice.units} ({len(choice.plan) / choice.of:.0%}) are gone"
+    held = choice.guarantee
+    digits = 3 if abs(found.before.value) < 10 else 1  # an accuracy, a loss; a BLEU
+    values = f"from {found.before.value:.{digits}f} to {found.after.value:.{digits}f} on {found.before.n} examples"
+    if held is None:
+        return f"{what}: {metric.name} went {values}."
+    sure = f"{100 * (1 - held.alpha):g} %"
+    promise = f"{metric.name} falls by less than {held.drop:g} {unit_of(metric.name)}, {sure} sure"
+    return f"{what}, and {promise} (shown on {held.n} examples): it went {values} that had no part in it."
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    model: nn.Module, plan: Plan, draft: Path, source: str | Path | None, trust: bool, rows: tuple[Dialect, ...]
+) -> None:
+    """The smaller checkpoint, in the number format of the source."""
+    whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
+    cut(whole, plan, dialects=rows)
+    try:
+        save(whole, draft, source=source, force=True)
+    except (OSError, RuntimeError) as error:
+        raise _unwritten(error, draft) from None
+    except Exception as error:  # safetensors has an error of its own for a full disk
+        if "safetensor" not in type(error).__name__.lower():
+            raise
+        raise _unwritten(error, draft) from None
+
+
+def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
+    first = (getattr(error, "strerror", None) or str(error).strip() or type(error).__name__).splitlines()[0]
+    return BadCheckpoint(
+        f"I cannot write the smaller model to {draft.parent}: {first[:200]}; make room or choose another folder, and run "
+        "the same again: what was measured is kept."
+    )
+
+
+def _write_documents(
+    draft: Path, plan: Plan, told: dict[str, Any], run: Run | None, page: Callable[[Path], None] | None
+) -> None:
+    if run is not None:
+        run.write_json("plan", plan.to_json(), replace=True)
+        run.write_json("prune", told, replace=True)
+    try:
+        plan.write(draft / "plan.json")
+        (draft / "README.md").write_text(card(told), encoding="utf-8")
+        if page is not None:
+            page(draft)
+    except OSError as error:
+        raise _unwritten(error, draft) from None
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _bytes(folder: str | Path | None, model: nn.Module) -> int:
+    """The size of a checkpoint's weights on disk; of one that is not on this disk, what they take in memory."""
+    files = weight_files(Path(folder)) if folder is not None else []
+    return sum(path.stat().st_size for path in files) or sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,0 +1,293 @@
+"""The command that ships: `prune`. A smaller checkpoint, the proof of what it costs, and a page that explains it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from .errors import BadData, BadPlan
+from .options import Given, dialects_of, load_model, make_task, other_task, out, quieten, running
+
+if TYPE_CHECKING:
+    from .choosing import Choice
+    from .tasks import Task
+
+# Shares of one file: what the guarantee is shown on needs the most examples. With a promise, and without one.
+THREE_WAYS = {"score": 0.25, "select": 0.45, "report": 0.3}
+USES = {
+    "score": "to score the units",
+    "select": "to show the guarantee",
+    "report": "to measure before and after, never to choose",
+}
+
+
+class Sets(NamedTuple):
+    """The examples of each role, which share none, and in words where they come from."""
+
+    score: Task | None
+    select: Task | None
+    report: Task
+    how: str
+
+    def tasks(self) -> dict[str, Task]:
+        """Those that there are, by role."""
+        given = {"score": self.score, "select": self.select, "report": self.report}
+        return {role: task for role, task in given.items() if task is not None}
+
+
+def prune(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
+    given: Given,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the smaller model.")
+    ] = None,
+    max_drop: Annotated[
+        float | None, typer.Option("--max-drop", help="Points of the metric that may be lost: a guarantee.")
+    ] = None,
+    remove: Annotated[
+        str | None, typer.Option("--remove", help="How many units: a count, or a share such as 40%.")
+    ] = None,
+    speedup: Annotated[
+        float | None, typer.Option("--speedup", help="How much faster it must run on this machine, such as 1.3.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="A plan file, perhaps edited by hand; with --max-drop it is tested.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--by", help="taylor, fisher, ablation, confidence, entropy, magnitude or random.")
+    ] = "taylor",
+    units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
+    alpha: Annotated[
+        float, typer.Option("--alpha", help="How often the guarantee may be wrong: 0.05 is 95 % sure.")
+    ] = 0.05,
+    step: Annotated[
+        str, typer.Option("--step", help="Units between two plans that are tried: a count or a share.")
+    ] = "5%",
+    least: Annotated[int, typer.Option("--least", help="Units that every site keeps.")] = 0,
+    only: Annotated[
+        str, typer.Option("--only", help="Remove only this type: encoder, decoder or cross; commas for several.")
+    ] = "",
+    score_data: Annotated[
+        str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else a part of --data.")
+    ] = None,
+    score_limit: Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")] = None,
+    select_data: Annotated[
+        str | None,
+        typer.Option("--select-data", metavar="FILE", help="Other data to show the guarantee on; else a part."),
+    ] = None,
+    select_limit: Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", help="Tokens at which speed is measured; else the median of the data.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Choose and show the plan; cut and write nothing.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the model.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="The run folder; else runs/....")] = None,
+) -> None:
+    """Make a smaller model and prove what it costs: score, choose, cut, save, load again, measure again.
+
+    Say how much in one way. --max-drop is a guarantee: plans are tested from the mildest on, on examples that had no part
+    in the scores, and the last one shown to lose less is taken. The final numbers come from a third set of examples. With
+    --data alone, it is split in three; see docs/guarantee.md.
+
+    Examples:
+
+        headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller
+
+        headcount prune my-model --data test.tsv --score-data train.tsv --score-limit 2000 --remove 40% -o smaller
+
+        headcount prune my-model --data dev.tsv --speedup 1.2 --batch-size 32 -o smaller
+
+        headcount prune my-model --data dev.tsv --max-drop 1.0 --dry-run
+
+        headcount prune my-model --data dev.tsv --plan plan.json -o smaller
+    """
+    _sane(given, output, force, dry_run, [max_drop, remove, speedup, plan])
+    quieten()
+    from . import choosing, pruning
+    from .guarantee import check_promise
+    from .plans import Plan
+
+    if max_drop is not None:
+        check_promise(max_drop, alpha)
+    subject = load_model(model, given)
+    rows = dialects_of(given.dialect)
+    wanted = Plan.read(plan) if plan is not None else None
+    others = (score_data, score_limit, select_data, select_limit)
+    needs = (wanted is None and by not in ("magnitude", "random"), max_drop is not None)
+    sets = _sets(model, subject, given, needs, others)
+    length = length or choosing.usual_length(sets.report)
+    names = [word.strip() for word in only.split(",") if word.strip()]
+    how_much = {"remove": remove, "max_drop": max_drop, "speedup": speedup}
+    settings = {"by": by, "units": units, "step": step, "least": least, "only": names, "alpha": alpha, "length": length}
+    asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json()}
+    with running("prune", model, subject, replace(given, output=run), sets.tasks(), **asked) as folder:
+        choice = choosing.choose(
+            subject,
+            **how_much,
+            **settings,
+            plan=wanted,
+            score=sets.score,
+            select=sets.select,
+            batch_size=given.batch_size,
+            seed=given.seed,
+            run=folder,
+            dialects=rows,
+        )
+        if choice.scores is not None:
+            folder.write_json("scores", choice.scores.to_json(), replace=True)
+        folder.write_json("plan", choice.plan.to_json(), replace=True)
+        if dry_run:
+            _show_plan(subject, choice, sets, given, folder.folder, rows)
+            return
+        assert output is not None
+        about = {
+            "model": model,
+            "command": given.command,
+            "sets": [
+                {"role": role, "data": t.name, "n": t.size, "what": USES[role]} for role, t in sets.tasks().items()
+            ],
+        }
+        missing = [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]
+
+        def page(draft: Path) -> None:
+            from .reports import report as write_page
+
+            folder.finish()  # all is measured; the page should not say otherwise
+            write_page([folder.folder], draft / "report.html")
+
+        pruning.prune(
+            subject,
+            output,
+            sets.report,
+            choice,
+            source=model,
+            force=force,
+            trust_remote_code=given.trust_remote_code,
+            batch_size=given.batch_size,
+            length=length,
+            seed=given.seed,
+            run=folder,
+            dialects=rows,
+            about=about,
+            page=page if report and not missing else None,
+        )
+        told = {**folder.read_json("prune"), "run": str(folder.folder)}
+        _show(told, choice, sets, given, output, missing if report else None)
+
+
+def _sane(given: Given, output: Path | None, force: bool, dry_run: bool, wishes: list[Any]) -> None:
+    """What is wrong with the flags is said before any work is done."""
+    if given.data is None:
+        raise typer.BadParameter("say which data to measure on with --data FILE.")
+    if output is None and not dry_run:
+        raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
+    if all(wish is None for wish in wishes):
+        raise typer.BadParameter("say how much: --max-drop POINTS, --remove 40%, --speedup 1.3, or --plan FILE.")
+    if output is not None and output.exists() and not force and (not output.is_dir() or any(output.iterdir())):
+        raise BadPlan(f"{output} exists and is not empty; choose another folder, or use --force to replace it.")
+
+
+def _sets(name: str, model: Any, given: Given, needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> Sets:
+    """Examples to score on, to show the guarantee on and to report on: three sets that share no example.
+
+    A set without data of its own is a part of the data to choose on where there is some, else of --data.
+    """
+    score_data, score_limit, select_data, select_limit = others
+    needed = [role for role, wanted in zip(("score", "select"), needs, strict=True) if wanted]
+    task, found = make_task(name, model, given), dict[str, Any]()
+    if score_data is not None and "score" in needed:
+        found["score"] = other_task(name, model, given, score_data, score_limit)
+    if select_data is not None and "select" in needed:
+        found["select"] = other_task(name, model, given, select_data, select_limit)
+    missing = [role for role in needed if role not in found]
+    words = []
+    if missing and found:  # one of the two was given: it is shared out
+        (has,) = found
+        whole = found[has]
+        found["score"], found["select"] = whole.split(0.36, 0.64, seed=given.seed)
+        words.append(f"{whole.name} was split in two")
+    elif missing:
+        shares = {role: THREE_WAYS[role] for role in (*missing, "report")}
+        total = sum(shares.values())
+        parts = task.split(*(share / total for share in shares.values()), seed=given.seed)
+        found |= dict(zip(shares, parts, strict=True))
+        words.append(f"{task.name} was split in {len(parts)}, no example in two of them")
+    report = found.pop("report", task)
+    used: set[bytes] = set()
+    for role in needed:
+        found[role], dropped = _apart(found[role], used, role)
+        words += [f"{dropped} examples to {role} on were left out, being among those used before"] * bool(dropped)
+        used |= {found[role].digest(number) for number in range(found[role].size)}
+    report, dropped = _apart(report, used, "report")
+    words += [f"{dropped} examples to report on were left out, being among those to choose on"] * bool(dropped)
+    return Sets(found.get("score"), found.get("select"), report, "; ".join(words))
+
+
+def _apart(task: Task, used: set[bytes], role: str) -> tuple[Task, int]:
+    """The task without examples that were used before, and how many those were."""
+    fresh = [number for number in range(task.size) if task.digest(number) not in used]
+    if not fresh:
+        raise BadData(
+            f"All {task.size} examples of {task.name} to {role} on are also among those to choose on; never choose and "
+            "report on the same ones: give other data, or --data alone to have it split."
+        )
+    return (task, 0) if len(fresh) == task.size else (task.subset(fresh), task.size - len(fresh))
+
+
+def _used(sets: Sets) -> list[str]:
+    lines = [f"{task.size:>7} examples of {task.name} {USES[role]}" for role, task in sets.tasks().items()]
+    return lines + ([f"note: {sets.how}"] if sets.how else [])
+
+
+def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Path, rows: list[Any]) -> None:
+    from .pricing import prices
+    from .printing import guarantee_text
+
+    listed = prices(model, choice.plan, dialects=rows)
+    gone, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
+    if given.as_json:
+        held = None if choice.guarantee is None else choice.guarantee.to_json()
+        found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone]}
+        print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
+        return
+    lines = [*_used(sets), ""]
+    if choice.guarantee is not None:
+        lines += [guarantee_text(choice.guarantee), ""]
+    lines += [f"remove: {choice.plan}"]
+    lines += [
+        f"{len(choice.plan)} of {choice.of} {choice.units}, {had:,} -> {had - gone:,} parameters ({-gone / had:+.1%})"
+    ]
+    lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
+    lines += [f"nothing was cut; the plan is in {folder / 'plan.json'}: edit it, and give it back with --plan"]
+    out.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+def _show(
+    told: dict[str, Any], choice: Choice, sets: Sets, given: Given, output: Path, missing: list[str] | None
+) -> None:
+    from .printing import guarantee_text, pruned_text
+
+    page = output / "report.html"
+    if given.as_json:
+        print(json.dumps({**told, "report": str(page) if page.is_file() else None}, indent=2))
+        return
+    lines = [*_used(sets), ""]
+    if choice.guarantee is not None:
+        lines += [guarantee_text(choice.guarantee), ""]
+    lines += [pruned_text(told), ""]
+    lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
+    lines += [f"smaller model: {output} · proved equal to the closed model, numbers measured after loading it again"]
+    if missing:
+        lines.append(f"no report: {missing[0]} is not installed; `headcount report {told['run']}` writes it elsewhere")
+    elif missing is not None:
+        lines.append(f"report: {page}")
+    lines.append(f"run folder: {told['run']}")
+    out.print("\n".join(lines), soft_wrap=True, markup=False)

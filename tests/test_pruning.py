@@ -1,0 +1,534 @@
+"""`prune`, as a user runs it: the numbers are the checkpoint's, sets never meet, and bad days end well."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import Fingerprint, says
+from safetensors.torch import load_file
+from small import word_tokenizer
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+from typer.testing import CliRunner
+
+import headcount as hc
+from headcount import cards, choosing, pruning, shipping
+from headcount.cli import app
+from headcount.options import Given
+from headcount.runs import read
+
+GOOD, BAD = ("good", "lovely", "bright", "warm"), ("bad", "dull", "dark", "cold")
+OTHER = ("the", "film", "is", "about", "a", "war", "song", "and", "was", "nobody")
+
+
+def _sentences(count: int, seed: int) -> list[tuple[str, int]]:
+    """Sentences with one word that tells their label, and some with a second that says the opposite."""
+    draw, out = random.Random(seed), []
+    for number in range(count):
+        words = [*draw.choices(OTHER, k=draw.randint(3, 8)), draw.choice((BAD, GOOD)[number % 2])]
+        if draw.random() < 0.1:
+            words.append(draw.choice((GOOD, BAD)[number % 2]))
+        draw.shuffle(words)
+        out.append((" ".join(words), number % 2))
+    return out
+
+
+def _write(path: Path, rows: list[tuple[str, Any]], head: str = "sentence\tlabel") -> None:
+    path.write_text(head + "\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a classifier that has learnt its task, in half precision, and data."""
+    folder, tokenizer = tmp_path_factory.mktemp("place"), word_tokenizer([*GOOD, *BAD, *OTHER])
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = BertForSequenceClassification(
+        BertConfig(**sizes, intermediate_size=32, max_position_embeddings=16, pad_token_id=0)
+    )
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    examples = _sentences(512, 100)
+    batch = tokenizer([text for text, _ in examples], padding=True, return_tensors="pt")
+    labels = torch.tensor([label for _, label in examples])
+    for step in range(60):
+        some = slice(64 * (step % 8), 64 * (step % 8) + 64)
+        optimiser.zero_grad()
+        inputs = {name: batch[name][some] for name in ("input_ids", "attention_mask")}
+        model(**inputs, labels=labels[some]).loss.backward()
+        optimiser.step()
+    model.half().save_pretrained(folder / "classifier")
+    tokenizer.save_pretrained(folder / "classifier")
+    (folder / "classifier" / "README.md").write_text("the card of the whole model")
+    for name, count, seed in (("dev", 900, 0), ("train", 300, 1), ("few", 40, 2)):
+        _write(folder / f"{name}.tsv", _sentences(count, seed))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed is measured in tests/test_speed.py; here twice is enough."""
+    from headcount import speed
+
+    for module in (pruning, choosing):
+        monkeypatch.setattr(module, "bench", lambda *models, **asked: speed.bench(*models, **{**asked, "repeats": 2}))
+
+
+def _run(*arguments: object) -> Any:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def _json(*arguments: object) -> dict[str, Any]:
+    done = _run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def _task(place: Path, name: str, **options: Any) -> hc.Task:
+    return hc.task("classification", place / f"{name}.tsv", tokenizer=str(place / "classifier"), **options)
+
+
+def _model(place: Path) -> Any:
+    return AutoModelForSequenceClassification.from_pretrained(place / "classifier", dtype=torch.float32).eval()
+
+
+def _asked(place: Path, tmp_path: Path, *more: object) -> tuple[object, ...]:
+    return (
+        *("prune", place / "classifier", "--data", place / "dev.tsv"),
+        *("-o", tmp_path / "smaller", "--run", tmp_path / "run", *more),
+    )
+
+
+def _leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "run")
+
+
+# -- what comes out ------------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_is_shown_on_one_part_and_reported_on_another_by_the_checkpoint(place: Path, tmp_path: Path) -> None:
+    found = _json(*_asked(place, tmp_path, "--max-drop", 3, "--step", 2, "--seed", 5))
+    model, task = _model(place), _task(place, "dev")
+    score, select, report = task.split(0.25, 0.45, 0.3, seed=5)
+    # the sentences are few words, so that some are in two parts: they count once, where they came first
+    seen = {score.digest(n) for n in range(score.size)}
+    select = select.subset([n for n in range(select.size) if select.digest(n) not in seen])
+    seen |= {select.digest(n) for n in range(select.size)}
+    report = report.subset([n for n in range(report.size) if report.digest(n) not in seen])
+    assert [(s["role"], s["n"]) for s in found["sets"]] == [
+        ("score", score.size),
+        ("select", select.size),
+        ("report", report.size),
+    ]
+    plan, held = hc.Plan.from_json(found["plan"]), found["guarantee"]
+    assert plan.units == set(hc.score(model, score).order()[: len(plan)])
+    assert held["n"] == select.size
+    assert held["removed"] == len(plan) == found["removed"] > 0
+    whole = hc.evaluate(model, select)
+    for step in held["steps"]:
+        order = hc.score(model, score).order()[: step["removed"]]
+        with hc.closed(model, hc.Plan(frozenset(order))):
+            there = hc.evaluate(model, select)
+        assert step["value"] == pytest.approx(there.value)
+        assert step["damage"] == pytest.approx(100 * (whole.value - there.value))
+        assert step["shown"] == (step["p"] <= 0.05)
+    smaller = hc.load(tmp_path / "smaller", dtype=torch.float32)
+    assert hc.removed(smaller).units == plan.units
+    right = []
+    for number in range(report.size):  # the loaded checkpoint, asked one example at a time
+        batch = report.collate([number])
+        with torch.no_grad():
+            logits = smaller(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        right.append(int(logits.argmax()) == int(batch["labels"]))
+    assert found["after"]["value"] == pytest.approx(np.mean(right))
+    assert found["before"]["value"] == pytest.approx(hc.evaluate(model, report).value)
+    assert found["parameters"] == [model.num_parameters(), smaller.num_parameters()]
+    assert found["parameters"][0] - found["parameters"][1] == sum(site["parameters"] for site in found["sites"])
+    sizes = [path.stat().st_size for path in (place / "classifier").glob("*.safetensors")]
+    assert found["bytes"][0] == sum(sizes) > found["bytes"][1]
+
+
+def test_the_folder_has_all_that_a_person_needs_and_nothing_of_the_old_card(place: Path, tmp_path: Path) -> None:
+    found = _json(*_asked(place, tmp_path, "--remove", "50%", "--no-report"))
+    folder = tmp_path / "smaller"
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "README.md", "plan.json"}
+    assert (folder / "tokenizer.json").is_file()
+    assert hc.Plan.read(folder / "plan.json") == hc.Plan.from_json(found["plan"])
+    assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {torch.float16}, "as it was"
+    text = (folder / "README.md").read_text()
+    assert "the card of the whole model" not in text
+    assert yaml.safe_load(text.split("---")[1])["library_name"] == "transformers"
+    for part in (found["sentence"], found["signature"].split("|")[1], "headcount.load", "dev.tsv"):
+        assert part.replace("_", "\\_") in text or part in text
+    assert found["command"] in text
+    assert _leftovers(tmp_path) == ["smaller"]
+
+
+def test_a_count_a_plan_by_hand_and_a_dry_run(place: Path, tmp_path: Path) -> None:
+    shared = ("prune", place / "classifier", "--data", place / "dev.tsv", "--no-report")
+    dry = _run(*shared, "--remove", 5, "--score-data", place / "train.tsv", "--dry-run", "--run", tmp_path / "dry")
+    assert "nothing was cut" in dry.output
+    assert _leftovers(tmp_path) == ["dry"]
+    plan = hc.Plan.read(tmp_path / "dry" / "plan.json")
+    train = _task(place, "train")
+    assert plan.units == set(hc.score(_model(place), train).order()[:5])
+    less = hc.Plan(frozenset(list(plan)[:3]), "three of them")  # edited by hand
+    less.write(tmp_path / "mine.json")
+    out = ("-o", tmp_path / "mine", "--run", tmp_path / "run")
+    found = _json(*shared, "--plan", tmp_path / "mine.json", *out)
+    assert found["removed"] == 3
+    assert found["before"]["n"] == 900, "nothing was chosen, so all of it is reported on"
+    assert hc.removed(hc.load(tmp_path / "mine")).units == less.units
+    with says(hc.BadPlan, about="one way"):
+        _run(*shared, "--plan", tmp_path / "mine.json", "--remove", 5, "-o", tmp_path / "x")
+    tested = _json(
+        *shared,
+        "--plan",
+        tmp_path / "mine.json",
+        "--max-drop",
+        50,
+        "-o",
+        tmp_path / "tested",
+        "--run",
+        tmp_path / "run2",
+    )
+    assert [step["removed"] for step in tested["guarantee"]["steps"]] == [3]
+    assert tested["guarantee"]["n"] + tested["before"]["n"] <= 900
+
+
+def test_people_see_the_numbers_of_the_json(place: Path, tmp_path: Path) -> None:
+    asked = _asked(place, tmp_path, "--max-drop", 3, "--step", 3)
+    shown = _run(*asked).output
+    found = read(tmp_path / "run").read_json("prune")
+    assert found["sentence"] in shown
+    for words in (
+        "to score the units",
+        "to show the guarantee",
+        "never to choose",
+        "split in 3",
+        "on disk",
+        "examples/s",
+    ):
+        assert words in shown
+    assert f"{found['parameters'][1]:,}" in shown
+    assert f"{found['after']['value']:.3f} [{found['after']['low']:.3f}" in shown
+    assert str(tmp_path / "smaller" / "report.html") in shown
+    page = (tmp_path / "smaller" / "report.html").read_text()
+    assert found["sentence"].split("(")[0] in page
+
+
+def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_path: Path) -> None:
+    model = _model(place)
+    score, select, report = _task(place, "dev").split(0.25, 0.45, 0.3)
+    kept = Fingerprint(model)
+    choice = hc.choose(model, max_drop=4.0, score=score, select=select, step=3)
+    found = hc.prune(model, tmp_path / "smaller", report, choice)
+    assert not kept.changed()
+    with hc.closed(model, choice.plan):
+        assert found.after.value == hc.evaluate(model, report).value
+    assert "falls by less than 4 points, 95 % sure" in str(found)
+    assert hc.load(tmp_path / "smaller").dtype == torch.float32
+
+
+# -- three sets that never meet ------------------------------------------------------------------------------------------
+
+
+def _sets(place: Path, given: Given, needs: tuple[bool, bool], *others: Any) -> shipping.Sets:
+    return shipping._sets(str(place / "classifier"), _model(place), given, needs, others)
+
+
+def test_sets_share_no_example_whatever_files_are_given(place: Path, tmp_path: Path) -> None:
+    dev, train, few = (str(place / f"{name}.tsv") for name in ("dev", "train", "few"))
+    both = tmp_path / "both.tsv"  # half of it is in dev
+    _write(both, [*_sentences(900, 0)[:150], *_sentences(150, 9)])
+    given = Given(data=dev)
+    for others in [
+        (None, None, None, None),
+        (train, None, None, None),
+        (None, None, train, 100),
+        (train, 50, few, None),
+        (str(both), None, train, None),
+        (train, None, str(both), None),
+    ]:
+        sets = _sets(place, given, (True, True), *others)
+        digests = [[task.digest(n) for n in range(task.size)] for task in sets.tasks().values()]
+        assert len(digests) == 3
+        assert min(map(len, digests)) > 10
+        assert not set(digests[0]) & set(digests[1])
+        assert not (set(digests[0]) | set(digests[1])) & set(digests[2])
+    assert "left out, being among those" in _sets(place, given, (True, True), str(both), None, train, None).how
+    with says(hc.BadData, about="never choose and report"):
+        _sets(place, given, (True, True), dev, None, train, None)
+    alone = _sets(place, given, (False, False), None, None, None, None)
+    assert (alone.score, alone.select, alone.report.size) == (None, None, 900)
+
+
+# -- how much ------------------------------------------------------------------------------------------------------------
+
+
+def test_speed_is_measured_on_cut_models_and_the_mildest_fast_enough_is_taken(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def bench(models: dict[str, Any], **_: Any) -> Any:
+        gone = len(hc.removed(models["smaller"]))
+        tried.append(gone)
+        return SimpleNamespace(rows=[None, SimpleNamespace(ratio_low=1 + 0.04 * gone, ratio=1.02 + 0.04 * gone)])
+
+    monkeypatch.setattr(choosing, "bench", bench)
+    model, score = _model(place), _task(place, "train")
+    kept = Fingerprint(model)
+    choice = hc.choose(model, speedup=1.23, score=score, step=1)
+    assert len(choice.plan) == 6  # 1 + 0.04 * 6 is the first of at least 1.23
+    assert len(tried) < 7, "halving, not one after the other"
+    assert not kept.changed()
+    with says(hc.NotShown, about="ran 1.50 times as fast here"):
+        hc.choose(model, speedup=2.0, score=score, step=1)
+    with says(hc.BadPlan, about="factor above 1"):
+        hc.choose(model, speedup=0.5, score=score)
+
+
+def test_what_cannot_be_cut_is_left_alone_and_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = choosing.rules.refuse
+
+    def refuse(root: Any, anatomy: Any, plan: hc.Plan, scales: Any) -> None:
+        if "1" in plan.by_site():
+            raise hc.Refused("1 cannot be cut exactly: it mixes heads; it can still be closed.")
+        really(root, anatomy, plan, scales)
+
+    monkeypatch.setattr(choosing.rules, "refuse", refuse)
+    choice = hc.choose(_model(place), remove="100%", score=_task(place, "train"))
+    assert set(choice.plan.by_site()) == {"0", "2"}
+    assert [site for site, _ in choice.left_alone] == ["1"]
+    assert choice.of == 8
+    monkeypatch.setattr(
+        choosing.rules, "refuse", lambda *_: (_ for _ in ()).throw(hc.Refused("0 cannot be cut exactly: no reason."))
+    )
+    with says(hc.Refused, about="No heads of BertForSequenceClassification can be cut"):
+        hc.choose(_model(place), remove=1, score=_task(place, "train"))
+
+
+def test_too_few_examples_say_how_many_would_be_needed(place: Path, tmp_path: Path) -> None:
+    asked = ("prune", place / "classifier", "--data", place / "few.tsv", "--max-drop", 1.0, "-o", tmp_path / "smaller")
+    with says(hc.NotShown, about="examples to select on would be needed"):
+        _run(*asked, "--run", tmp_path / "run")
+    assert _leftovers(tmp_path) == []
+
+
+def test_how_much_is_said_in_one_way(place: Path, tmp_path: Path) -> None:
+    for wishes in (("--remove", "10%", "--max-drop", "1"), ("--speedup", "1.2", "--remove", "3")):
+        with says(hc.BadPlan, about="one way"):
+            _run(*_asked(place, tmp_path, *wishes))
+    for missing, about in (((), "say how much"), (("--remove", "3"), "-o FOLDER")):
+        out = () if missing else ("-o", tmp_path / "x")
+        done = CliRunner().invoke(
+            app, list(map(str, ["prune", place / "classifier", "--data", place / "dev.tsv", *missing, *out]))
+        )
+        assert done.exit_code == 2
+        assert about in " ".join(done.output.replace("│", " ").split())
+    with pytest.raises(hc.BadPlan):
+        hc.choose(_model(place), score=_task(place, "train"))
+
+
+# -- bad days ------------------------------------------------------------------------------------------------------------
+
+
+CASES: dict[str, tuple[tuple[str, ...], str]] = {
+    "label column": (("--data", "dev.tsv", "--label", "verdict"), "verdict"),
+    "no such file": (("--data", "nowhere.tsv"), "nowhere"),
+    "empty": (("--data", "empty.tsv"), "empty"),
+    "no rows": (("--data", "head.tsv"), "head.tsv"),
+    "one class": (("--data", "one.tsv"), "same label"),
+    "other labels": (("--data", "words.tsv"), "maybe"),
+    "too much": (("--data", "dev.tsv", "--remove", "500"), "500"),
+    "not a drop": (("--data", "dev.tsv", "--max-drop", "-1"), "number of points"),
+    "not alpha": (("--data", "dev.tsv", "--max-drop", "1", "--alpha", "2"), "alpha"),
+    "no such type": (("--data", "dev.tsv", "--only", "cross"), "cross"),
+    "no such kind": (("--data", "dev.tsv", "--units", "words"), "words"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_ends_in_one_sentence_with_nothing_written(place: Path, tmp_path: Path, case: str) -> None:
+    files = tmp_path / "in"
+    shutil.copytree(place, files, ignore=lambda _, names: [name for name in names if not name.endswith(".tsv")])
+    _write(files / "one.tsv", [(text, 1) for text, _ in _sentences(120, 0)])
+    _write(files / "words.tsv", [(text, "maybe") for text, _ in _sentences(50, 0)])
+    (files / "empty.tsv").write_text("")
+    (files / "head.tsv").write_text("sentence\tlabel\n")
+    arguments, about = CASES[case]
+    words = [files / word if word.endswith(".tsv") else word for word in arguments]
+    wish = () if {"--remove", "--max-drop"} & set(arguments) else ("--remove", "25%")
+    with says(hc.BadData, hc.BadPlan, hc.BadMeasure, hc.NotFound, about=about):
+        _run("prune", place / "classifier", *words, *wish, "-o", tmp_path / "smaller", "--run", tmp_path / "run")
+    assert _leftovers(tmp_path) == ["in"]
+
+
+def test_a_metric_that_is_not_defined_is_refused(place: Path, tmp_path: Path) -> None:
+    model = _model(place)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor([0.0, 5.0]))
+    model.save_pretrained(tmp_path / "constant")
+    word_tokenizer([*GOOD, *BAD, *OTHER]).save_pretrained(tmp_path / "constant")
+    with says(hc.BadData, about="matthews is not defined"):
+        _run(
+            *("prune", tmp_path / "constant", "--data", place / "dev.tsv", "--metric", "matthews", "--remove", 2),
+            *("-o", tmp_path / "smaller", "--run", tmp_path / "run"),
+        )
+    assert not (tmp_path / "smaller").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "classifier", tmp_path / "wrong")
+    word_tokenizer([f"word{n}" for n in range(50)] + list(OTHER) * 2).save_pretrained(tmp_path / "wrong")
+    _write(tmp_path / "data.tsv", [(" ".join(f"word{n}" for n in range(k % 40, k % 40 + 9)), k % 2) for k in range(60)])
+    with says(hc.BadData, about="tokenizer does not belong to the model"):
+        _run("prune", tmp_path / "wrong", "--data", tmp_path / "data.tsv", "--remove", 2, "-o", tmp_path / "smaller")
+    assert not (tmp_path / "smaller").exists()
+
+
+def test_a_full_disk_leaves_nothing_that_looks_finished_and_the_same_command_goes_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _asked(place, tmp_path, "--max-drop", 3, "--step", 3, "--no-report")
+
+    def full(model: Any, folder: Path, **_: Any) -> None:
+        (Path(folder) / "config.json").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "save", full)
+        with says(hc.BadCheckpoint, about="No space left on device"):
+            _run(*asked)
+    assert _leftovers(tmp_path) == []
+    assert not read(tmp_path / "run").finished
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}
+    found = _json(*asked)
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}
+    assert before == after, "what was measured before is not measured again"
+    calm = _json(*_asked(place, tmp_path / "calm", "--max-drop", 3, "--step", 3, "--no-report"))
+    for name in ("plan", "guarantee", "before", "after", "comparison", "parameters"):
+        assert found[name] == calm[name]
+
+
+@pytest.mark.parametrize("when", ["load", "card"])
+def test_stopped_in_the_middle_no_folder_is_left(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    real = pruning.load
+    patched = (
+        stop if when == "card" else (lambda name, **k: real(name, **k) if "unfinished" not in str(name) else stop())
+    )
+    monkeypatch.setattr(pruning, when, patched)
+    done = CliRunner().invoke(app, list(map(str, _asked(place, tmp_path, "--remove", 3, "--no-report"))))
+    assert done.exit_code != 0
+    assert _leftovers(tmp_path) == []
+
+
+def test_a_checkpoint_that_came_back_different_is_not_kept(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pruning.load
+
+    def other(name: Any, **options: Any) -> Any:
+        model = real(name, **options)
+        if "unfinished" in str(name):
+            with torch.no_grad():
+                model.classifier.bias.add_(0.5)
+        return model
+
+    monkeypatch.setattr(pruning, "load", other)
+    with says(hc.CheckFailed, about="differs from the closed model"):
+        _run(*_asked(place, tmp_path, "--remove", 3, "--no-report"))
+    assert _leftovers(tmp_path) == []
+
+
+def test_an_existing_folder_is_replaced_only_if_asked(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "smaller").mkdir()
+    (tmp_path / "smaller" / "mine.txt").write_text("keep me")
+    with says(hc.BadPlan, about="exists and is not empty"):
+        _run(*_asked(place, tmp_path, "--remove", 3, "--no-report"))
+    assert (tmp_path / "smaller" / "mine.txt").read_text() == "keep me"
+    _run(*_asked(place, tmp_path, "--remove", 3, "--no-report", "--force"))
+    assert not (tmp_path / "smaller" / "mine.txt").exists()
+    assert len(hc.removed(hc.load(tmp_path / "smaller"))) == 3
+
+
+def test_killed_at_any_moment_it_leaves_no_finished_folder_and_comes_to_the_same_end(
+    place: Path, tmp_path: Path
+) -> None:
+    more = ("--max-drop", 60, "--step", 2, "--limit", 300, "--batch-size", 2, "--no-report")
+    asked = [*_asked(place, tmp_path, *more), "--json"]
+    command = [sys.executable, "-m", "headcount.cli", *map(str, asked)]
+    for pieces in (2, 6):
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": "src"}, stdout=subprocess.DEVNULL)
+        run = tmp_path / "run"
+        while process.poll() is None and len(list(run.glob("*.npz")) if run.is_dir() else []) < pieces:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "smaller").exists()
+    found = _json(*asked[:-1])
+    calm = _json(*_asked(place, tmp_path / "calm", *more))
+    for name in ("plan", "guarantee", "before", "after"):
+        assert found[name] == calm[name]
+
+
+# -- the card ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_name_breaks_out_of_the_card(place: Path, tmp_path: Path) -> None:
+    _json(*_asked(place, tmp_path, "--max-drop", 5, "--step", 4, "--no-report"))
+    told = read(tmp_path / "run").read_json("prune")
+    nasty = "<script>alert(1)</script> | **x** `y` [z](http://e) \n\n# title\n---\na: b"
+    told |= {"model": nasty, "output": nasty, "command": nasty, "signature": nasty, "class": nasty, "sentence": nasty}
+    told["sets"] = [{"role": "score", "data": nasty, "n": 3}]
+    told["left_alone"] = [{"site": "1", "reason": nasty}]
+    text = cards.card(told)
+    front, body = text.split("\n---\n", 1)
+    assert yaml.safe_load(front.removeprefix("---\n")) == {
+        "library_name": "transformers",
+        "tags": ["headcount", "pruned"],
+    }
+    outside = re.sub(r"`[^`\n]*`", "", "".join(body.split("```")[::2]))
+    assert "<script>" not in outside
+    assert "**x**" not in outside.replace("\\*", "")
+    assert len([line for line in body.splitlines() if line.startswith("# ")]) == 1
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    for line in rows:
+        assert line.endswith("|")
+    hub = cards.card({**told, "model": "google-bert/bert-base-uncased"})
+    assert yaml.safe_load(hub.split("---")[1])["base_model"] == "google-bert/bert-base-uncased"
+
+
+def test_the_command_in_the_card_is_the_command(place: Path, tmp_path: Path) -> None:
+    spaced = tmp_path / "a folder"
+    asked = [*_asked(place, spaced, "--remove", "25%", "--no-report", "--force", "--limit", "200", "--quiet")]
+    _run(*asked)
+    told = read(spaced / "run").read_json("prune")
+    words = shlex.split(told["command"])
+    assert sorted(words) == sorted(["headcount", *map(str, asked)])
+    assert _run(*words[1:]).exit_code == 0
