@@ -8,8 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 .PHONY: demo test check lint format types coverage bench clean
 
 demo: $(READY)
-	$(BIN)/python examples/quickstart.py
-	$(BIN)/python examples/measure.py
+	$(BIN)/headcount demo -o headcount-demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
@@ -34,6 +33,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gates.py
 	$(BIN)/python benchmarks/scores.py
 	$(BIN)/python benchmarks/ablation.py
+	$(BIN)/python benchmarks/cut.py
 
 # The vision packages and a small pretrained model are for tests only. They live in a folder of their own, which tests put
 # on the path when they need it: a torchvision that does not match the build of torch breaks transformers if it is found.

@@ -1,0 +1,51 @@
+"""The embedded models and their data, and the walk through everything on them: a list of commands, run by `headcount demo`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from .errors import BadRun
+
+EMBEDDED = Path(__file__).parent / "embedded"
+COMMANDS = "commands.txt"  # what was run; a folder with it is ours to write to again
+
+
+def unpack(folder: Path) -> None:
+    """Copy the embedded models and data into a folder: a new one, an empty one, or one of an earlier demo."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / COMMANDS).is_file())):
+        raise BadRun(f"{folder} exists and is not an earlier demo; choose another folder with -o.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / COMMANDS).write_text("".join(f"headcount {shlex.join(words)}\n" for words in walk(folder)))
+        for part in sorted(EMBEDDED.iterdir()):
+            if part.is_dir():
+                shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
+    except OSError as error:
+        raise BadRun(f"I cannot write to {folder}: {error.strerror}; choose another folder with -o.") from None
+
+
+def walk(folder: Path) -> list[list[str]]:
+    """The commands of the demo, in order; the last one writes the page."""
+    classifier, translator, smaller = (str(folder / name) for name in ("classifier", "translator", "smaller"))
+    data, pairs, runs = folder / "classifier-data", folder / "translator-data", folder / "runs"
+    movies, products = ["--data", str(data / "movies.tsv")], ["--other-data", str(data / "products.tsv")]
+    german = ["--data", str(pairs / "sentences.tsv"), "--metric", "loss"]
+
+    def kept(name: str) -> list[str]:
+        return ["-o", str(runs / name)]
+
+    return [
+        ["inspect", classifier],
+        ["score", classifier, *movies, "--limit", "600", *kept("score")],
+        ["ablate", classifier, *movies, "--limit", "400", "--each", *kept("ablate")],
+        ["ablate", classifier, *movies, "--limit", "400", "--all-but-one", *kept("all-but-one")],
+        ["transfer", classifier, *movies, *products, "--metric", "loss", "--limit", "300", *kept("transfer")],
+        ["curve", classifier, *movies, "--by", "taylor,random", "--limit", "800", *kept("curve")],
+        ["prune", classifier, *movies, "--max-drop", "3", "-o", smaller, "--run", str(runs / "prune"), "--force"],
+        ["bench", classifier, smaller, "--batch-size", "1,16", "--length", "32", "--seconds", "10", *kept("bench")],
+        ["score", translator, *german, *kept("translator-score")],
+        ["ablate", translator, *german, "--limit", "100", "--each", *kept("translator-ablate")],
+        ["report", str(runs), "-o", str(folder / "report.html"), "--force"],
+    ]
