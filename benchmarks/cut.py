@@ -5,7 +5,8 @@
     python benchmarks/cut.py --dtype bfloat16 --batch 1,16,64,256
 
 Half of the heads go evenly, six of twelve in every layer, and unevenly, 72 of all 144 drawn by lot. The models run in
-turns, as `headcount bench` does it; weights are random.
+turns, as `headcount bench` does it; weights are random. On a CPU all times are processor time, not time on the wall, so
+that other work on the machine does not blur the ratios: examples per second are per second of one core.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import transformers
 
 import headcount as hc
 from headcount.printing import bench_text
-from headcount.speed import bench
+from headcount.speed import bench, by_processor
 
 
 def main() -> None:
@@ -51,7 +52,8 @@ def main() -> None:
     for name, plan in plans.items():
         hc.cut(models[name], plan)
     batches = [int(part) for part in given.batch.split(",")]
-    found = bench(models, batch_sizes=batches, lengths=[given.length], repeats=given.repeats, compile=given.compile)
+    asked = {"batch_sizes": batches, "lengths": [given.length], "repeats": given.repeats, "compile": given.compile}
+    found = bench(models, **asked, clock=by_processor)
     print(json.dumps(found.to_json(), indent=2) if given.json else bench_text(found))
     for name in plans:
         print(f"heads left by layer, {name}: {[len(site) for site in hc.find(models[name]) if site.kind == 'head']}")

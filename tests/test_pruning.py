@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertFor
 from typer.testing import CliRunner
 
 import headcount as hc
-from headcount import cards, choosing, pruning, shipping
+from headcount import cards, choosing, pruning, shipping, splits
 from headcount.cli import app
 from headcount.options import Given
 from headcount.runs import read
@@ -74,7 +75,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         optimiser.step()
     model.half().save_pretrained(folder / "classifier")
     tokenizer.save_pretrained(folder / "classifier")
-    (folder / "classifier" / "README.md").write_text("the card of the whole model")
+    (folder / "classifier" / "README.md").write_text(
+        "---\nlicense: mit\nlanguage:\n- en\n---\nthe card of the whole model"
+    )
     for name, count, seed in (("dev", 900, 0), ("train", 300, 1), ("few", 40, 2)):
         _write(folder / f"{name}.tsv", _sentences(count, seed))
     return folder
@@ -127,12 +130,10 @@ def _leftovers(folder: Path) -> list[str]:
 def test_a_promise_is_shown_on_one_part_and_reported_on_another_by_the_checkpoint(place: Path, tmp_path: Path) -> None:
     found = _json(*_asked(place, tmp_path, "--max-drop", 3, "--step", 2, "--seed", 5))
     model, task = _model(place), _task(place, "dev")
-    score, select, report = task.split(0.25, 0.45, 0.3, seed=5)
-    # the sentences are few words, so that some are in two parts: they count once, where they came first
-    seen = {score.digest(n) for n in range(score.size)}
-    select = select.subset([n for n in range(select.size) if select.digest(n) not in seen])
-    seen |= {select.digest(n) for n in range(select.size)}
-    report = report.subset([n for n in range(report.size) if report.digest(n) not in seen])
+    first = {task.digest(n): n for n in reversed(range(task.size))}  # an example that is there twice counts once
+    places = {n: splits.place(example, 5) for example, n in first.items()}
+    bounds = [(0, 0.25), (0.25, 0.7), (0.7, 1)]
+    score, select, report = (task.subset(sorted(n for n, at in places.items() if a <= at < b)) for a, b in bounds)
     assert [(s["role"], s["n"]) for s in found["sets"]] == [
         ("score", score.size),
         ("select", select.size),
@@ -175,7 +176,9 @@ def test_the_folder_has_all_that_a_person_needs_and_nothing_of_the_old_card(plac
     assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {torch.float16}, "as it was"
     text = (folder / "README.md").read_text()
     assert "the card of the whole model" not in text
-    assert yaml.safe_load(text.split("---")[1])["library_name"] == "transformers"
+    front = yaml.safe_load(text.split("---")[1])
+    assert (front["library_name"], front["pipeline_tag"]) == ("headcount", "text-classification")
+    assert (front["license"], front["language"]) == ("mit", ["en"]), "what the old card said of them"
     for part in (found["sentence"], found["signature"].split("|")[1], "headcount.load", "dev.tsv"):
         assert part.replace("_", "\\_") in text or part in text
     assert found["command"] in text
@@ -195,7 +198,7 @@ def test_a_count_a_plan_by_hand_and_a_dry_run(place: Path, tmp_path: Path) -> No
     out = ("-o", tmp_path / "mine", "--run", tmp_path / "run")
     found = _json(*shared, "--plan", tmp_path / "mine.json", *out)
     assert found["removed"] == 3
-    assert found["before"]["n"] == 900, "nothing was chosen, so all of it is reported on"
+    assert found["before"]["n"] == len({text for text, _ in _sentences(900, 0)}), "it was chosen on other data"
     assert hc.removed(hc.load(tmp_path / "mine")).units == less.units
     with says(hc.BadPlan, about="one way"):
         _run(*shared, "--plan", tmp_path / "mine.json", "--remove", 5, "-o", tmp_path / "x")
@@ -237,7 +240,7 @@ def test_people_see_the_numbers_of_the_json(place: Path, tmp_path: Path) -> None
 
 def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_path: Path) -> None:
     model = _model(place)
-    score, select, report = _task(place, "dev").split(0.25, 0.45, 0.3)
+    score, select, report = splits.distinct(_task(place, "dev")).split(0.25, 0.45, 0.3)
     kept = Fingerprint(model)
     choice = hc.choose(model, max_drop=4.0, score=score, select=select, step=3)
     found = hc.prune(model, tmp_path / "smaller", report, choice)
@@ -278,7 +281,111 @@ def test_sets_share_no_example_whatever_files_are_given(place: Path, tmp_path: P
     with says(hc.BadData, about="never choose and report"):
         _sets(place, given, (True, True), dev, None, train, None)
     alone = _sets(place, given, (False, False), None, None, None, None)
-    assert (alone.score, alone.select, alone.report.size) == (None, None, 900)
+    different = len({text for text, _ in _sentences(900, 0)})
+    assert (alone.score, alone.select, alone.report.size) == (None, None, different)
+
+
+def test_an_example_has_its_place_whatever_else_is_in_the_file(place: Path) -> None:
+    """So a later command on the same data never reports on what an earlier one chose on."""
+    dev, given = str(place / "dev.tsv"), Given(data=str(place / "dev.tsv"))
+    whole = _sets(place, given, (True, True), None, None, None, None)
+    part = _sets(place, replace(given, limit=300), (True, True), None, None, None, None)
+    only = _sets(place, given, (True, False), None, None, None, None)
+    for role, task in part.tasks().items():
+        assert splits.digests(task) <= splits.digests(whole.tasks()[role])
+    assert splits.digests(only.report) == splits.digests(whole.report)
+    other = _sets(place, replace(given, seed=1), (True, True), None, None, None, None)
+    assert splits.digests(other.report) != splits.digests(whole.report)
+    shares = [task.size for task in whole.tasks().values()]
+    assert np.allclose(np.array(shares) / sum(shares), [0.25, 0.45, 0.3], atol=0.06)
+    assert dev == whole.report.name or whole.report.name.endswith("dev.tsv")
+
+
+def test_a_plan_from_a_dry_run_is_not_reported_on_what_it_was_chosen_on(place: Path, tmp_path: Path) -> None:
+    shared = ("prune", place / "classifier", "--data", place / "dev.tsv", "--no-report")
+    _run(*shared, "--max-drop", 5, "--step", 4, "--dry-run", "--run", tmp_path / "dry")
+    file = tmp_path / "dry" / "plan.json"
+    first = _sets(place, Given(data=str(place / "dev.tsv")), (True, True), None, None, None, None)
+    for more, number in (((), 0), (("--max-drop", 50), 1)):
+        found = _json(*shared, "--plan", file, *more, "-o", tmp_path / f"{number}", "--run", tmp_path / f"run{number}")
+        used = {role["role"]: role["n"] for role in found["sets"]}
+        assert sum(used.values()) == first.report.size, "only what had no part in it is left"
+    _run(*shared, "--remove", 4, "--dry-run", "--run", tmp_path / "again")
+    found = _json(
+        *(*shared, "--plan", tmp_path / "again" / "plan.json"), "-o", tmp_path / "2", "--run", tmp_path / "run2"
+    )
+    assert found["before"]["n"] == first.report.size
+    damaged = json.loads(file.read_text()) | {"chosen_on": "everything"}
+    file.write_text(json.dumps(damaged))
+    with says(hc.BadPlan, about="chosen on"):
+        _run(*shared, "--plan", file, "-o", tmp_path / "3")
+
+
+def test_copies_of_an_example_count_once(place: Path, tmp_path: Path) -> None:
+    rows = _sentences(120, 3)
+    _write(tmp_path / "four.tsv", rows * 4)
+    sets = _sets(place, Given(data=str(tmp_path / "four.tsv")), (True, True), None, None, None, None)
+    assert sum(task.size for task in sets.tasks().values()) == len({text for text, _ in rows})
+    assert "count once" in sets.how
+
+
+def test_in_python_too_nothing_is_chosen_and_reported_on_the_same_examples(place: Path, tmp_path: Path) -> None:
+    model, task = _model(place), splits.distinct(_task(place, "dev", limit=200))
+    score, select, report = task.split(0.3, 0.4, 0.3)
+    with says(hc.BadData, about="also scored on"):
+        hc.choose(model, max_drop=30, score=task, select=task)
+    twice = _task(place, "dev").subset(range(100))
+    twice = replace(twice, digest=lambda number: b"the same")
+    with says(hc.BadData, about="there twice"):
+        hc.choose(model, max_drop=30, score=score, select=twice)
+    choice = hc.choose(model, max_drop=60, score=score, select=select)
+    for wrong in (score, select, task):
+        with says(hc.BadData, about="had a part in choosing"):
+            hc.prune(model, tmp_path / "smaller", wrong, choice)
+    assert hc.prune(model, tmp_path / "smaller", report, choice).before.n == report.size
+
+
+def test_flags_that_would_say_nothing_are_refused(place: Path, tmp_path: Path) -> None:
+    hc.Plan.of("0:1").write(tmp_path / "plan.json")
+    shared = ["prune", place / "classifier", "--data", place / "dev.tsv", "-o", tmp_path / "smaller"]
+    for words in (
+        ["--remove", 3, "--select-data", place / "train.tsv"],
+        ["--remove", 3, "--score-limit", 5],
+        ["--plan", tmp_path / "plan.json", "--score-data", place / "train.tsv"],
+        ["--remove", 3, "--by", "random", "--score-data", place / "train.tsv"],
+        ["--remove", 3, "--run", tmp_path / "smaller"],
+        ["--remove", 3, "--run", tmp_path / "smaller" / "run"],
+    ):
+        done = CliRunner().invoke(app, list(map(str, [*shared, *words])))
+        assert done.exit_code == 2, words
+
+
+def test_units_are_counted_and_named_as_they_are(place: Path, tmp_path: Path) -> None:
+    model, report = _model(place), _task(place, "train")
+    one = hc.choose(model, plan="0:1 2:0-1")
+    assert (one.of, one.units) == (12, "heads")
+    neurons = hc.choose(model, plan="0.mlp:0-7")
+    assert (neurons.of, neurons.units) == (96, "neurons")
+    both = hc.choose(model, plan="0:1 layers:2")
+    assert (both.of, both.units) == (15, "heads,layers")
+    found = hc.prune(model, tmp_path / "x", report.with_metric("loss"), both)
+    assert str(found).startswith("2 of 15 heads and layers (13 %) are gone: loss went from")
+    with says(hc.BadPlan, about="at least one"):
+        hc.choose(model, remove=0, score=report)
+
+
+def test_the_sentence_says_which_way_a_metric_goes_and_when_more_was_lost_than_promised(place: Path) -> None:
+    score, select, report = (task.with_metric("loss") for task in _task(place, "dev", limit=240).split(0.3, 0.4, 0.3))
+    model = _model(place)
+    choice = hc.choose(model, max_drop=5.0, score=score, select=splits.distinct(select), step="50%")
+    before = hc.evaluate(model, report)
+    for more, words in ((0.5, "that had no part in it."), (6.0, "that had no part in it, more than promised.")):
+        rows = before.rows.copy()
+        rows[:, before.metric.columns.index("loss")] += more
+        after = hc.Result(before.metric, rows)
+        pruned = hc.Pruned(choice, before, after, hc.compare(before, after), (2, 1), (2, 1), None, (), Path("x"))
+        assert "loss rises by less than 5, 95 % sure" in str(pruned)
+        assert str(pruned).endswith(words)
 
 
 # -- how much ------------------------------------------------------------------------------------------------------------
@@ -319,7 +426,7 @@ def test_what_cannot_be_cut_is_left_alone_and_said(place: Path, monkeypatch: pyt
     choice = hc.choose(_model(place), remove="100%", score=_task(place, "train"))
     assert set(choice.plan.by_site()) == {"0", "2"}
     assert [site for site, _ in choice.left_alone] == ["1"]
-    assert choice.of == 8
+    assert (len(choice.plan), choice.of) == (8, 12)
     monkeypatch.setattr(
         choosing.rules, "refuse", lambda *_: (_ for _ in ()).throw(hc.Refused("0 cannot be cut exactly: no reason."))
     )
@@ -469,12 +576,43 @@ def test_a_checkpoint_that_came_back_different_is_not_kept(
 def test_an_existing_folder_is_replaced_only_if_asked(place: Path, tmp_path: Path) -> None:
     (tmp_path / "smaller").mkdir()
     (tmp_path / "smaller" / "mine.txt").write_text("keep me")
-    with says(hc.BadPlan, about="exists and is not empty"):
+    with says(hc.BadCheckpoint, about="exists and is not empty"):
         _run(*_asked(place, tmp_path, "--remove", 3, "--no-report"))
     assert (tmp_path / "smaller" / "mine.txt").read_text() == "keep me"
-    _run(*_asked(place, tmp_path, "--remove", 3, "--no-report", "--force"))
-    assert not (tmp_path / "smaller" / "mine.txt").exists()
-    assert len(hc.removed(hc.load(tmp_path / "smaller"))) == 3
+    with says(hc.BadCheckpoint, about="is not a model folder"):
+        _run(*_asked(place, tmp_path, "--remove", 3, "--no-report", "--force"))
+    assert (tmp_path / "smaller" / "mine.txt").read_text() == "keep me"
+    shutil.rmtree(tmp_path / "smaller")
+    for count in (3, 4):
+        _run(
+            *_asked(
+                place, tmp_path / f"{count}", "--remove", count, "--no-report", "--force", "-o", tmp_path / "smaller"
+            )
+        )
+        assert len(hc.removed(hc.load(tmp_path / "smaller"))) == count
+
+
+def test_force_never_takes_the_model_the_data_or_what_holds_them(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(place / "classifier", home / "model")
+    shutil.copyfile(place / "dev.tsv", home / "dev.tsv")
+    shutil.copyfile(home / "model" / "config.json", home / "config.json")  # even if it looks like a model
+    before = sorted(path.name for path in home.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    shared = ("prune", "home/model", "--data", "home/dev.tsv", "--remove", 3, "--no-report", "--force", "-q")
+    for target in ("home/model", "home", "home/../home", ".", tmp_path / "home"):
+        with says(hc.BadCheckpoint, about="choose another folder"):
+            _run(*shared, "-o", target)
+    with says(hc.BadCheckpoint, about="choose another"):
+        _run(*shared, "-o", "home/dev.tsv")
+    with says(hc.BadCheckpoint, about="choose another"):
+        _run(*shared, "-o", "home/dev.tsv/smaller")
+    assert sorted(path.name for path in home.rglob("*")) == before
+    _run(*shared, "-o", "home/model/smaller")
+    _run(*shared, "-o", "home/model/second")
+    assert not (home / "model" / "second" / "smaller").exists(), "an earlier output does not come along"
 
 
 def test_killed_at_any_moment_it_leaves_no_finished_folder_and_comes_to_the_same_end(
@@ -509,10 +647,9 @@ def test_no_name_breaks_out_of_the_card(place: Path, tmp_path: Path) -> None:
     told["left_alone"] = [{"site": "1", "reason": nasty}]
     text = cards.card(told)
     front, body = text.split("\n---\n", 1)
-    assert yaml.safe_load(front.removeprefix("---\n")) == {
-        "library_name": "transformers",
-        "tags": ["headcount", "pruned"],
-    }
+    known = yaml.safe_load(front.removeprefix("---\n"))
+    assert set(known) == {"library_name", "tags", "pipeline_tag", "license", "language"}
+    assert known["tags"] == ["headcount", "pruned"]
     outside = re.sub(r"`[^`\n]*`", "", "".join(body.split("```")[::2]))
     assert "<script>" not in outside
     assert "**x**" not in outside.replace("\\*", "")

@@ -151,20 +151,20 @@ def test_counting_leaves_the_model_as_it_was() -> None:
 def test_medians_quartiles_and_ratios_are_those_of_the_times() -> None:
     models, diary = toys(8, 4)
     looks = (1.0, 9.0)
-    walls = {8: [2.0, 4.0, 8.0], 4: [1.0, 4.0, 2.0]}
-    works = {8: [3.0, 6.0, 9.0], 4: [3.0, 2.0, 6.0]}
+    walls = {8: [3.0, 6.0, 9.0], 4: [3.0, 2.0, 6.0]}
+    works = {8: [2.0, 4.0, 8.0], 4: [1.0, 4.0, 2.0]}  # is not what counts
     clock = Script(diary, {n: [looks, *zip(walls[n], works[n], strict=True)] for n in (8, 4)})
-    found = bench(models, batch_sizes=[16], lengths=[5], repeats=3, inputs=toy_inputs, clock=clock)
+    found = bench(models, batch_sizes=[18], lengths=[5], repeats=3, inputs=toy_inputs, clock=clock)
     first, second = found.rows
-    assert (first.examples_per_second, first.low, first.high) == (4.0, 3.0, 6.0)  # of 8, 4, 2
-    assert (second.examples_per_second, second.low, second.high) == (8.0, 6.0, 12.0)  # of 16, 4, 8
+    assert (first.examples_per_second, first.low, first.high) == (3.0, 2.5, 4.5)  # of 6, 3, 2
+    assert (second.examples_per_second, second.low, second.high) == (6.0, 4.5, 7.5)  # of 6, 9, 3
     assert (first.ratio, first.ratio_low, first.ratio_high) == (1.0, 1.0, 1.0)
-    # of 1, 3 and 1.5: pair by pair, by the time of work. The ratio of the medians would be 2.
+    # of 1, 3 and 1.5: pair by pair, by the time on the wall. The ratio of the medians would be 2.
     assert (second.ratio, second.ratio_low, second.ratio_high) == (1.5, 1.25, 2.25)
-    assert (first.flops, second.flops) == (2 * 16 * 10 * 8, 2 * 16 * 10 * 4)
+    assert (first.flops, second.flops) == (2 * 18 * 10 * 8, 2 * 18 * 10 * 4)
     assert (first.limit, second.limit) == (1.0, 2.0)
     assert (first.arrived, second.arrived) == (None, 0.5)
-    assert first.peak_memory == 4 * (80 + 16 * 10 + 16 * 8)
+    assert first.peak_memory == 4 * (80 + 18 * 10 + 18 * 8)
     assert (found.repeats, found.device, found.dtype, found.compile) == (3, "cpu, 1 thread", "float32", False)
 
 
@@ -210,6 +210,8 @@ def test_the_clock_tells_the_time_on_the_wall_from_that_of_the_processor() -> No
 
     asleep = speed.timed(lambda: time.sleep(0.05), CPU)
     assert asleep.wall >= 0.05 > 0.03 > asleep.work
+    by_work = speed.by_processor(lambda: time.sleep(0.05), CPU)
+    assert by_work.wall == by_work.work < 0.03
 
 
 # -- memory that runs out, resuming --------------------------------------------------------------------------------------

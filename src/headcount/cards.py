@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from .guarantee import unit_of
 from .plans import Plan
 from .results import Comparison
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
+PIPELINES = {
+    "classification": "text-classification",
+    "regression": "text-classification",
+    "translation": "translation",
+    "language-modelling": "text-generation",
+    "masked-language-modelling": "fill-mask",
+    "image-classification": "image-classification",
+}
+STOCK = "A stock `from_pretrained` loads it as well."
+NOT_STOCK = (
+    "A stock config cannot say what is left of each layer; `from_pretrained` alone refuses this folder instead of loading it "
+    "wrongly."
+)
 ROLES = {"score": "to score the units", "select": "to show the guarantee", "report": "to measure before and after"}
 
 
@@ -20,6 +36,12 @@ def card(found: Mapping[str, Any]) -> str:
     parts = [_front(found), _title(found), str(_md(found["sentence"])), _numbers(found), _usage(found), _removed(found)]
     parts += [_promise(found), _data(found), _again(found)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def decimals(values: Iterable[float]) -> int:
+    """Decimals that show two digits of the largest of the values: points of accuracy get two, small losses more."""
+    largest = max((abs(value) for value in values), default=0.0)
+    return 2 if largest >= 0.1 or largest == 0 else min(6, 1 - math.floor(math.log10(largest)))
 
 
 def size_text(count: float) -> str:
@@ -33,9 +55,13 @@ def size_text(count: float) -> str:
 
 def _front(found: Mapping[str, Any]) -> str:
     """What the hub reads: in JSON, which is YAML too, so that no name can break out of it."""
-    lines = ["library_name: transformers", "tags:", "- headcount", "- pruned"]
-    if _HUB_NAME.fullmatch(found["model"]):
+    library = "transformers" if found.get("stock") else "headcount"
+    lines = [f"library_name: {library}", "tags:", "- headcount", "- pruned"]
+    if _HUB_NAME.fullmatch(found["model"]) and not Path(found["model"]).exists():
         lines.append(f"base_model: {json.dumps(found['model'])}")
+    if found.get("task") in PIPELINES:
+        lines.append(f"pipeline_tag: {PIPELINES[found['task']]}")
+    lines += [f"{name}: {json.dumps(value)}" for name, value in sorted(found.get("base_card", {}).items())]
     return "\n".join(["---", *lines, "---"])
 
 
@@ -70,8 +96,8 @@ def _usage(found: Mapping[str, Any]) -> str:
     return (
         "## Use\n\n"
         f"```python\nimport headcount\n\nmodel = headcount.load({folder})  # {_code(found['class'])}\n```\n\n"
-        "A stock config cannot say what is left of each layer; `from_pretrained` alone refuses this folder instead of "
-        "loading it wrongly."
+        "It was loaded again from this folder and compared on a batch with the whole model with the same units closed: "
+        f"they compute the same. {STOCK if found.get('stock') else NOT_STOCK}"
     )
 
 
@@ -90,23 +116,24 @@ def _promise(found: Mapping[str, Any]) -> str:
     held = found["guarantee"]
     if held is None:
         return ""
+    digits = decimals([step["bound"] for step in held["steps"]])
     rows = [
         (
-            s["removed"],
-            f"{s['value']:.4f}",
-            f"{s['damage']:+.2f}",
-            f"{s['bound']:.2f}",
-            f"{s['p']:.2g}",
-            _yes(s["shown"]),
+            step["removed"],
+            f"{step['value']:.4f}",
+            f"{step['damage']:+.{digits}f}",
+            f"{step['bound']:.{digits}f}",
+            f"{step['p']:.2g}",
+            "yes" if step["shown"] else "no",
         )
-        for s in held["steps"]
+        for step in held["steps"]
     ]
-    head = ("removed", held["metric"], "lost", "at most", "p", "shown")
+    head = ("removed", held["metric"], "lost", "at most, for this plan alone", "p", "shown")
     text = (
-        f"Plans were tested from the mildest on against a loss of {held['drop']:g} or more ({held['metric']}, in points), "
-        f"each at level {held['alpha']:g}, on {held['n']} examples that had no part in the scores, and the first that could "
-        "not be shown ended it. The plan kept is the last one shown. For examples like these the promise is wrong with "
-        f"probability {held['alpha']:g} at most."
+        f"Plans were tested from the mildest on against losing {held['drop']:g} or more ({unit_of(held['metric'])}), each at "
+        f"level {held['alpha']:g}, on {held['n']} examples that had no part in the scores, and the first that could not be "
+        "shown ended it. The plan kept is the last one shown. Repeated on fresh examples like these, a wrong promise would "
+        f"come out in at most {100 * held['alpha']:g} % of the repetitions."
     )
     return f"## The guarantee\n\n{_md(text)}\n\n{_table(head, rows)}"
 
@@ -125,10 +152,6 @@ def _again(found: Mapping[str, Any]) -> str:
 
 def _value(result: Mapping[str, Any]) -> str:
     return f"{result['value']:.4f} [{result['low']:.4f}, {result['high']:.4f}]"
-
-
-def _yes(shown: bool) -> str:
-    return "yes" if shown else "no"
 
 
 def _last(name: str) -> str:

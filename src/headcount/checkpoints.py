@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,7 @@ def save(
     fresh one to fill.
     """
     root, target = unwrap(model), Path(folder)
-    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
-        raise BadCheckpoint(f"{target} exists and is not empty; choose another folder, or use force to replace it.")
+    may_be_written(target, force, keep=[] if source is None else [Path(source)])
     with appears_whole(target) as draft:
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
@@ -67,6 +66,31 @@ def save(
         for path in weight_files(draft):  # safetensors lets only the owner read them, whatever the umask says
             path.chmod((draft / "config.json").stat().st_mode if (draft / "config.json").is_file() else 0o644)
     return target
+
+
+def may_be_written(target: Path, force: bool, keep: Iterable[Path] = (), only_models: bool = False) -> None:
+    """Refuse a target that is not ours to write: one that is not empty, unless `force` says that it may be replaced.
+
+    Even then it is not, if it is the folder we are in, or holds that or anything of `keep`. With `only_models` it must be a
+    folder with a model in it, and not itself one of `keep`.
+    """
+    here = target.resolve()
+    parent = next(folder for folder in (here, *here.parents) if folder.exists())
+    if not os.access(parent, os.W_OK) or (parent != here and not parent.is_dir()):
+        raise BadCheckpoint(
+            f"I cannot write to {target}: {parent} is not a folder that I may write to; choose another."
+        )
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not force:
+        raise BadCheckpoint(f"{target} exists and is not empty; choose another folder, or use force to replace it.")
+    if only_models and not any((target / name).is_file() for name in ("config.json", RECORD)):
+        raise BadCheckpoint(f"{target} is not a model folder, so it is not replaced; choose another folder.")
+    places = [path.resolve() for path in keep if path.exists()]
+    lost = [path for path in places if here in path.parents or (only_models and here == path)]
+    if lost or here in (Path.cwd(), *Path.cwd().parents):
+        what = lost[0] if lost else "the folder we are in"
+        raise BadCheckpoint(f"{target} is or holds {what}, so it is not replaced; choose another folder.")
 
 
 def load(name: str | Path, *, into: nn.Module | None = None, trust_remote_code: bool = False, **kwargs: Any) -> Any:
@@ -172,6 +196,7 @@ def _bring_along(source: str | Path, draft: Path) -> None:
             inside = path.relative_to(source)
             hidden = any(part.startswith(".") for part in inside.parts)
             own = str(inside) in OWN_FILES or path.suffix in WEIGHTS or ".index." in inside.name
+            own |= any((Path(source) / folder / "plan.json").is_file() for folder in list(inside.parents)[:-1])
             if path.is_file() and not hidden and not own and not (draft / inside).exists():
                 (draft / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, draft / inside)

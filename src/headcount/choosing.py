@@ -11,18 +11,20 @@ import numpy as np
 from torch import nn
 
 from . import rules
+from .anatomy import Anatomy
 from .criteria import score as score_units
 from .curves import counts
 from .dialects import Dialect
 from .errors import BadData, BadPlan, NotShown, Refused
 from .evaluation import measure
 from .finding import find, unwrap
-from .guarantee import RESAMPLES, Guarantee, in_words, sequence, unit_of
+from .guarantee import Guarantee, in_words, sequence, unit_of
 from .plans import Plan, Unit
 from .results import Result
 from .scores import Scores
 from .scores import plan as plan_by
 from .speed import bench
+from .splits import digests
 from .surgery import cut
 
 if TYPE_CHECKING:
@@ -39,12 +41,13 @@ class Choice:
 
     how: tuple[str, Any]  # ("max-drop", 1.0), ("remove", "40%"), ("speedup", 1.3) or ("plan", its reason)
     plan: Plan
-    of: int  # units that could have gone
-    units: str
+    of: int  # units of this kind in the model
+    units: str  # their kind: "heads", or several with commas
     scores: Scores | None = None
     order: tuple[Unit, ...] = ()
     guarantee: Guarantee | None = None
     left_alone: tuple[tuple[str, str], ...] = ()  # sites that cannot be cut, and the reason
+    used: frozenset[bytes] = frozenset()  # the examples that had a part in it, which nothing is to be reported on
 
 
 class _Order(NamedTuple):
@@ -73,7 +76,7 @@ def choose(
     alpha: float = 0.05,
     batch_size: int = 16,
     length: int | None = None,
-    resamples: int = RESAMPLES,
+    resamples: int | None = None,
     seed: int = 0,
     run: Run | None = None,
     dialects: Iterable[Dialect] = (),
@@ -82,7 +85,7 @@ def choose(
 
     Units go in the order of their scores on `score`. With `max_drop`, plans along that order (every `step`) are tested on
     the examples of `select`, none of which may be in `score`, from the mildest on, and the last one shown to lose less
-    is chosen: a promise that is broken with probability `alpha` at most (see `guarantee`); where not even the mildest
+    is chosen: a wrong promise comes out with probability `alpha` at most (see `guarantee`); where not even the mildest
     can be shown, `NotShown` says how many examples would be needed. With `speedup`, the mildest plan that ran so much
     faster here, at this batch size and length. A `plan` of your own is taken as it is; with `max_drop` it is tested
     too. The model is as it was afterwards.
@@ -90,35 +93,58 @@ def choose(
     rows = tuple(dialects)
     asked = _one_wish(remove, max_drop, speedup, plan)
     anatomy = find(model, rows)
+    used = _kept_apart(score, select)
     if plan is not None:
         given = anatomy.plan(plan)
         rules.refuse(unwrap(model), anatomy, given, {})
         if not given:
             raise BadPlan("The plan removes nothing; name at least one unit.")
         held = _shown(model, select, [(len(given), given)], max_drop, alpha, resamples, seed, run, rows)
-        mine = {
-            unit for part in (*anatomy.sites, *anatomy.stacks) for unit in part.units if part.name in given.by_site()
-        }
-        return Choice(asked, given, len(mine), units, guarantee=held)
+        kinds = dict.fromkeys(anatomy[name].kind for name in given.by_site())
+        return Choice(asked, given, _total(anatomy, kinds), ",".join(f"{k}s" for k in kinds), guarantee=held, used=used)
     allowed, left_alone = _cuttable(model, units, rows)
     found = score_units(model, score, by, units=units.split(","), seed=seed, run=run, dialects=rows)
     names = [only] if isinstance(only, str) else list(only)
     usable = found.only(*names).only(*allowed) if names else found.only(*allowed)
     order = _Order(usable, tuple(usable.order(least)))
-    common: dict[str, Any] = {"units": units, "scores": found, "order": order.units, "left_alone": left_alone}
+    common: dict[str, Any] = {"scores": found, "order": order.units, "left_alone": left_alone, "used": used}
+    common |= {"of": len(found), "units": ",".join(word.strip() for word in units.split(","))}
     if remove is not None:
-        return Choice(asked, plan_by(usable, remove, least=least), len(usable), **common)
+        wanted = plan_by(usable, remove, least=least)
+        if not wanted:
+            raise BadPlan(f"{remove} of {len(usable)} units is none of them; remove at least one.")
+        return Choice(asked, wanted, **common)
     steps = [n for n in counts(step, len(usable)) if 0 < n <= len(order.units)]
     steps += [len(order.units)] * (not steps or steps[-1] < len(order.units))
     if speedup is not None:
         length = length or (usual_length(score) if score is not None else 128)
         chosen = _fast_enough(model, order, steps, speedup, batch_size, length, seed, rows)
-        return Choice(asked, chosen, len(usable), **common)
+        return Choice(asked, chosen, **common)
     held = _shown(
         model, select, [(n, order.plan(n)) for n in steps], max_drop, alpha, resamples, seed, run, rows, len(usable)
     )
     assert held is not None
-    return Choice(asked, order.plan(held.removed), len(usable), **common, guarantee=held)
+    return Choice(asked, order.plan(held.removed), **common, guarantee=held)
+
+
+def _kept_apart(score: Task | None, select: Task | None) -> frozenset[bytes]:
+    """The examples of both; refused if the guarantee would be shown on what was scored, or on one example twice."""
+    scored, selected = (frozenset() if task is None else digests(task) for task in (score, select))
+    if scored & selected:
+        raise BadData(
+            f"{len(scored & selected)} examples to show the guarantee on were also scored on; a promise needs examples "
+            "that had no part in the order: split them, or give others."
+        )
+    if select is not None and len(selected) < select.size:
+        raise BadData(
+            f"{select.size - len(selected)} of the {select.size} examples to show the guarantee on are there twice; a test "
+            "would count them as new ones: give each once."
+        )
+    return scored | selected
+
+
+def _total(anatomy: Anatomy, kinds: Iterable[str]) -> int:
+    return sum(len(part) for part in (*anatomy.sites, *anatomy.stacks) if part.kind in kinds)
 
 
 def _one_wish(remove: Any, max_drop: Any, speedup: Any, plan: Any) -> tuple[str, Any]:
@@ -160,7 +186,7 @@ def _shown(
     plans: list[tuple[int, Plan]],
     max_drop: float | None,
     alpha: float,
-    resamples: int,
+    resamples: int | None,
     seed: int,
     run: Run | None,
     rows: tuple[Dialect, ...],

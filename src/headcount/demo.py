@@ -43,7 +43,7 @@ def walk(folder: Path) -> list[list[str]]:
         ["ablate", classifier, *movies, "--limit", "400", "--all-but-one", *kept("all-but-one")],
         ["transfer", classifier, *movies, *products, "--metric", "loss", "--limit", "300", *kept("transfer")],
         ["curve", classifier, *movies, "--by", "taylor,random", "--limit", "800", *kept("curve")],
-        ["prune", classifier, *movies, "--max-drop", "3", "-o", smaller, "--run", str(runs / "prune"), "--force"],
+        ["prune", classifier, *movies, "--max-drop", "2", "-o", smaller, "--run", str(runs / "prune"), "--force"],
         ["bench", classifier, smaller, "--batch-size", "1,16", "--length", "32", "--seconds", "10", *kept("bench")],
         ["score", translator, *german, *kept("translator-score")],
         ["ablate", translator, *german, "--limit", "100", "--each", *kept("translator-ablate")],

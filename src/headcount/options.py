@@ -202,8 +202,10 @@ def _fits(task: Task, name: str, model: Any) -> None:
         known = int(model.get_input_embeddings().weight.shape[0])
     except (AttributeError, NotImplementedError):
         return  # not a model of tokens
-    tokens = task.batch(task.size if task.size <= 512 else 512).get("input_ids")
-    if tokens is not None and not tokens.is_floating_point() and int(tokens.max()) >= known:
+    if "input_ids" not in task.batch(1):
+        return
+    tokens = task.batch(512)["input_ids"]
+    if not tokens.is_floating_point() and int(tokens.max()) >= known:
         raise BadData(
             f"The tokenizer does not belong to the model: it gave token {int(tokens.max())}, and {name} knows {known:,}; "
             "put the model's own tokenizer into its folder."

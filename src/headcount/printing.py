@@ -143,12 +143,16 @@ def pruned_text(found: Mapping[str, Any]) -> str:
 
 def guarantee_text(found: Guarantee) -> str:
     """The plans that were tested, and where it stopped."""
+    from .cards import decimals
     from .guarantee import in_words
 
-    lines = [f"{'removed':>8}{found.metric:>12}{'lost':>8}{'at most':>9}{'p':>10}  shown"]
+    digits = decimals([step.bound for step in found.steps])
+    lines = [f"{'removed':>8}{found.metric:>12}{'lost':>9}{'at most':>9}{'p':>10}  shown"]
     for step in found.steps:
         shown = "yes" if step.shown else "no: stop here"
-        numbers = f"{step.removed:>8}{step.value:>12.4f}{step.damage:>+8.2f}{step.bound:>9.2f}{step.p:>10.2g}"
+        numbers = (
+            f"{step.removed:>8}{step.value:>12.4f}{step.damage:>+9.{digits}f}{step.bound:>9.{digits}f}{step.p:>10.2g}"
+        )
         lines.append(f"{numbers}  {shown}")
     if found.stopped is not None:
         lines.append(f"to show the last one, if it costs what it cost here: {in_words(found.needed)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +13,23 @@ import torch
 from torch import nn
 
 from .cards import card
-from .checkpoints import appears_whole, load, save, weight_files
+from .checkpoints import appears_whole, load, may_be_written, save, weight_files
 from .choosing import Choice, defined, usual_length
 from .dialects import Dialect
-from .errors import BadCheckpoint, CheckFailed
+from .errors import BadCheckpoint, BadData, CheckFailed
 from .evaluation import device_of, evaluate, to_device
 from .finding import unwrap
 from .fingerprints import versions
 from .gates import closed
 from .guarantee import unit_of
 from .plans import Plan
+from .portable import stock_differences
 from .pricing import Price, prices
 from .proof import differs
 from .proof import run as outputs
 from .results import Comparison, Result, compare
 from .speed import Bench, bench
+from .splits import digests
 from .surgery import cut
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def prune(
     seed: int = 0,
     run: Run | None = None,
     dialects: Iterable[Dialect] = (),
+    plan_file: dict[str, Any] | None = None,
     about: dict[str, Any] | None = None,
     page: Callable[[Path], None] | None = None,
 ) -> Pruned:
@@ -74,11 +78,16 @@ def prune(
     `source` is the folder or hub name that the model came from: the checkpoint is cut from the weights as they are
     there, and tokenizer and processor come along. What is loaded again must compute what the model computes with the
     same units closed, or there is a `CheckFailed`. The folder appears whole or not at all: with its weights, the plan,
-    a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets.
+    a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets; `plan_file`
+    is what plan.json says, if it says more than the plan.
     """
     rows, target = tuple(dialects), Path(output)
-    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
-        raise BadCheckpoint(f"{target} exists and is not empty; choose another folder, or use force to replace it.")
+    may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
+    if both := len(digests(report) & choice.used):
+        raise BadData(
+            f"{both} of the {report.size} examples to report on had a part in choosing; never choose and report on the "
+            "same ones: split them, or give others."
+        )
     device = device_of(unwrap(model))
     before = evaluate(model, report, run=run)
     defined(before, report)
@@ -87,7 +96,7 @@ def prune(
         want = outputs(model, batch)
     cost = tuple(prices(model, choice.plan, dialects=rows))
     with appears_whole(target) as draft:
-        _write(model, choice.plan, draft, source, trust_remote_code, rows)
+        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows)
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
         if difference := differs(want, outputs(smaller, batch)):
@@ -100,13 +109,13 @@ def prune(
             after,
             compare(before, after, seed=seed),
             (_parameters(model), _parameters(smaller)),
-            (_bytes(source, model), _bytes(draft, smaller)),
+            (_on_disk(source) or took, _on_disk(draft)),
             bench(pair, batch_sizes=(batch_size,), lengths=(length or usual_length(report),), seconds=10.0, seed=seed),
             cost,
             target,
         )
-        told = to_json(found, model, about or {})
-        _write_documents(draft, choice.plan, told, run, page)
+        told = to_json(found, model, {"task": report.kind, "stock": stock, **_old_card(source), **(about or {})})
+        _write_documents(draft, plan_file or choice.plan.to_json(), told, run, page)
     return found
 
 
@@ -146,15 +155,19 @@ def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str,
 def sentence(found: Pruned) -> str:
     """The answer in one sentence."""
     choice, metric = found.choice, found.before.metric
-    what = f"{len(choice.plan)} of {choice.of} {choice.units} ({len(choice.plan) / choice.of:.0%}) are gone"
+    units = choice.units.replace(",", " and ")
+    what = f"{len(choice.plan)} of {choice.of} {units} ({100 * len(choice.plan) / choice.of:.0f} %) are gone"
     held = choice.guarantee
     digits = 3 if abs(found.before.value) < 10 else 1  # an accuracy, a loss; a BLEU
     values = f"from {found.before.value:.{digits}f} to {found.after.value:.{digits}f} on {found.before.n} examples"
     if held is None:
         return f"{what}: {metric.name} went {values}."
     sure = f"{100 * (1 - held.alpha):g} %"
-    promise = f"{metric.name} falls by less than {held.drop:g} {unit_of(metric.name)}, {sure} sure"
-    return f"{what}, and {promise} (shown on {held.n} examples): it went {values} that had no part in it."
+    verb = "falls" if metric.higher_is_better else "rises"
+    points = " points" if unit_of(metric.name) == "points" else ""
+    promise = f"{metric.name} {verb} by less than {held.drop:g}{points}, {sure} sure"
+    more = ", more than promised" if found.comparison.damage >= held.drop else ""
+    return f"{what}, and {promise} (shown on {held.n} examples): it went {values} that had no part in it{more}."
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -162,9 +175,13 @@ def sentence(found: Pruned) -> str:
 
 def _write(
     model: nn.Module, plan: Plan, draft: Path, source: str | Path | None, trust: bool, rows: tuple[Dialect, ...]
-) -> None:
-    """The smaller checkpoint, in the number format of the source."""
+) -> tuple[int, bool]:
+    """Write the smaller checkpoint, in the number format of the source.
+
+    Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
+    """
     whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
+    took = sum(p.numel() * p.element_size() for p in whole.parameters())
     cut(whole, plan, dialects=rows)
     try:
         save(whole, draft, source=source, force=True)
@@ -174,6 +191,25 @@ def _write(
         if "safetensor" not in type(error).__name__.lower():
             raise
         raise _unwritten(error, draft) from None
+    root = unwrap(whole)
+    return took, hasattr(root, "config") and not stock_differences(root, root.config)
+
+
+def _old_card(source: str | Path | None) -> dict[str, Any]:
+    """What stays true of the smaller model in the card of the whole one: its licence, language and data."""
+    path = Path(source) / "README.md" if source is not None else None
+    if path is None or not path.is_file():
+        return {}
+    from huggingface_hub import metadata_load
+
+    try:
+        known = metadata_load(path) or {}
+    except (ValueError, OSError):
+        return {}
+    kept = {
+        name: known[name] for name in ("license", "language", "datasets") if isinstance(known.get(name), str | list)
+    }
+    return {"base_card": kept} if kept else {}
 
 
 def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
@@ -185,13 +221,13 @@ def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
 
 
 def _write_documents(
-    draft: Path, plan: Plan, told: dict[str, Any], run: Run | None, page: Callable[[Path], None] | None
+    draft: Path, plan: dict[str, Any], told: dict[str, Any], run: Run | None, page: Callable[[Path], None] | None
 ) -> None:
     if run is not None:
-        run.write_json("plan", plan.to_json(), replace=True)
+        run.write_json("plan", plan, replace=True)
         run.write_json("prune", told, replace=True)
     try:
-        plan.write(draft / "plan.json")
+        (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card(told), encoding="utf-8")
         if page is not None:
             page(draft)
@@ -203,7 +239,6 @@ def _parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _bytes(folder: str | Path | None, model: nn.Module) -> int:
-    """The size of a checkpoint's weights on disk; of one that is not on this disk, what they take in memory."""
-    files = weight_files(Path(folder)) if folder is not None else []
-    return sum(path.stat().st_size for path in files) or sum(p.numel() * p.element_size() for p in model.parameters())
+def _on_disk(folder: str | Path | None) -> int:
+    """The size of a checkpoint's weights; 0 if they are not in a folder here."""
+    return sum(path.stat().st_size for path in (weight_files(Path(folder)) if folder is not None else []))

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from . import splits
 from .errors import BadData, BadPlan
 from .options import Given, dialects_of, load_model, make_task, other_task, out, quieten, running
 
 if TYPE_CHECKING:
     from .choosing import Choice
+    from .plans import Plan
     from .tasks import Task
 
-# Shares of one file: what the guarantee is shown on needs the most examples. With a promise, and without one.
+# Shares of one file: what the guarantee is shown on needs the most examples. Without a promise, its share goes to the scores.
 THREE_WAYS = {"score": 0.25, "select": 0.45, "report": 0.3}
+TWO_WAYS = {"score": 0.36, "select": 0.64}
 USES = {
     "score": "to score the units",
     "select": "to show the guarantee",
@@ -33,6 +36,7 @@ class Sets(NamedTuple):
     select: Task | None
     report: Task
     how: str
+    own: dict[str, Any] | None  # which part of --data was chosen on, if it was a part of it: goes into plan.json
 
     def tasks(self) -> dict[str, Task]:
         """Those that there are, by role."""
@@ -109,20 +113,20 @@ def prune(
 
         headcount prune my-model --data dev.tsv --plan plan.json -o smaller
     """
-    _sane(given, output, force, dry_run, [max_drop, remove, speedup, plan])
+    _sane(model, given, output, force, dry_run, run, [max_drop, remove, speedup, plan])
+    others = (score_data, score_limit, select_data, select_limit)
+    needs = (plan is None and by not in ("magnitude", "random"), max_drop is not None)
+    _all_used(needs, others)
     quieten()
     from . import choosing, pruning
     from .guarantee import check_promise
-    from .plans import Plan
 
     if max_drop is not None:
         check_promise(max_drop, alpha)
     subject = load_model(model, given)
     rows = dialects_of(given.dialect)
-    wanted = Plan.read(plan) if plan is not None else None
-    others = (score_data, score_limit, select_data, select_limit)
-    needs = (wanted is None and by not in ("magnitude", "random"), max_drop is not None)
-    sets = _sets(model, subject, given, needs, others)
+    wanted, chosen_on = _read_plan(plan) if plan is not None else (None, None)
+    sets = _sets(model, subject, given, needs, others, chosen_on)
     length = length or choosing.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
     how_much = {"remove": remove, "max_drop": max_drop, "speedup": speedup}
@@ -143,7 +147,8 @@ def prune(
         )
         if choice.scores is not None:
             folder.write_json("scores", choice.scores.to_json(), replace=True)
-        folder.write_json("plan", choice.plan.to_json(), replace=True)
+        file = {**choice.plan.to_json(), **({"chosen_on": sets.own} if sets.own is not None else {})}
+        folder.write_json("plan", file, replace=True)
         if dry_run:
             _show_plan(subject, choice, sets, given, folder.folder, rows)
             return
@@ -176,6 +181,7 @@ def prune(
             seed=given.seed,
             run=folder,
             dialects=rows,
+            plan_file=file,
             about=about,
             page=page if report and not missing else None,
         )
@@ -183,7 +189,9 @@ def prune(
         _show(told, choice, sets, given, output, missing if report else None)
 
 
-def _sane(given: Given, output: Path | None, force: bool, dry_run: bool, wishes: list[Any]) -> None:
+def _sane(
+    model: str, given: Given, output: Path | None, force: bool, dry_run: bool, run: Path | None, wishes: list[Any]
+) -> None:
     """What is wrong with the flags is said before any work is done."""
     if given.data is None:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
@@ -191,55 +199,113 @@ def _sane(given: Given, output: Path | None, force: bool, dry_run: bool, wishes:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
     if all(wish is None for wish in wishes):
         raise typer.BadParameter("say how much: --max-drop POINTS, --remove 40%, --speedup 1.3, or --plan FILE.")
-    if output is not None and output.exists() and not force and (not output.is_dir() or any(output.iterdir())):
-        raise BadPlan(f"{output} exists and is not empty; choose another folder, or use --force to replace it.")
+    if output is not None and run is not None:
+        places = output.resolve(), run.resolve()
+        if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
+            raise typer.BadParameter("-o and --run must be different folders, neither inside the other.")
+    if output is not None:
+        from .checkpoints import may_be_written
+
+        kept = [Path(name) for name in (model, given.data, run) if name is not None]
+        may_be_written(output, force, kept, only_models=True)
 
 
-def _sets(name: str, model: Any, given: Given, needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> Sets:
+def _all_used(needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> None:
+    """Refuse flags that would say nothing here."""
+    score_data, score_limit, select_data, select_limit = others
+    if (score_data is not None or score_limit is not None) and not needs[0]:
+        raise typer.BadParameter(
+            "nothing is scored on data here (--plan, or --by magnitude or random): leave --score-data out."
+        )
+    if (select_data is not None or select_limit is not None) and not needs[1]:
+        raise typer.BadParameter("only --max-drop is shown on data of its own: leave --select-data out.")
+    for limit, data, flag in ((score_limit, score_data, "--score"), (select_limit, select_data, "--select")):
+        if limit is not None and data is None:
+            raise typer.BadParameter(f"{flag}-limit goes with {flag}-data; use --limit for --data.")
+
+
+def _sets(
+    name: str,
+    model: Any,
+    given: Given,
+    needs: tuple[bool, bool],
+    others: tuple[Any, Any, Any, Any],
+    chosen_on: dict[str, Any] | None = None,
+) -> Sets:
     """Examples to score on, to show the guarantee on and to report on: three sets that share no example.
 
-    A set without data of its own is a part of the data to choose on where there is some, else of --data.
+    A set without data of its own is a part of the data to choose on where there is some, else of --data. Of a plan that
+    was chosen on a part of a file, that part is left out.
     """
     score_data, score_limit, select_data, select_limit = others
     needed = [role for role, wanted in zip(("score", "select"), needs, strict=True) if wanted]
-    task, found = make_task(name, model, given), dict[str, Any]()
-    if score_data is not None and "score" in needed:
-        found["score"] = other_task(name, model, given, score_data, score_limit)
-    if select_data is not None and "select" in needed:
-        found["select"] = other_task(name, model, given, select_data, select_limit)
-    missing = [role for role in needed if role not in found]
-    words = []
+    notes: list[str] = []
+    task, found = _once(make_task(name, model, given), notes), dict[str, Any]()
+    if chosen_on is not None:
+        unseen = splits.later(task, chosen_on["seed"], chosen_on["share"])
+        if unseen is None:
+            raise BadData(f"The plan was chosen on all of these examples of {task.name}; give others with --data.")
+        notes += [f"{task.size - unseen.size} examples that the plan was chosen on were left out"] * (
+            unseen.size < task.size
+        )
+        task = unseen
+    if score_data is not None:
+        found["score"] = _once(other_task(name, model, given, score_data, score_limit), notes)
+    if select_data is not None:
+        found["select"] = _once(other_task(name, model, given, select_data, select_limit), notes)
+    missing, own = [role for role in needed if role not in found], None
     if missing and found:  # one of the two was given: it is shared out
-        (has,) = found
-        whole = found[has]
-        found["score"], found["select"] = whole.split(0.36, 0.64, seed=given.seed)
-        words.append(f"{whole.name} was split in two")
+        (whole,) = found.values()
+        found |= splits.shared_out(whole, TWO_WAYS, given.seed)
+        notes.append(f"{whole.name} was split in two")
     elif missing:
-        shares = {role: THREE_WAYS[role] for role in (*missing, "report")}
-        total = sum(shares.values())
-        parts = task.split(*(share / total for share in shares.values()), seed=given.seed)
-        found |= dict(zip(shares, parts, strict=True))
-        words.append(f"{task.name} was split in {len(parts)}, no example in two of them")
-    report = found.pop("report", task)
-    used: set[bytes] = set()
+        both = THREE_WAYS["score"] + THREE_WAYS["select"]
+        shares = THREE_WAYS if len(missing) == 2 else {missing[0]: both, "report": 1 - both}
+        found |= splits.shared_out(task, shares, given.seed, "a plan" if chosen_on is not None else "")
+        own = {"seed": given.seed, "share": both} if chosen_on is None else chosen_on
+        notes.append(f"{task.name} was split in {len(shares)}, no example in two of them")
+    report, used = found.pop("report", task), frozenset[bytes]()
     for role in needed:
-        found[role], dropped = _apart(found[role], used, role)
-        words += [f"{dropped} examples to {role} on were left out, being among those used before"] * bool(dropped)
-        used |= {found[role].digest(number) for number in range(found[role].size)}
-    report, dropped = _apart(report, used, "report")
-    words += [f"{dropped} examples to report on were left out, being among those to choose on"] * bool(dropped)
-    return Sets(found.get("score"), found.get("select"), report, "; ".join(words))
+        found[role] = _apart(found[role], used, role, notes)
+        used |= splits.digests(found[role])
+    report = _apart(report, used, "report", notes)
+    return Sets(found.get("score"), found.get("select"), report, "; ".join(notes), own)
 
 
-def _apart(task: Task, used: set[bytes], role: str) -> tuple[Task, int]:
-    """The task without examples that were used before, and how many those were."""
-    fresh = [number for number in range(task.size) if task.digest(number) not in used]
-    if not fresh:
+def _once(task: Task, notes: list[str]) -> Task:
+    alone = splits.distinct(task)
+    if alone.size < task.size:
+        notes.append(
+            f"{task.size - alone.size} of {task.size} examples of {task.name} were there before and count once"
+        )
+    return alone
+
+
+def _apart(task: Task, used: frozenset[bytes], role: str, notes: list[str]) -> Task:
+    """The task without examples that were used before."""
+    fresh = splits.without(task, used)
+    if fresh is None:
         raise BadData(
             f"All {task.size} examples of {task.name} to {role} on are also among those to choose on; never choose and "
             "report on the same ones: give other data, or --data alone to have it split."
         )
-    return (task, 0) if len(fresh) == task.size else (task.subset(fresh), task.size - len(fresh))
+    if fresh.size < task.size:
+        notes.append(f"{task.size - fresh.size} examples to {role} on were left out, being among those to choose on")
+    return fresh
+
+
+def _read_plan(path: Path) -> tuple[Plan, dict[str, Any] | None]:
+    """The plan in a file, and, where prune wrote it, which part of its data it was chosen on."""
+    from .plans import Plan, read_json
+
+    plan, chosen_on = Plan.read(path), read_json(path).get("chosen_on")
+    if chosen_on is not None and not (
+        isinstance(chosen_on, dict) and type(chosen_on.get("seed")) is int and 0 < float(chosen_on.get("share", 0)) < 1
+    ):
+        raise BadPlan(
+            f'{path} says in a way I do not know what it was chosen on; take "chosen_on" out if you are sure.'
+        )
+    return plan, chosen_on
 
 
 def _used(sets: Sets) -> list[str]:

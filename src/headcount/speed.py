@@ -190,8 +190,9 @@ def bench(
 def timed(run: Callable[[], object], device: torch.device) -> Time:
     """The clock. On a CPU wall time and processor time; on a GPU both are the time between two events on the device.
 
-    Examples per second are about wall time. Ratios are steadier by processor time, which work of others on the machine
-    disturbs less. Threads that spin while they wait for others count as working, unless OMP_WAIT_POLICY is passive.
+    `bench` is about wall time, which is what people wait for. Processor time is steadier on a machine with other work on
+    it: `by_processor` is a clock for that. Threads that spin while they wait for others count as working there, unless
+    OMP_WAIT_POLICY is passive.
     """
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -212,6 +213,12 @@ def timed(run: Callable[[], object], device: torch.device) -> Time:
         synchronize()
     took, worked = time.perf_counter() - wall, time.process_time() - processor
     return Time(took, worked if device.type == "cpu" else took)
+
+
+def by_processor(run: Callable[[], object], device: torch.device) -> Time:
+    """A clock for `bench` that tells processor time only: for ratios on machines with other work on them."""
+    work = timed(run, device).work
+    return Time(work, work)
 
 
 def orders_of(count: int, repeats: int, seed: int = 0) -> list[list[int]]:
@@ -279,6 +286,9 @@ def _measured(
         with _compiled(work) if work.compile else nullcontext(list(work.models.values())) as models:
             if work.compile:
                 peak = np.array([_warm(model, batch) for model, batch in zip(models, batches, strict=True)])
+            else:
+                for model, batch in zip(models, batches, strict=True):
+                    model(**batch)  # a run that was resumed has not seen this shape yet
             for number, order in enumerate(orders):
                 for place in order:
                     one = partial(_several, models[place], batches[place], times)
@@ -302,7 +312,7 @@ def _rows(names: list[str], shape: tuple[int, int | None], look: Arrays, found: 
         return
     for place, name in enumerate(names):
         low, middle, high = quartiles(shape[0] / found["wall"][:, place])
-        ratio_low, ratio, ratio_high = quartiles(found["work"][:, 0] / found["work"][:, place])
+        ratio_low, ratio, ratio_high = quartiles(found["wall"][:, 0] / found["wall"][:, place])
         flops, peak = int(look["flops"][place]), int(found["peak"][place])
         limit = int(look["flops"][0]) / flops if flops else 1.0
         arrived = (ratio - 1) / (limit - 1) if limit > NO_GAIN else None
