@@ -75,13 +75,14 @@ def sentiment(args: argparse.Namespace) -> None:
     """The four domains, labelled.tsv (text, kind, chance of being positive), text.tsv and dev.tsv."""
     domains, lexicon = data.rated(args.vader)
     unseen = {data.letters(text) for split in ("dev", "test") for text, _ in data.sst2(args.sst2, split)}
-    shipped = data.chosen_sentences(domains, unseen, args.seed)
+    drawn = data.chosen_sentences(domains, unseen, args.seed)
+    shipped = {domain: [one for one in found if data.presentable(one.text)] for domain, found in drawn.items()}
     for domain, sentences in shipped.items():
         path = args.out / "classifier-data" / f"{domain}.tsv"
         data.write_table(path, ("sentence", "label"), ((one.text, one.label) for one in sentences))
-    fence = data.Fence(one.text for sentences in shipped.values() for one in sentences)
+    fence = data.Fence(one.text for sentences in drawn.values() for one in sentences)
 
-    documents = {domain: {one.document for one in sentences} for domain, sentences in shipped.items()}
+    documents = {domain: {one.document for one in sentences} for domain, sentences in drawn.items()}
     rows: list[tuple[str, str, float]] = []
     dev: list[data.Rated] = []
     dropped = 0
