@@ -106,6 +106,10 @@ def test_a_head_chosen_with_the_mouse_shows_its_numbers_and_is_marked_in_the_cha
           `#m1-${name}-chart path[opacity="1"]${ink}`)].map((one) => one.__data__.datum.unit));
     """
     assert window.execute_script(seen) == [["0:1"]] * 3
+    marked = [one.get_attribute("data-row") for one in every(window, "#m1 tr[aria-current]")]
+    assert marked == ["0:1"]
+    click(window, cell(window, "2:3"))
+    assert [one.get_attribute("data-row") for one in every(window, "#m1 tr[aria-current]")] == ["2:3"]
     assert complaints(window) == []
 
 
@@ -135,6 +139,10 @@ def test_a_unit_can_be_chosen_in_a_chart_too(window) -> None:
     window.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", brick)
     ActionChains(window).move_to_element(brick).click().perform()
     assert find(window, "#m1 [data-name]").text == "0:1"
+    under = "return getComputedStyle(document.querySelector('#m1-effects-chart svg').parentNode).cursor"
+    assert window.execute_script(under) == "pointer"
+    ActionChains(window).move_to_element_with_offset(find(window, "#m1-effects-chart"), 0, -115).perform()
+    assert window.execute_script(under) != "pointer"
 
 
 def test_the_slider_shows_which_heads_are_gone_and_what_is_left(window, made) -> None:
@@ -234,6 +242,38 @@ def test_a_table_is_copied_as_it_is(window, made, kind, how) -> None:
         assert r"0 & 0 & 0.880 & $-$3.00 & $-$5.10 & $-$0.90 & 0.01 & 0.03 \\" in text
 
 
+def test_cells_of_a_wide_map_stay_large_enough_for_a_finger(opened, tmp_path) -> None:
+    sites: found.Sites = {str(n): ("head", "decoder", 32) for n in range(3)}
+    found.folder(tmp_path / "run", "score", {"scores": found.scores_document(found.scores(sites))})
+    page = reports.report([tmp_path / "run"], tmp_path / "page.html")
+    screenshots.resize(opened, 390, 844)
+    screenshots.open_page(opened, page)
+    assert opened.execute_script("return document.documentElement.scrollWidth") == 390
+    cells = every(opened, "#m1 .map .cell rect")
+    assert len(cells) == 96
+    assert min(one.rect["width"] for one in cells) >= 21.9
+    click(opened, cell(opened, "1:31"))  # its map scrolls there
+    assert find(opened, "#m1 [data-name]").text == "1:31"
+    screenshots.resize(opened, 1240, 1000)  # beside nothing, it has room for all of them
+    assert (
+        opened.execute_script("const one = document.querySelector('.wide'); return one.scrollWidth - one.clientWidth")
+        == 0
+    )
+
+
+def test_a_command_is_copied_and_scrolls_in_its_own_frame(window) -> None:
+    window.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    screenshots.resize(window, 390, 844)
+    line = find(window, "#m1 .command pre")
+    assert line.size["height"] < 60  # one line
+    click(window, find(window, "#m1 .command button"))
+    assert find(window, ".toast").text == "Copied the command"
+    read = "const done = arguments[0]; navigator.clipboard.readText().then(done, done)"
+    assert window.execute_async_script(read) == find(window, "#m1 .command code").get_attribute("textContent")
+
+
 def test_hostile_names_do_nothing_in_a_browser(opened, tmp_path) -> None:
     page = reports.report([hostile(tmp_path)], tmp_path / "page.html", title="</title><script>alert(1)</script>")
     opened.get_log("browser")
@@ -253,6 +293,12 @@ def test_it_prints_in_light_colours_also_from_a_dark_screen(window) -> None:
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": features})
     try:
         assert window.execute_script("return getComputedStyle(document.body).color") == "rgb(27, 36, 48)"
-        assert not find(window, ".tools").is_displayed()
+        for gone in (".tools", ".hint", ".command button", "summary"):
+            assert not find(window, gone).is_displayed(), gone
+        assert find(window, "#m1-units .unprinted").is_displayed()  # what is folded is named
+        style = "const one = getComputedStyle(document.querySelector(arguments[0])); return [one.breakAfter, one.breakInside]"
+        assert window.execute_script(style, "#m1-effects .words") == ["avoid", "avoid"]
+        assert window.execute_script(style, "#m1-one-head figcaption")[0] == "avoid"
+        assert window.execute_script(style, "#m1-effects .words p")[1] == "avoid"
     finally:
         window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": features})

@@ -184,16 +184,166 @@ def test_a_ragged_model_has_holes_and_a_translator_three_maps(tmp_path) -> None:
     [
         # 8 (k / 11)^2 points: 0.6 at 3, 2.4 at 6
         ("curve", r"3 of 11 heads \(27\u00a0%\) can go before more than 1 point of accuracy is lost: 0.900 → 0.894"),
-        ("ablate", r"2 of 11 heads matter alone \(0:1 and 0:2\)"),
-        ("one", r"In 2 of 3 attentions one head alone does as well"),
+        (
+            "ablate",
+            r"^2 of 11 heads could be shown to matter on their own \(0:1 and 0:2; n\u00a0=\u00a0200, Holm's correction\); "
+            r"for the others no difference could be shown\.$",
+        ),
+        ("one", r"^In 2 of 3 attentions no loss could be shown with one head alone\.$"),
         ("score", r"Of 11 heads, .* matter most by taylor"),
-        ("transfer", r"dev.tsv and on dev.tsv again goes together with a rank correlation of 0.27"),
+        ("transfer", r"^Units that matter on dev.tsv matter on dev.tsv again \(r = 0.31, p = 0.04\)\.$"),
         ("bench", r"smaller is 1.17× as fast as tiny at batch size 16"),
     ],
 )
 def test_the_answer_is_put_into_words_where_prune_was_not_run(name, sentence, runs) -> None:
     (part,) = gather([runs[0] / name])
     assert re.search(sentence, answers.answer(part))
+
+
+def column(table: Table, title: str) -> list[Any]:
+    """The values under a title, the first such one."""
+    return [row[[one.title for one in table.columns].index(title)] for row in table.rows]
+
+
+def test_what_could_not_be_shown_is_not_called_absent(tmp_path) -> None:
+    document = found.ablation([str(unit) for unit in found.units(found.CLASSIFIER)])
+    for row in document["ablations"]:
+        row |= {"p_holm": 1.0, "p_bh": 1.0}
+    found.folder(tmp_path / "none", "ablate", {"ablation": document}, weights="1")
+    one = {"ablations": document["ablations"][:1], "base": document["base"]}
+    found.folder(tmp_path / "one", "ablate", {"ablation": one}, weights="2")
+    heads = found.one_head({"0": ("head", "encoder", 4)})
+    found.folder(tmp_path / "heads", "ablate-all-but-one", {"all-but-one": heads}, weights="3")
+    first, second, third = (gather([tmp_path / name])[0] for name in ("none", "one", "heads"))
+    how = "(n\u00a0=\u00a0200, Holm's correction)."
+    assert answers.answer(first) == f"No difference could be shown for any single one of the 11 heads {how}"
+    assert answers.answer(second) == f"No difference could be shown for the only one of the heads {how}"
+    assert answers.answer(third) == "In 0 of 1 attention no loss could be shown with one head alone."
+    assert [(tile.label, tile.value, tile.note) for tile in answers.tiles(second)[1:]] == [
+        ("heads", "1", "in 1 attention"),
+        ("shown to matter", "0", "of 1 alone, after Holm's correction"),
+    ]
+
+
+def test_a_difference_that_was_never_corrected_is_not_beyond_chance_anywhere(tmp_path) -> None:
+    document = found.ablation([str(unit) for unit in found.units(found.CLASSIFIER)])
+    for row in document["ablations"]:
+        row |= {"p": 0.00001, "p_holm": None, "p_bh": None}
+    heads = found.one_head()
+    for row in heads["attentions"]:
+        row |= {"p": 0.00001, "p_holm": None}
+    found.folder(tmp_path / "a", "ablate", {"ablation": document, "all-but-one": heads})
+    (part,) = gather([tmp_path / "a"])
+    assert answers.answer(part).startswith("No difference could be shown for any single one of the 11 heads")
+    assert answers._told_by_one(part) == "In 3 of 3 attentions no loss could be shown with one head alone."
+    assert {tile.label: tile.value for tile in answers.tiles(part)}["shown to matter"] == "0"
+    assert maps.build(part).views[0].marked == []
+    (section,) = sections.effects(part)
+    assert {row["kind"] for row in drawn(section.charts[0].spec) if "unit" in row} == {"chance"}
+    wrong = sum(row["difference"] < 0 for row in document["ablations"])
+    assert section.notes == (
+        f"Significant at 0.05 (randomization, n = 200): one by one 11 ({wrong} worse, {11 - wrong} better).",
+    )
+    document["ablations"][0] |= {"p_holm": 1.0, "p_bh": 1.0}  # as a run put together from two might have it
+    found.folder(tmp_path / "b", "ablate", {"ablation": document})
+    (section,) = sections.effects(gather([tmp_path / "b"])[0])
+    assert section.notes[0].endswith("; Benjamini-Hochberg 0 (0 worse, 0 better); Holm 0 (0 worse, 0 better).")
+
+
+def test_whether_the_same_units_matter_elsewhere_is_said_from_r_and_p() -> None:
+    def told(r: float, p: float) -> str:
+        return answers.related({"pearson": {"value": r, "p": p}})
+
+    assert told(0.684, 0.00002) == "Units that matter on one matter on the other (r = 0.68, p < 0.0001)."
+    assert told(-0.5, 0.04) == "Units that matter more on one matter less on the other (r = −0.50, p = 0.04)."
+    absent = "No relation could be shown between what matters on one and on the other (r = 0.02, p = 0.91)."
+    assert told(0.02, 0.91) == absent
+
+
+def test_pictures_have_no_length(tmp_path) -> None:
+    found.folder(tmp_path / "b", "bench", {"bench": found.bench(length=None)})
+    (part,) = gather([tmp_path / "b"])
+    (section,) = reports.outcomes.speeds(part)
+    titles = [one.title for one in section.tables[0].columns]
+    assert "tokens" not in titles
+    assert column(section.tables[0], "batch") == [1, 1, 16, 16]
+    assert [row[-1] for row in section.tables[0].shown] == ["20.0\u00a0MiB"] * 4
+    assert [tile.note for tile in answers.tiles(part)] == ["batch 16; limit 1.20×"]
+    found.folder(tmp_path / "t", "bench", {"bench": found.bench()})
+    (part,) = gather([tmp_path / "t"])
+    assert [tile.note for tile in answers.tiles(part)] == ["batch 16, 32 tokens; limit 1.20×"]
+    assert column(reports.outcomes.speeds(part)[0].tables[0], "tokens") == [32] * 4
+
+
+def test_of_several_prunings_the_last_gives_the_answer_and_none_is_lost(tmp_path) -> None:
+    order = found.scores().order()
+    for name, gone in (("a-late", 5), ("b-early", 2), ("c-middle", 3)):  # by name and by time in another order
+        found.folder(tmp_path / name, "prune", {"prune": found.prune(order, gone)})
+    for name, day in (("a-late", 3), ("b-early", 1), ("c-middle", 2)):
+        path = tmp_path / name / "run.json"
+        told = json.loads(path.read_text()) | {"created": f"2026-01-0{day}T00:00:00+00:00"}
+        path.write_text(json.dumps(told))
+    (part,) = gather([tmp_path])
+    made = reports._chapter(part, 1)
+    assert made.answer.startswith("5 of 11 heads")
+    assert part.removed == set(map(str, order[:5]))
+    assert made.map is not None
+    assert {made.map.units[n] for n in made.map.removed} == part.removed
+    (note,) = made.notes
+    assert note.startswith("There are 3 prune runs of this model.")
+    assert "a-late, made last; what c-middle and b-early came to" in note
+    titles = [placed.section.title for placed in made.sections]
+    for title in ("The guarantee", "What was removed", "Speed and size"):
+        assert [one for one in titles if one.startswith(title)] == [
+            f"{title} ({name})" for name in ("a-late", "c-middle", "b-early")
+        ]
+    counts = [len(placed.section.tables[0].rows) for placed in made.sections if placed.section.key == "guarantee"]
+    assert counts == [6, 4, 3]
+
+
+def test_bench_and_prune_are_both_shown_when_both_measured_speed(runs) -> None:
+    (part,) = gather([runs[0]])
+    titles = [section.title for section in reports.outcomes.speeds(part)]
+    assert titles == ["Speed and size", "Speed and size, as prune measured them"]
+
+
+def test_a_loss_has_as_many_digits_as_it_needs_and_its_own_unit(tmp_path) -> None:
+    names = [str(unit) for unit in found.units(found.CLASSIFIER)]
+    document = found.ablation(names, metric="loss")
+    found.folder(tmp_path / "a", "ablate", {"ablation": document})
+    (part,) = gather([tmp_path / "a"])
+    (section,) = sections.every_unit(part)
+    titles = [one.title for one in section.tables[0].columns]
+    place = titles.index("difference, loss")
+    by_unit = {row[0]: row for row in section.tables[0].shown}
+    assert by_unit["0:1"][place : place + 3] == ["−0.12300", "−0.12510", "−0.12090"]  # the interval is 0.0042 wide
+    (view,) = maps.build(part).views
+    assert (view.low, view.high) == ("better by 0.12", "worse by 0.12 in loss")
+    found.folder(tmp_path / "b", "ablate", {"ablation": found.ablation(names)})
+    (part,) = gather([tmp_path / "b"])
+    (section,) = sections.every_unit(part)
+    assert "difference, points" in [one.title for one in section.tables[0].columns]
+    assert maps.build(part).views[0].high == "worse by 12.3 points"
+
+
+@pytest.mark.parametrize(("n", "closed"), [(400, 48), (872, 144), (37, 12), (2000, 72)])
+def test_the_whole_model_is_the_middle_of_a_bin_and_no_value_lies_on_an_edge(n, closed) -> None:
+    base = round(0.9 * n) / n
+    steps = np.random.default_rng(n).integers(-40, 25, closed).tolist()
+    rows = [{"unit": f"0:{k}", "value": base + s / n, "kind": "chance", "text": ""} for k, s in enumerate(steps)]
+    chart = charts.effects("effects", rows, metric="accuracy", noun="heads", base=base)
+    bricks = {row["unit"]: row for row in drawn(chart.spec) if "unit" in row}
+    width = bricks["0:0"]["x1"] - bricks["0:0"]["x0"]
+    assert width * n == pytest.approx(round(width * n))  # whole steps
+    assert round(width * n) % 2 == 1
+    for row, step in zip(rows, steps, strict=True):
+        brick = bricks[row["unit"]]
+        middle = (brick["x0"] + brick["x1"]) / 2
+        assert (middle - base) / width == pytest.approx(round((middle - base) / width), abs=1e-6)
+        assert brick["x0"] + 0.4 / n < base + step / n < brick["x1"] - 0.4 / n
+    top = max(brick["y1"] for brick in bricks.values())
+    (scale,) = {json.dumps(one["encoding"]["y"]["scale"]) for one in chart.spec["layer"] if "y" in one["encoding"]}
+    assert json.loads(scale)["domain"][1] >= 1.1 * top  # where the words stand
 
 
 def test_the_tables_have_the_numbers_of_the_documents(runs) -> None:
@@ -207,9 +357,17 @@ def test_the_tables_have_the_numbers_of_the_documents(runs) -> None:
         assert row == pytest.approx((*expected, document["p"], document["p_holm"]))
     (steps,) = made["guarantee"].section.tables
     assert [row[-1] for row in steps.rows] == ["shown"] * 4 + ["not shown"]
-    assert "It stopped at 5 because a loss of 1 points could not be ruled out there." in made["guarantee"].section.notes
+    said = made["guarantee"].section.notes
+    assert said[0].startswith("Loses less than 1 points, ")
+    assert said[0].endswith(" by an exact paired test.")
+    assert said[1] == "It stopped at 5 because a loss of 1 point could not be ruled out there."
+    assert said[3].startswith(
+        "The interval of the difference on the 150 examples of the report is a separate, two-sided"
+    )
     speeds, sizes = made["speed"].section.tables
-    assert [row[4] for row in speeds.rows] == [1.0, 1.04, 1.0, 1.17]
+    assert column(speeds, "times as fast") == [1.0, 1.04, 1.0, 1.17]
+    assert column(speeds, "examples/s") == pytest.approx([100, 104, 100, 117])
+    assert column(speeds, "lower quartile") == pytest.approx([90, 93.6, 90, 105.3])
     assert [row[2] for row in sizes.rows] == [2_000_000, 1_500_000]
     gone, sets = made["removed"].section.tables
     assert [row[2] for row in sets.rows] == [100, 101, 102]
@@ -277,6 +435,21 @@ def test_how_to_get_it_again_names_command_data_signature_and_versions(runs) -> 
     assert not again["prune"].rebuilt
     assert again["score"].command.startswith("headcount score models/tiny --data dev.tsv")
     assert again["score"].rebuilt
+    asked = {name: dict(again[name].facts) for name in again}
+    assert asked["transfer"]["Signature (transfer, one)"] == "model:tiny|n:200"
+    assert asked["transfer"]["Signature (transfer, other)"] == "model:tiny|n:190"
+    assert asked["ablate"]["Signature (ablation, base)"] == "model:tiny|n:200"
+    pruned = {key: text for key, text in again["prune"].facts if key.startswith("Signature (prune")}
+    assert pruned == {
+        "Signature (prune)": "prune|tiny",
+        "Signature (prune, before)": "model:tiny|n:150",
+        "Signature (prune, after)": "model:tiny|n:150|cut",
+    }
+    assert [pair for pair in again["curve"].facts if pair[0].startswith("Signature (curves")] == [
+        ("Signature (curves, taylor)", "by:taylor|slope:0.08|without:11"),
+        ("Signature (curves, random)", "by:random|slope:0.2|without:11"),
+        ("Signature (curves, random)", "by:random|slope:0.25|without:11"),
+    ]
     facts = dict(again["score"].facts)
     assert facts["Data (data)"] == "dev.tsv, n = 200, #ffffffff"
     assert facts["Signature (scores)"] == found.scores().signature
@@ -296,8 +469,7 @@ def test_runs_are_put_together_by_their_weights(tmp_path, runs) -> None:
     found.folder(tmp_path / "a", "score", {"scores": found.scores().to_json()}, model="tiny", weights="same")
     found.folder(tmp_path / "b", "ablate", {"ablation": found.ablation(names)}, model="./tiny", weights="same")
     found.folder(tmp_path / "c", "ablate", {"ablation": found.ablation(names)}, model="tiny", weights="other")
-    with Run.open(tmp_path / "d", {"command": "bench", "models": ["tiny", "smaller"]}) as run:
-        run.write_json("bench", found.bench())
+    found.folder(tmp_path / "d", "bench", {"bench": found.bench()}, model="tiny", weights="same")
     parts = gather([tmp_path, tmp_path / "a"])  # given twice, used once
     assert [[run.folder.name for run in part.runs] for part in parts] == [["a", "b", "d"], ["c"]]
     assert [[document.name for document in part.documents] for part in parts] == [
@@ -305,6 +477,25 @@ def test_runs_are_put_together_by_their_weights(tmp_path, runs) -> None:
         ["ablation"],
     ]
     assert gather([tmp_path / "d"])[0].model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "home"),
+    [
+        (("new", "aa"), ("x", "99"), ["a", "bench"]),  # by the weights, whatever its name
+        (("new", "88"), ("x", "bb"), ["b", "bench"]),  # of another model that it measures
+        (("tiny", "88"), ("x", "99"), ["bench"]),  # a name alone says nothing where weights are known
+        (("models/tiny", ""), ("x", ""), ["a", "bench"]),  # where they are not, it does
+    ],
+)
+def test_a_bench_goes_to_the_model_with_its_weights(first, other, home, tmp_path) -> None:
+    for name, model, weights in (("a", "tiny", "aa"), ("b", "smaller", "bb")):
+        found.folder(tmp_path / name, "score", {"scores": found.scores().to_json()}, model=model, weights=weights)
+    about = {"model": first[0], "weights": first[1], "others": [other]}
+    found.folder(tmp_path / "bench", "bench", {"bench": found.bench(first[0], other[0])}, **about)
+    parts = [[run.folder.name for run in part.runs] for part in gather([tmp_path])]
+    assert home in parts
+    assert sum("bench" in names for names in parts) == 1
 
 
 def test_equal_scores_of_two_runs_are_shown_once_and_different_ones_are_told_apart(tmp_path) -> None:
@@ -442,8 +633,14 @@ def test_latex_escapes_every_special_character() -> None:
     assert r"\caption{50\% of \textbar{} things\_}" in text
 
 
+def test_a_latex_row_is_no_option_of_the_line_before() -> None:
+    made = Table("t", "", (Column("a"), Column("b")), (("[1, 2]", "x"), ("* all", "y"), ("a", "[z]")))
+    body = made.latex().split("\\midrule\n")[1].splitlines()[:3]
+    assert body == [r"{[}1, 2] & x \\", r"{*} all & y \\", r"a & [z] \\"]
+
+
 def test_the_page_carries_each_table_in_three_forms(page) -> None:
-    shown = [attributes for tag, attributes in page.elements if tag == "button"]
+    shown = [attributes for tag, attributes in page.elements if tag == "button" and "data-command" not in attributes]
     assert {(a["data-table"], a["data-copy"]) for a in shown} == {
         (name, kind) for name in page.data["tables"] for kind in ("latex", "csv", "markdown")
     }
@@ -562,6 +759,7 @@ def test_every_chart_of_the_page_is_a_figure_too(runs, page, tmp_path) -> None:
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "f").iterdir()}
     stems = {"curve", "ranking", "effects", "guarantee", "transfer", "speed", "map-encoder"}
+    stems |= {"speed-2"}  # prune's own
     assert names == {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png")}
     assert len(page.data["charts"]) == len(stems) - 1  # the map is no Vega chart in the page
     for name in names:
@@ -569,8 +767,10 @@ def test_every_chart_of_the_page_is_a_figure_too(runs, page, tmp_path) -> None:
         assert content.startswith(b"<svg" if name.endswith("svg") else b"\x89PNG")
         assert b"theme:" not in content
     assert "<title>T &amp; U</title>" in (tmp_path / "p.html").read_text(encoding="utf-8")
-    again = CliRunner().invoke(app, ["report", str(runs[0]), "-o", str(tmp_path / "p.html")])
-    assert isinstance(again.exception, BadRun) or again.exit_code == 1
+    with says(BadRun, about="p.html is there already"):
+        CliRunner().invoke(
+            app, ["report", str(runs[0]), "-o", str(tmp_path / "p.html")], catch_exceptions=False, standalone_mode=False
+        )
 
 
 def test_colours_are_painted_everywhere_but_in_data() -> None:
@@ -590,13 +790,25 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def _contrast(one: str, other: str) -> float:
+    bright, dim = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
 @pytest.mark.parametrize("name", ["light", "dark"])
 @pytest.mark.parametrize("text", ["ink", "muted", "accent", "warn"])
 def test_text_can_be_read_in_both_palettes(name, text) -> None:
     palette = charts.PALETTES[name]
     for ground in ("paper", "surface"):
-        bright, dim = sorted((_luminance(palette[text]), _luminance(palette[ground])), reverse=True)
-        assert (bright + 0.05) / (dim + 0.05) >= 4.5
+        assert _contrast(palette[text], palette[ground]) >= 4.5
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_lost_and_gained_differ_in_grey_too_and_stand_out(name) -> None:
+    palette = charts.PALETTES[name]
+    assert _contrast(palette["warn"], palette["accent2"]) >= 1.5
+    for ground in ("paper", "surface", "faint"):
+        assert _contrast(palette["warn"], palette[ground]) > _contrast(palette["accent2"], palette[ground]) >= 3
 
 
 def test_the_command_works_where_there_is_no_torch(runs, tmp_path) -> None:

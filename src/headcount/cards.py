@@ -82,7 +82,8 @@ def _numbers(found: Mapping[str, Any]) -> str:
     if speed:
         first, last = speed["rows"][0], speed["rows"][-1]
         shown = [f"{row['examples_per_second']:,.0f}" for row in (first, last)]
-        rows.append((f"examples per second (batch {last['batch']}, length {last['length']})", *shown))
+        at = "" if last["length"] is None else f", length {last['length']}"
+        rows.append((f"examples per second (batch {last['batch']}{at})", *shown))
         spread = f"{last['ratio']:.2f} [{last['ratio_low']:.2f}, {last['ratio_high']:.2f}]"
         notes.append(
             f"{spread} times as fast (median and quartiles; {speed['device']}, {speed['dtype']}); "

@@ -215,7 +215,7 @@ def _shown(
 
 def _not_shown(found: Guarantee, of: int | None) -> str:
     """Why there is nothing to promise, and what would help."""
-    first, unit = found.steps[0], unit_of(found.metric)
+    first, unit = found.steps[0], unit_of(found.metric, found.drop)
     what = f"{first.removed} units" if of is None else f"{first.removed} of {of} units"
     lost = f"it measured {first.damage:+.2f} and could be {first.bound:.2f} on {found.n} examples"
     seen = f"I cannot show that removing {what} loses less than {found.drop:g} {unit}: {lost}"

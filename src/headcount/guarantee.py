@@ -82,7 +82,7 @@ class Guarantee:
         return next((step for step in self.steps if not step.shown), None)
 
     def __str__(self) -> str:
-        allowed = f"{self.drop:g} {unit_of(self.metric)}"
+        allowed = f"{self.drop:g} {unit_of(self.metric, self.drop)}"
         percent = f"{100 * (1 - self.alpha):g} %"
         if self.kept is None:
             return f"not shown for any plan that it loses less than {allowed} ({percent} sure, n={self.n})"
@@ -108,9 +108,9 @@ def in_words(needed: int | None) -> str:
 TEST_NAMES = {"exact": "an exact paired test", "bootstrap": "a paired bootstrap"}
 
 
-def unit_of(metric: str) -> str:
-    """What a drop of this metric is counted in."""
-    return f"in {metric}" if metric in ("loss", "perplexity", "mean") else "points"
+def unit_of(metric: str, count: float = 2) -> str:
+    """What a drop of this metric is counted in, for so many of them."""
+    return f"in {metric}" if metric in ("loss", "perplexity", "mean") else "point" if count == 1 else "points"
 
 
 def sequence(

@@ -135,7 +135,8 @@ def pruned_text(found: Mapping[str, Any]) -> str:
         first, last = found["speed"]["rows"][0], found["speed"]["rows"][-1]
         times = f"{last['ratio']:.2f} times [{last['ratio_low']:.2f}, {last['ratio_high']:.2f}], of {last['limit']:.2f} by count"
         shown = [f"{row['examples_per_second']:,.0f}" for row in (first, last)]
-        rows.append((f"examples/s (batch {last['batch']}, length {last['length']})", *shown, times))
+        at = "" if last["length"] is None else f", length {last['length']}"
+        rows.append((f"examples/s (batch {last['batch']}{at})", *shown, times))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
     return "\n".join([found["sentence"], "", *lines])

@@ -164,7 +164,7 @@ def sentence(found: Pruned) -> str:
         return f"{what}: {metric.name} went {values}."
     sure = f"{100 * (1 - held.alpha):g} %"
     verb = "falls" if metric.higher_is_better else "rises"
-    points = " points" if unit_of(metric.name) == "points" else ""
+    points = f" {unit_of(metric.name, held.drop)}" if unit_of(metric.name) == "points" else ""
     promise = f"{metric.name} {verb} by less than {held.drop:g}{points}, {sure} sure"
     more = ", more than promised" if found.comparison.damage >= held.drop else ""
     return f"{what}, and {promise} (shown on {held.n} examples): it went {values} that had no part in it{more}."

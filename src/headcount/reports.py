@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from . import __version__
 from .errors import BadRun
-from .page import answers, charts, maps, outcomes, sections
+from .page import answers, charts, drawing, maps, outcomes, sections
 from .page.charts import Chart
 from .page.findings import Part, gather, index_of, site_of
 from .page.maps import Map
 from .page.sections import Section
-from .page.tables import Table
+from .page.tables import Table, counted, listed
 
 TEMPLATES = Path(__file__).parent / "page" / "templates"
 LARGEST = 5_000_000  # bytes of a page
@@ -106,7 +106,7 @@ def render(chapters: Sequence[Chapter], title: str | None = None) -> str:
         title=title or f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}",
         chapters=chapters,
         palettes=charts.PALETTES,
-        cell=maps.CELL,
+        cell=drawing.CELL,
         version=__version__,
         data=Markup(embedded(_data(chapters))),
         vega=Markup(as_script(charts.script())),
@@ -175,18 +175,28 @@ def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
 
 
 def _notes(part: Part) -> list[str]:
-    """What a reader has to know before anything else: runs that did not come to their end."""
+    """What a reader has to know before anything else: several prunings, and runs that did not come to their end."""
     notes = []
+    if len(part.prunes) > 1:
+        last, *others = (one.run.folder.name for one in part.prunes)
+        notes.append(
+            f"There are {len(part.prunes)} prune runs of this model. The answer, the numbers below it and the map tell of "
+            f"{last}, made last; what {listed(others)} came to stands in sections with that name."
+        )
     for run in part.runs:
         if run.finished:
             continue
         shown = [one.name for one in part.documents if one.run is run]
         what = f"what is shown of it comes from {', '.join(shown[:3])}" if shown else "it has no answer yet"
         notes.append(
-            f"The run {run.folder.name} is not finished: {len(run.pieces)} pieces are done, {what}. "
+            f"The run {run.folder.name} is not finished: {_pieces(len(run.pieces))} done, {what}. "
             "The same command goes on from there."
         )
     return notes
+
+
+def _pieces(count: int) -> str:
+    return f"{counted(count, 'piece')} {'is' if count == 1 else 'are'}"
 
 
 def _data(chapters: Iterable[Chapter]) -> dict[str, Any]:

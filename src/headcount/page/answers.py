@@ -9,9 +9,23 @@ from typing import Any, NamedTuple
 from ..errors import HeadcountError
 from ..runs import Record
 from . import maps
-from .findings import Document, Part, checked, comparison_of, kind_of, number, plain
-from .tables import bytes_text, difference_text, listed, percent, result_text, signed, times, unit_of, whole
+from .findings import ALPHA, Document, Part, beyond_chance, checked, comparison_of, kind_of, number, plain
+from .tables import (
+    bytes_text,
+    counted,
+    difference_text,
+    fixed,
+    listed,
+    percent,
+    probability,
+    result_text,
+    signed,
+    times,
+    unit_of,
+    whole,
+)
 
+SIGNED = ("base", "one", "other", "before", "after", "guarantee")  # results within documents
 DROP = 1.0  # points, for the sentence about a curve
 
 
@@ -40,7 +54,7 @@ def answer(part: Part) -> str:
 def tiles(part: Part) -> list[Tile]:
     """The few numbers that matter most."""
     if part.prune is not None:
-        return list(checked(part.of("prune")[0], _prune_tiles))
+        return list(checked(part.prunes[0], _prune_tiles))
     out = []
     base = base_of(part)
     if base is not None:
@@ -51,10 +65,10 @@ def tiles(part: Part) -> list[Tile]:
     if units:
         sites = len({site for grid in part.grids for site in grid.rows})
         noun = maps.noun(units, part)
-        out.append(Tile(noun, whole(len(units)), f"in {sites} {'attentions' if noun == 'heads' else 'places'}"))
+        out.append(Tile(noun, whole(len(units)), "in " + counted(sites, "attention" if noun == "heads" else "place")))
     for _, effects in part.effects[:1]:
-        lasting = [e for e in effects if (e.comparison.p_holm or 0) <= 0.05]
-        out.append(Tile("matter alone", whole(len(lasting)), f"of {len(effects)}, after Holm's correction"))
+        lasting = [e for e in effects if beyond_chance(e.comparison)]
+        out.append(Tile("shown to matter", whole(len(lasting)), f"of {len(effects)} alone, after Holm's correction"))
     made = _first_curve(part)
     if made is not None:
         point = _safe(made)
@@ -127,24 +141,27 @@ def _told_by_effects(part: Part) -> str:
     if not part.effects:
         return ""
     _, effects = part.effects[0]
-    noun = maps.noun([e.unit for e in effects], part)
-    lasting = [e for e in effects if (e.comparison.p_holm or 0) <= 0.05]
+    if not effects:
+        return ""
+    noun, n = maps.noun([e.unit for e in effects], part), effects[0].comparison.n
+    lasting = [e for e in effects if beyond_chance(e.comparison)]
     if not lasting:
-        return f"No single one of the {len(effects)} {noun} matters on its own: chance explains every difference."
+        whose = f"the only one of the {noun}" if len(effects) == 1 else f"any single one of the {len(effects)} {noun}"
+        return f"No difference could be shown for {whose} (n\u00a0=\u00a0{n}, Holm's correction)."
     names = listed([e.unit for e in sorted(lasting, key=lambda e: -abs(e.comparison.damage))])
+    rest = "; for the others no difference could be shown" if len(lasting) < len(effects) else ""
+    alone = "its" if len(lasting) == 1 else "their"
     return (
-        f"{len(lasting)} of {len(effects)} {noun} {'matters' if len(lasting) == 1 else 'matter'} alone ({names}); "
-        "chance explains what closing any other one does."
+        f"{len(lasting)} of {len(effects)} {noun} could be shown to matter on {alone} own "
+        f"({names}; n\u00a0=\u00a0{n}, Holm's correction){rest}."
     )
 
 
 def _told_by_one(part: Part) -> str:
     for document in part.of("all-but-one"):
         rows = checked(document, lambda data: [comparison_of(row) for row in data["attentions"]])
-        fine = sum(not (one.worse and one.significant()) for one in rows)
-        return (
-            f"In {fine} of {len(rows)} attentions one head alone does as well as all of them, as far as can be shown."
-        )
+        fine = sum(not (one.worse and beyond_chance(one)) for one in rows)
+        return f"In {fine} of {counted(len(rows), 'attention')} no loss could be shown with one head alone."
     return ""
 
 
@@ -161,9 +178,9 @@ def _told_by_scores(part: Part) -> str:
 
 def _told_by_transfer(part: Part) -> str:
     for document in part.of("transfer"):
-        rank = checked(document, lambda data: data["spearman"])
         one, other = (maps.data_name(document, side) for side in ("one", "other"))
-        return f"How much units matter on {one} and on {other} goes together with a rank correlation of {rank['value']:.2f}."
+        sentence: str = checked(document, lambda data, one=one, other=other: related(data, one, other))
+        return sentence
     return ""
 
 
@@ -174,6 +191,17 @@ def _told_by_bench(part: Part) -> str:
             speed, than = times(number(best["ratio"])), reference(document.data)
             return f"{best['model']} is {speed} as fast as {than} at batch size {best['batch']}."
     return ""
+
+
+def related(data: Mapping[str, Any], one: str = "one", other: str = "the other") -> str:
+    """Whether the same units matter on two data sets, as far as the correlation of damages can show it."""
+    r, p = (number(data["pearson"][key]) for key in ("value", "p"))
+    numbers = f"(r = {fixed(r, 2)}, p {'' if p < 0.0001 else '= '}{probability(p)})"
+    if p > ALPHA:
+        return f"No relation could be shown between what matters on {one} and on {other} {numbers}."
+    if r < 0:
+        return f"Units that matter more on {one} matter less on {other} {numbers}."
+    return f"Units that matter on {one} matter on {other} {numbers}."
 
 
 # -- tiles -----------------------------------------------------------------------------------------------------------------
@@ -194,8 +222,8 @@ def _prune_tiles(data: dict[str, Any]) -> list[Tile]:
             f"{whole(data['of'])} → {whole(left)}",
             f"{percent(data['removed'] / max(1, data['of']))} removed",
         ),
-        Tile("parameters", _pair(_millions(p0), _millions(p1)), f"{signed(100 * (p1 / p0 - 1))} %" if p0 else ""),
-        Tile("size on disk", _pair(bytes_text(b0), bytes_text(b1)), f"{signed(100 * (b1 / b0 - 1))} %" if b0 else ""),
+        Tile("parameters", _pair(_millions(p0), _millions(p1)), _change(p0, p1)),
+        Tile("size on disk", _pair(bytes_text(b0), bytes_text(b1)), _change(b0, b1)),
     ]
     best = _best(data.get("speed"))
     return [*out, _speed_tile(best)] if best else out
@@ -210,14 +238,19 @@ def _speed_tile(row: Mapping[str, Any]) -> Tile:
     return Tile(
         "speed",
         times(number(row["ratio"])),
-        f"batch {row['batch']}, {row['length']} tokens; limit {times(number(row['limit']))}",
+        f"batch {row['batch']}{_tokens(row)}; limit {times(number(row['limit']))}",
     )
 
 
 def _best(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The row of the largest batch of the last model: the ordinary case for throughput."""
     rows = [row for row in (data or {}).get("rows", ()) if row["model"] != reference(data or {})]
-    return dict(max(rows, key=lambda row: (row["batch"], row["length"]))) if rows else None
+    return dict(max(rows, key=lambda row: (row["batch"], row["length"] or 0))) if rows else None
+
+
+def _tokens(row: Mapping[str, Any]) -> str:
+    """How long the examples were; pictures have no length."""
+    return "" if row["length"] is None else f", {row['length']} tokens"
 
 
 def reference(data: Mapping[str, Any]) -> str:
@@ -229,6 +262,10 @@ def _pair(before: str, after: str) -> str:
     """Two numbers; the unit is said once where it is the same."""
     one, other = before.rpartition(" "), after.rpartition(" ")
     return f"{one[0]} → {after}" if one[2] == other[2] and one[0] else f"{before} → {after}"
+
+
+def _change(before: float, after: float) -> str:
+    return f"{signed(100 * (after / before - 1))}\u00a0%" if before else ""
 
 
 def _millions(count: float) -> str:
@@ -290,17 +327,21 @@ def _kept_command(run: Record) -> str:
 
 
 def _signatures(documents: Sequence[Document]) -> list[tuple[str, str]]:
+    """Every signature in the documents, by where it stands; a text that stands in several places of one is told once."""
     out = []
     for one in documents:
-        found = one.data.get("signature")
-        for key in ("base", "one", "other"):
-            inner = one.data.get(key)
-            found = found or (inner.get("signature") if isinstance(inner, dict) else None)
-        if one.kind == "curves" and one.data.get("curves"):
-            first = one.data["curves"][0]
-            found = found or (first["points"][-1]["result"].get("signature") if first.get("points") else None)
-        if isinstance(found, str) and found and "by:random" not in found:
-            out.append((one.name, found))
+        places = [(one.name, one.data)]
+        places += [(f"{one.name}, {key}", one.data.get(key)) for key in SIGNED]
+        drawn = one.data.get("curves") if one.kind == "curves" else None
+        for made in drawn if isinstance(drawn, list) else ():
+            points = made.get("points") or [{}]
+            places.append((f"{one.name}, {made.get('by')}", points[-1].get("result")))
+        told: dict[str, str] = {}
+        for place, holder in places:
+            found = holder.get("signature") if isinstance(holder, dict) else None
+            if isinstance(found, str) and found:
+                told.setdefault(found, place)
+        out += [(place, found) for found, place in told.items()]
     return out
 
 

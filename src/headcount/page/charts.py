@@ -6,14 +6,16 @@ in the page for light and dark. Data never reach an expression: fields have fixe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 Spec = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
-# Blue against orange, never red against green; both palettes keep 4.5:1 for text. `seq` runs from the surface to the
-# accent, so that what matters stands out in either.
+# Blue against orange, never red against green; both palettes keep 4.5:1 for text. What is lost (warn) and gained (accent2)
+# differ in grey, too: lost is the one that stands out. `seq` runs from the surface to the accent, so that what matters does.
 PALETTES: dict[str, dict[str, str]] = {
     "light": {
         "paper": "#f7f5f0",
@@ -23,13 +25,14 @@ PALETTES: dict[str, dict[str, str]] = {
         "rule": "#dedad0",
         "faint": "#ece8df",
         "accent": "#1c5d99",
-        "accent2": "#0f7b6c",
+        "accent2": "#12917e",
         "accent3": "#7a4fa3",
-        "warn": "#b4501a",
+        "warn": "#a3420d",
         "seq-low": "#eaf0f5",
         "seq-high": "#0d3b6e",
         "band": "#b9b2a3",
         "bar": "#9db7cf",
+        "shade": "#1b24302e",
     },
     "dark": {
         "paper": "#12161c",
@@ -39,13 +42,14 @@ PALETTES: dict[str, dict[str, str]] = {
         "rule": "#303945",
         "faint": "#222933",
         "accent": "#7ab8ee",
-        "accent2": "#63c9b4",
+        "accent2": "#3f9f8d",
         "accent3": "#c3a0ea",
-        "warn": "#f0a067",
+        "warn": "#f7ad75",
         "seq-low": "#222c38",
         "seq-high": "#a5d5ff",
         "band": "#5c6470",
         "bar": "#3d5f80",
+        "shade": "#e9e6df33",
     },
 }
 ORDERS = ("accent", "accent2", "accent3", "warn")  # colours of several orders in one chart
@@ -182,23 +186,22 @@ def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins:
     """
     import altair as alt
 
-    values = [row["value"] for row in rows]
-    low, high = min([*values, base]), max([*values, base])
-    width = (high - low) / bins or abs(base) * 0.01 or 1.0
+    width = _bin_width([row["value"] for row in rows], base, bins)
     heights: dict[int, int] = {}
     bricks = []
     for row in sorted(rows, key=lambda row: (row["kind"] == "chance", row["value"])):
-        place = min(bins - 1, int((row["value"] - low) / width))
+        place = round((row["value"] - base) / width)  # the whole model is the middle of a bin
         heights[place] = heights.get(place, 0) + 1
-        span = {"x0": low + place * width, "x1": low + (place + 1) * width}
+        span = {"x0": base + (place - 0.5) * width, "x1": base + (place + 0.5) * width}
         bricks.append({**row, **span, "y0": heights[place] - 1, "y1": heights[place]})
     kinds = {"worse": "theme:warn", "better": "theme:accent2", "chance": "theme:bar"}
     gap = {"stroke": "theme:surface", "strokeWidth": 1}
+    hand = "pointer" if len(rows) <= MOST_MARKS else "default"
     if len(rows) > MOST_MARKS:
         bricks = [
             {
-                "x0": low + n * width,
-                "x1": low + (n + 1) * width,
+                "x0": base + (n - 0.5) * width,
+                "x1": base + (n + 0.5) * width,
                 "y0": 0,
                 "y1": count,
                 "kind": "chance",
@@ -210,20 +213,38 @@ def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins:
     shown = alt.Chart(_data(bricks)).encode(
         x=alt.X("x0:Q", title=f"{metric} without one of the {noun}", scale=alt.Scale(zero=False, nice=True)),
         x2="x1:Q",
-        y=alt.Y("y0:Q", title=f"number of {noun}", axis=alt.Axis(tickMinStep=1, format="d")),
+        y=alt.Y(
+            "y0:Q",
+            title=f"number of {noun}",
+            axis=alt.Axis(tickMinStep=1, format="d"),
+            scale=alt.Scale(domain=[0, 1.14 * max(heights.values(), default=1)], nice=False),  # room for the words
+        ),
         y2="y1:Q",
         tooltip=_tip("text"),
     )
     colour = alt.Color("kind:N", scale=alt.Scale(domain=list(kinds), range=list(kinds.values())), legend=None)
     whole = alt.Chart(_data([{"x0": base, "text": "whole model"}])).encode(x="x0:Q")
-    side = {"align": "right", "dx": -6} if base > (low + high) / 2 else {"align": "left", "dx": 6}
+    side = {"align": "right", "dx": -6} if max(heights) + min(heights) < 0 else {"align": "left", "dx": 6}
     made = alt.layer(
-        shown.mark_bar(**gap).encode(color=colour),
+        shown.mark_bar(**gap, cursor=hand).encode(color=colour),
         whole.mark_rule(color="theme:ink", strokeWidth=2),
         whole.mark_text(baseline="top", y=0, fontWeight=600, **side).encode(text="text:N"),
-        shown.mark_bar(color="theme:ink", **gap).encode(opacity=_where("datum.unit === picked")),
+        shown.mark_bar(color="theme:ink", **gap, cursor=hand).encode(opacity=_where("datum.unit === picked")),
     ).add_params(_picked())
     return _chart(name, f"how many {noun} leave the model at which {metric} when each is closed alone", made, 240)
+
+
+def _bin_width(values: Sequence[float], base: float, bins: int) -> float:
+    """A width that spans the values with about so many bins: whole steps where values go in steps, as accuracies do."""
+    away = sorted({round(abs(value - base), 12) for value in values} - {0.0})
+    if not away:
+        return abs(base) * 0.01 or 1.0
+    span = max(*values, base) - min(*values, base)
+    step = min(b - a for a, b in pairwise([0.0, *away]))
+    in_steps = all(abs(one / step - round(one / step)) < 1e-4 for one in away)
+    return (
+        step * (2 * math.ceil((span / bins / step - 1) / 2) + 1) if in_steps else span / bins
+    )  # odd: no value on an edge
 
 
 def ranking(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
@@ -247,7 +268,7 @@ def ranking(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
         shown.mark_rule(opacity=0.5, strokeWidth=1.5).encode(
             y=alt.Y("low:Q", title=f"score by {by}"), y2="high:Q", color=colour
         ),
-        shown.mark_point(filled=True, size=34, opacity=1).encode(y=y, color=colour),
+        shown.mark_point(filled=True, size=34, opacity=1, cursor="pointer").encode(y=y, color=colour),
         _ring(shown).encode(y=y),
     ).add_params(_picked())
     return _chart(name, f"scores of all {noun} in their order, with two standard errors", made, 240)
@@ -267,7 +288,7 @@ def spread(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
     return _chart(name, f"the spread of scores of {noun} in each site", made, min(900, 34 + 18 * len(rows)))
 
 
-def guarantee(name: str, rows: Rows, *, drop: float, metric: str, noun: str) -> Chart:
+def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, noun: str) -> Chart:
     """The tested sequence: the loss at each step and its upper bound, against the loss that is allowed.
 
     `rows` have removed, damage, bound, outcome (shown or not shown) and text.
@@ -276,7 +297,7 @@ def guarantee(name: str, rows: Rows, *, drop: float, metric: str, noun: str) -> 
 
     kinds = alt.Scale(domain=["shown", "not shown"], range=["theme:accent", "theme:warn"])
     colour = alt.Color("outcome:N", scale=kinds, legend=alt.Legend())
-    title = f"points of {metric} lost"
+    title = f"worse by, in {metric}" if unit == metric else f"{unit} of {metric} lost"
     shown = alt.Chart(_data(rows)).encode(
         x=alt.X(
             "removed:Q",
@@ -298,7 +319,8 @@ def guarantee(name: str, rows: Rows, *, drop: float, metric: str, noun: str) -> 
             y=alt.Y("damage:Q", title=title), color=alt.value("theme:ink"), opacity=_where("datum.removed === step")
         ),
     ).add_params(alt.param(name="step", value=-1))
-    return _chart(name, f"measured loss and its upper bound at each step, against {drop:g} points allowed", made, 300)
+    words = f"measured loss and its upper bound at each step, against {drop:g} {unit} allowed"
+    return _chart(name, words, made, 300)
 
 
 def scatter(name: str, rows: Rows, *, one: str, other: str, metric: str, noun: str) -> Chart:
@@ -306,15 +328,16 @@ def scatter(name: str, rows: Rows, *, one: str, other: str, metric: str, noun: s
     import altair as alt
 
     zero = alt.Chart(_data([{"x": 0, "y": 0}])).mark_rule(color="theme:rule")
+    lost = f"{metric} {'added' if metric in ('loss', 'perplexity') else 'lost'} on"
     shown = alt.Chart(_data(rows)).encode(
-        x=alt.X("x:Q", title=f"{metric} lost on {one}"),
-        y=alt.Y("y:Q", title=f"{metric} lost on {other}"),
+        x=alt.X("x:Q", title=f"{lost} {one}"),
+        y=alt.Y("y:Q", title=f"{lost} {other}"),
         tooltip=_tip("text"),
     )
     made = alt.layer(
         zero.encode(x="x:Q"),
         zero.encode(y="y:Q"),
-        shown.mark_point(filled=True, size=50, opacity=0.75, color="theme:accent"),
+        shown.mark_point(filled=True, size=50, opacity=0.75, color="theme:accent", cursor="pointer"),
         _ring(shown),
     ).add_params(_picked())
     return _chart(name, f"damage of closing each of the {noun} on two data sets", made, 320)
@@ -407,7 +430,7 @@ def _where(test: str) -> Any:
 
 def _ring(shown: Any) -> Any:
     """A ring around the unit that is chosen on the map."""
-    ring = shown.mark_point(filled=False, size=190, strokeWidth=2.5, color="theme:ink")
+    ring = shown.mark_point(filled=False, size=190, strokeWidth=2.5, color="theme:ink", cursor="pointer")
     return ring.encode(opacity=_where("datum.unit === picked"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from ..runs import RUN, Record, read
 KINDS = ("prune", "curves", "scores", "ablation", "all-but-one", "transfer", "bench", "result", "roles")
 MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
 MOST_IN_A_ROW = 128
+ALPHA = 0.05
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -77,9 +78,14 @@ class Part:
         return [one for one in self.documents if one.kind == kind]
 
     @cached_property
+    def prunes(self) -> list[Document]:
+        """What `prune` answered, the run made last first."""
+        return sorted(self.of("prune"), key=lambda one: one.run.created)[::-1]
+
+    @cached_property
     def prune(self) -> dict[str, Any] | None:
-        """What `prune` answered, if it was run."""
-        return self.of("prune")[0].data if self.of("prune") else None
+        """What the last `prune` answered, if it was run."""
+        return self.prunes[0].data if self.prunes else None
 
     @cached_property
     def scores(self) -> list[Measured]:
@@ -102,10 +108,10 @@ class Part:
 
     @cached_property
     def removed(self) -> frozenset[str]:
-        """The units that `prune` removed."""
+        """The units that the last `prune` removed."""
         if self.prune is None:
             return frozenset()
-        return frozenset(checked(self.of("prune")[0], lambda data: units_of(data["plan"])))
+        return frozenset(checked(self.prunes[0], lambda data: units_of(data["plan"])))
 
     @cached_property
     def roles(self) -> dict[str, str]:
@@ -143,9 +149,9 @@ class Part:
         for one in self.of("curves"):
             for points in checked(one, lambda data: [made["points"] for made in data["curves"]]):
                 seen |= dict.fromkeys(units_of(points[-1]["plan"]) if points else ())
-        if self.prune is not None:
-            seen |= dict.fromkeys(map(str, self.prune.get("order") or ()))
-            seen |= dict.fromkeys(sorted(self.removed))
+        for one in self.prunes:
+            seen |= dict.fromkeys(map(str, one.data.get("order") or ()))
+        seen |= dict.fromkeys(sorted(self.removed))
         return iter(seen)
 
 
@@ -159,10 +165,9 @@ def gather(folders: Sequence[Path]) -> list[Part]:
     groups: dict[str, list[Record]] = {}
     names: dict[str, str] = {}
     for record in unique:
-        model = record.question.get("model")
-        name, weights = (model.get("name"), model.get("weights")) if isinstance(model, dict) else (model, None)
-        key = str(weights or name or "")
-        names.setdefault(key, plain(str(name or "")))
+        name, weights = _model_of(record)
+        key = weights or name
+        names.setdefault(key, plain(name))
         groups.setdefault(key, []).append(record)
     parts = [
         Part(names[key], tuple(group), tuple(document for record in group for document in _documents(record)))
@@ -244,6 +249,12 @@ def comparison_of(data: Mapping[str, Any]) -> Comparison:
     return Comparison.from_json({name: value for name, value in data.items() if name in names})
 
 
+def beyond_chance(one: Comparison, by: str = "p_holm") -> bool:
+    """Whether a difference is significant by Holm's p, or by another one; a difference that has no such p is not."""
+    p = getattr(one, by)
+    return p is not None and replace(one, p_holm=p).significant(ALPHA)
+
+
 def _records(folder: Path) -> list[Record]:
     if (folder / RUN).is_file():
         return [read(folder)]
@@ -270,7 +281,10 @@ def _documents(record: Record) -> list[Document]:
 
 
 def _with_benches(parts: list[Part]) -> list[Part]:
-    """Runs of `bench` alone, which name several models, moved to the part of the first of them where there is one."""
+    """Runs of `bench` alone, moved to the part of the model that it measures against, or of another one that it measures.
+
+    Models are told by their weights; by their name only where one side does not say which weights it has.
+    """
     out: list[Part] = []
     waiting: list[Part] = []
     for part in parts:
@@ -278,13 +292,39 @@ def _with_benches(parts: list[Part]) -> list[Part]:
         (waiting if benches and len(benches) == len(part.documents) else out).append(part)
     for part in waiting:
         first = checked(part.of("bench")[0], lambda data: str(data["models"][0]["name"]))
-        place = next((n for n, other in enumerate(out) if _last(other.model) == _last(first)), None)
+        named = _benched(part.runs[0]) or [(first, "")]
+        homes = (n for model in named for n, other in enumerate(out) if _is_about(other, *model))
+        place = next(homes, None)
         if place is None:
             out.append(Part(part.model or first, part.runs, part.documents))
         else:
             to = out[place]
             out[place] = Part(to.model, (*to.runs, *part.runs), (*to.documents, *part.documents))
     return out
+
+
+def _model_of(record: Record) -> tuple[str, str]:
+    """The name of the model that a run asked about, and the hash of its weights; empty where it does not say."""
+    return _named(record.question.get("model"))
+
+
+def _named(model: Any) -> tuple[str, str]:
+    name, weights = (model.get("name"), model.get("weights")) if isinstance(model, dict) else (model, None)
+    return str(name or ""), str(weights or "")
+
+
+def _benched(record: Record) -> list[tuple[str, str]]:
+    """The models of a run of `bench`, the reference first."""
+    others = record.question.get("others")
+    found = [_model_of(record), *map(_named, others if isinstance(others, list) else ())]
+    return [one for one in found if any(one)]
+
+
+def _is_about(part: Part, name: str, weights: str) -> bool:
+    known = [_model_of(record)[1] for record in part.runs]
+    if weights and any(known):
+        return weights in known
+    return bool(name) and _last(part.model) == _last(name)
 
 
 def _last(name: str) -> str:

@@ -1,26 +1,29 @@
-"""The map of a report: where each unit is drawn, what it can be coloured by, what is known of it, when it goes. No torch."""
+"""The map of a report: what units can be coloured by, what is known of each, when it goes. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
-from ..results import Comparison
-from .findings import Document, Effect, Grid, Measured, Part, checked, comparison_of, index_of, number, plain, units_of
-from .tables import difference_text, fixed, probability, result_text, signed, three
+from .drawing import Drawn, draw
+from .findings import (
+    Document,
+    Effect,
+    Measured,
+    Part,
+    beyond_chance,
+    checked,
+    comparison_of,
+    number,
+    plain,
+    units_of,
+)
+from .tables import difference_text, digits_for, digits_of, fixed, probability, result_text, signed, three, unit_of
 
-CELL, GAP, TOP = 34, 4, 22  # of a map, in its own units; it scales to the width there is
 NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
-TITLES = {
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention",
-    "cross": "Cross-attention",
-    "layer": "Layers",
-    "block": "Blocks of neurons",
-    "neuron": "Neurons",
-    "whole": "Whole attentions and MLPs",
-}
+SCORED = (
+    "A higher score is stronger in colour. Scores are estimates; “Without it” is measured, and the two may disagree."
+)
 
 
 class View(NamedTuple):
@@ -60,27 +63,6 @@ class Track(NamedTuple):
     stops: list[Stop]
 
 
-class Cell(NamedTuple):
-    """A unit on the map."""
-
-    number: int
-    unit: str
-    x: int
-    y: int
-
-
-class Drawn(NamedTuple):
-    """A grid as it is drawn."""
-
-    title: str
-    width: int
-    height: int
-    labels: list[tuple[str, int]]  # of rows, with their heights
-    columns: list[tuple[str, int]]
-    rows: list[list[Cell]]
-    left: int
-
-
 class Map(NamedTuple):
     """All maps of a part, and what links them to the rest of the page."""
 
@@ -100,15 +82,22 @@ class Map(NamedTuple):
     @property
     def tall(self) -> bool:
         """Whether the maps are so high that other things fit beside them."""
+        if self.broad:
+            return False
         if not self.paired:
             return sum(grid.height for grid in self.grids) > 420
         pairs = zip(self.grids[::2], [*self.grids[1::2], self.grids[-1]], strict=False)
         return sum(max(one.height, other.height) for one, other in pairs) * 0.65 > 420
 
     @property
+    def broad(self) -> bool:
+        """Whether the maps need the whole width of the page."""
+        return max(grid.least for grid in self.grids) > 538  # pixels of a card beside another
+
+    @property
     def paired(self) -> bool:
         """Whether two maps fit side by side."""
-        return len(self.grids) > 1 and self.widest <= 700
+        return len(self.grids) > 1 and max(grid.least for grid in self.grids) <= 256  # pixels of half a card
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs."""
@@ -129,7 +118,7 @@ def build(part: Part) -> Map | None:
     views.sort(key=lambda view: view.places.count(None))  # the one that says most comes first
     first = next((_largest(view.places) for view in views), 0)
     gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
-    drawn = [_drawn(grid, numbers) for grid in grids]
+    drawn = [draw(grid, numbers) for grid in grids]
     return Map(units, drawn, views, _facts(part, units), tracks(part, numbers), gone, first)
 
 
@@ -140,15 +129,10 @@ def noun(units: Iterable[str], part: Part) -> str:
     return NOUNS.get(kinds.pop(), "units") if len(kinds) == 1 else "units"
 
 
-def title_of(grid: Grid) -> str:
-    """The heading of a map."""
-    return TITLES.get(str(grid.type) if grid.kind == "head" else grid.kind, "Attention heads")
-
-
 def names_of(documents: Sequence[Document], plain_names: Sequence[str]) -> list[str]:
     """Names that tell documents apart: the plain ones if they do, else with the command, the data or the folder."""
     for told in (_nothing, _command, _data, _folder):
-        names = [f"{name} {told(one)}".rstrip() for one, name in zip(documents, plain_names, strict=True)]
+        names = [name + told(one) for one, name in zip(documents, plain_names, strict=True)]
         if len(set(names)) == len(names):
             return names
     return [f"{name} #{n}" for n, name in enumerate(plain_names, 1)]
@@ -159,17 +143,18 @@ def _nothing(_: Document) -> str:
 
 
 def _command(document: Document) -> str:
-    return f"({plain(str(document.run.question.get('command', '')))})"
+    command = plain(str(document.run.question.get("command", "")))
+    return f", as {command} scored it" if document.kind == "scores" else f" ({command})"
 
 
 def _data(document: Document) -> str:
     tasks = document.run.question.get("tasks")
     first: Any = next(iter(tasks.values()), {}) if isinstance(tasks, dict) else {}
-    return f"({plain(str(first.get('data')))}, n = {first.get('n')})" if isinstance(first, dict) else ""
+    return f" ({plain(str(first.get('data')))}, n = {first.get('n')})" if isinstance(first, dict) else ""
 
 
 def _folder(document: Document) -> str:
-    return f"({plain(document.run.folder.name)})"
+    return f" ({plain(document.run.folder.name)})"
 
 
 def score_names(part: Part) -> list[str]:
@@ -197,7 +182,7 @@ def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
         told = [one for one in curves if one.get("by") != "random"] or curves[:1]
         out += [checked(document, lambda _, one=one: _track(one, numbers)) for one in told]
     if part.prune is not None and not out:
-        out += checked(part.of("prune")[0], lambda data: _tested(data, numbers))
+        out += checked(part.prunes[0], lambda data: _tested(data, numbers))
     if chosen is None:
         return out
     for n, track in enumerate(out):
@@ -207,7 +192,7 @@ def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
             return [out[n], *out[:n], *out[n + 1 :]]
     if out or part.prune is None:
         return out
-    whole = checked(part.of("prune")[0], lambda data: Stop(0, [], result_text(data["before"]), "the whole model"))
+    whole = checked(part.prunes[0], lambda data: Stop(0, [], result_text(data["before"]), "the whole model"))
     return [Track("prune", int(part.prune["of"]), [whole, chosen])]
 
 
@@ -220,7 +205,7 @@ def _chosen(part: Part, numbers: Mapping[str, int]) -> Stop | None:
         detail = difference_text(comparison_of(data["comparison"])) + " on the examples of the report"
         return Stop(int(data["removed"]), gone, result_text(data["after"]), detail, chosen=True)
 
-    stop: Stop = checked(part.of("prune")[0], build)
+    stop: Stop = checked(part.prunes[0], build)
     return stop
 
 
@@ -257,7 +242,7 @@ def _score_views(part: Part, units: Sequence[str]) -> list[View]:
     for name, one in zip(score_names(part), part.scores, strict=True):
         values = [one.values.get(unit) for unit in units]
         if any(value is not None for value in values):
-            out.append(_view(f"Score: {name}", "More important units are stronger in colour.", values, part, units))
+            out.append(_view(f"Score: {name}", SCORED, values, part, units))
     return out
 
 
@@ -266,36 +251,38 @@ def _effect_views(part: Part, units: Sequence[str]) -> list[View]:
     for name, (_, effects) in zip(ablation_names(part), part.effects, strict=True):
         found = {effect.unit: effect.comparison for effect in effects}
         values = [found[unit].damage if unit in found else None for unit in units]
-        marked = [n for n, unit in enumerate(units) if unit in found and _survives(found[unit])]
+        marked = [n for n, unit in enumerate(units) if unit in found and beyond_chance(found[unit])]
         if any(value is not None for value in values):
-            about = "What the model loses without the unit (orange) or gains (green); a dot marks what chance does not explain."
-            out.append(_view(f"Difference: {name}", about, values, part, units, diverging=True)._replace(marked=marked))
+            about = (
+                "How much worse (orange) or better (green) the model is without the unit, as measured; a dot marks what Holm's "
+                "correction lets stand."
+            )
+            unit = unit_of(effects[0].comparison)
+            out.append(_view(f"Difference: {name}", about, values, part, units, unit)._replace(marked=marked))
     return out
 
 
-def _survives(one: Comparison) -> bool:
-    return one.p_holm is not None and one.p_holm <= 0.05
+def _view(name: str, about: str, values: list[float | None], part: Part, units: Sequence[str], lost: str = "") -> View:
+    """Values scaled within each kind of unit, because scores of heads and of layers do not compare.
 
-
-def _view(
-    name: str, about: str, values: list[float | None], part: Part, units: Sequence[str], diverging: bool = False
-) -> View:
-    """Values scaled within each kind of unit, because scores of heads and of layers do not compare."""
+    `lost` is what differences are counted in, where the values are such.
+    """
     places: list[float | None] = [None] * len(units)
     kinds = {unit: grid.kind for grid in part.grids for unit in grid.units}
     known = [value for value in values if value is not None]
-    diverging = diverging or min(known) < 0
+    diverging = bool(lost) or min(known) < 0
     for kind in dict.fromkeys(kinds.values()):
         own = {n: value for n, value in enumerate(values) if value is not None and kinds[units[n]] == kind}
         reach = max((abs(value) for value in own.values()), default=0.0) or 1.0
         for n, value in own.items():
             places[n] = value / reach
     reach = max(map(abs, known)) or 1.0
-    low, high = (signed(-reach, 2), signed(reach, 2)) if diverging else ("0", three(reach))
+    far = fixed(reach, digits_of(reach, 2))
+    low, high = (f"−{far}", f"+{far}") if diverging else ("0", three(reach))
     if len({kinds[unit] for unit, value in zip(units, values, strict=True) if value is not None}) > 1:
-        low, high = ("gains", "loses") if diverging else ("least", "most")
-    elif diverging and name.startswith("Difference"):
-        low, high = f"gains {high.lstrip('+')}", f"loses {high.lstrip('+')}"
+        low, high = ("better", "worse") if lost else ("least", "most")
+    elif lost:
+        low, high = f"better by {far}", f"worse by {far} {lost if lost == 'points' else f'in {lost}'}"
     return View(name, about, diverging, places, [], low, high)
 
 
@@ -349,7 +336,8 @@ def _transfer_facts(part: Part, units: Sequence[str]) -> list[Fact]:
         for side, values in sides:
             metric = str(data[side]["metric"])
             named = dict(zip(map(str, data["units"]), values, strict=False))
-            shown = {unit: f"{three(value)} {metric}" for unit, value in named.items()}
+            digits = digits_for(named.values())
+            shown = {unit: f"{fixed(value, digits)} {metric}" for unit, value in named.items()}
             facts.append(_texts(f"Lost on {data_name(document, side)}", units, shown))
     return facts
 
@@ -380,42 +368,3 @@ def _texts(label: str, units: Sequence[str], texts: Mapping[str, str]) -> Fact:
 
 def _short(place: float | None) -> float | None:
     return None if place is None else round(place, 3)
-
-
-# -- drawing ---------------------------------------------------------------------------------------------------------------
-
-
-def _drawn(grid: Grid, numbers: Mapping[str, int]) -> Drawn:
-    """Rows of cells; a unit stands under its index, so rows with missing units have holes."""
-    indices = sorted({index_of(unit) for unit in grid.units}, key=_as_number)
-    by_index = grid.kind in ("head", "layer") and len(indices) <= 2 * max(map(len, grid.rows.values()))
-    names = short_names(list(grid.rows))
-    left = 12 + 8 * max(map(len, names))
-    rows, labels = [], []
-    for row, (name, units) in enumerate(zip(names, grid.rows.values(), strict=True)):
-        y = TOP + row * (CELL + GAP)
-        labels.append((name, y + CELL // 2 + 5))
-        places = [indices.index(index_of(unit)) for unit in units] if by_index else range(len(units))
-        rows.append([Cell(numbers[u], u, left + n * (CELL + GAP), y) for n, u in zip(places, units, strict=True)])
-    count = len(indices) if by_index else max(map(len, grid.rows.values()))
-    every = 1 if count <= 16 else 4
-    columns = [
-        (indices[n] if by_index else str(n), left + n * (CELL + GAP) + CELL // 2) for n in range(0, count, every)
-    ]
-    width, height = left + count * (CELL + GAP), TOP + len(rows) * (CELL + GAP)
-    return Drawn(title_of(grid), width, height, labels, columns if grid.kind != "whole" else [], rows, left)
-
-
-@cache
-def _as_number(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdecimal() and len(text) < 12 else (1 << 60, text)
-
-
-def short_names(sites: Sequence[str]) -> list[str]:
-    """Names of sites without the parts that all have in common: decoder.0.cross, decoder.1.cross -> 0, 1."""
-    split = [site.split(".") for site in sites]
-    if len(sites) < 2 or len({len(parts) for parts in split}) > 1:
-        return [site if len(site) <= 24 else site[:23] + "…" for site in sites]
-    differ = [n for n in range(len(split[0])) if len({parts[n] for parts in split}) > 1]
-    shown = [".".join(parts[n] for n in differ) for parts in split]
-    return [name if len(name) <= 24 else name[:23] + "…" for name in shown]

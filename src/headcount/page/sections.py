@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..results import Comparison
 from . import charts, maps
-from .answers import noun_of_curve
+from .answers import noun_of_curve, related
 from .charts import Chart
-from .findings import Document, Effect, Measured, Part, checked, comparison_of, number
+from .findings import ALPHA, Document, Effect, Measured, Part, beyond_chance, checked, comparison_of, number
 from .tables import (
     Column,
     Table,
+    counted,
+    difference_columns,
     difference_text,
+    digits_for,
     fixed,
+    in_points,
     percent,
     probability,
     result_text,
-    signed,
     three,
     whole,
 )
@@ -94,12 +98,15 @@ def curves(part: Part) -> list[Section]:
     out = []
     for n, document in enumerate(part.of("curves")):
         sets = str(document.data.get("sets", ""))
+        compared = checked(document, _compared)
+        width = digits_for(checked(document, _widths))
         columns = (
             Column("order"),
             Column("removed", whole, True),
             Column("share", percent, True),
-            *(Column(title, three, True) for title in ("value", "low", "high")),
-            Column("difference", lambda value: signed(value, 2), True),
+            Column(compared[0].metric if compared else "value", partial(fixed, digits=width), True),
+            *(Column(title, partial(fixed, digits=width), True) for title in ("low", "high")),
+            difference_columns(compared)[0],
             Column("p", probability, True),
         )
         table = Table(
@@ -121,6 +128,19 @@ def curves(part: Part) -> list[Section]:
             )
         )
     return out
+
+
+def _points(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [point for made in data["curves"] for point in made["points"]]
+
+
+def _compared(data: Mapping[str, Any]) -> list[Comparison]:
+    """What every point but the whole model was compared to."""
+    return [comparison_of(point["comparison"]) for point in _points(data) if point["removed"]]
+
+
+def _widths(data: Mapping[str, Any]) -> list[float]:
+    return [number(point["result"]["high"]) - number(point["result"]["low"]) for point in _points(data)]
 
 
 # -- scores ----------------------------------------------------------------------------------------------------------------
@@ -255,9 +275,9 @@ def effects(part: Part) -> list[Section]:
         chart = charts.effects("effects", rows, metric=first.metric, noun=noun, base=first.before)
         called = "" if name == "ablation" else f" ({document.run.folder.name})"
         about = (
-            f"Each brick is the model without one of its {len(effects)} {noun}, everything else in place. Most stand close to "
-            "the whole model: alone, few matter. Orange lose and green gain more than chance explains, after Holm's "
-            f"correction for {len(effects)} tests."
+            f"Each brick is the model without one of its {len(effects)} {noun}, everything else in place; the bin around the "
+            "line holds those that change next to nothing. Orange lose and green gain, as far as can be shown after Holm's "
+            f"correction for {counted(len(effects), 'test')}; for the pale ones no difference could be shown."
         )
         out.append(
             Section(
@@ -273,7 +293,7 @@ def effects(part: Part) -> list[Section]:
 
 
 def _verdict(one: Comparison) -> str:
-    if one.p_holm is None or one.p_holm > 0.05:
+    if not beyond_chance(one):
         return "chance"
     return "worse" if one.worse else "better"
 
@@ -282,10 +302,12 @@ def _counted(effects: Sequence[Effect]) -> str:
     """How many differences are significant: one by one, and corrected for so many tests."""
     first, parts = effects[0].comparison, []
     for title, field in (("one by one", "p"), ("Benjamini-Hochberg", "p_bh"), ("Holm", "p_holm")):
-        low = [e.comparison for e in effects if (getattr(e.comparison, field) or 0) <= 0.05]
+        if all(getattr(e.comparison, field) is None for e in effects):
+            continue  # not corrected that way
+        low = [e.comparison for e in effects if beyond_chance(e.comparison, field)]
         worse = sum(one.worse for one in low)
         parts.append(f"{title} {len(low)} ({worse} worse, {len(low) - worse} better)")
-    return f"Significant at 0.05 ({first.test}, n = {first.n}): {'; '.join(parts)}."
+    return f"Significant at {ALPHA} ({first.test}, n = {first.n}): {'; '.join(parts)}."
 
 
 def one_head(part: Part) -> list[Section]:
@@ -297,17 +319,16 @@ def one_head(part: Part) -> list[Section]:
             rows = []
             for row in data["attentions"]:
                 one = comparison_of(row)
-                points = (one.difference * one.points, one.low * one.points, one.high * one.points)
-                rows.append((str(row["site"]), int(row["head"]), number(row["chosen_on"]), *points, one.p, one.p_holm))
+                told = (str(row["site"]), int(row["head"]), number(row["chosen_on"]))
+                rows.append((*told, *in_points(one), one.p, one.p_holm))
             return rows
 
         rows = checked(document, build)
-        signs = (Column(title, lambda value: signed(value, 2), True) for title in ("difference", "low", "high"))
         columns = (
             Column("attention"),
             Column("head kept", str, True),
             Column("when chosen", three, True),
-            *signs,
+            *difference_columns(checked(document, lambda data: [comparison_of(row) for row in data["attentions"]])),
             Column("p", probability, True),
             Column("p (Holm)", probability, True),
         )
@@ -330,10 +351,9 @@ def transfers(part: Part) -> list[Section]:
 
         def build(data: dict[str, Any], one: str = one, other: str = other) -> Section:
             pairs = zip(data["units"], data["damage"]["one"], data["damage"]["other"], strict=True)
-            rows = [
-                {"unit": str(unit), "x": number(x), "y": number(y), "text": f"{unit}: {three(x)} and {three(y)}"}
-                for unit, x, y in pairs
-            ]
+            found = [(str(unit), number(x), number(y)) for unit, x, y in pairs]
+            shown = partial(fixed, digits=digits_for(n for row in found for n in row[1:]))
+            rows = [{"unit": u, "x": x, "y": y, "text": f"{u}: {shown(x)} and {shown(y)}"} for u, x, y in found]
             metric, noun = str(data["one"]["metric"]), maps.noun([row["unit"] for row in rows], part)
             chart = charts.scatter("transfer", _thinned(rows), one=one, other=other, metric=metric, noun=noun)
             kinds = [data[kind] for kind in ("pearson", "spearman")]
@@ -357,7 +377,8 @@ def transfers(part: Part) -> list[Section]:
             ]
             note = "Whole model on " + "; on ".join(wholes) + "."
             table = Table("transfer", caption, columns, cells)
-            return Section("transfer", "On other data", about, f"{MICHEL}, Figure 2.", (chart,), (table,), (note,))
+            notes = (related(data), note)
+            return Section("transfer", "On other data", about, f"{MICHEL}, Figure 2.", (chart,), (table,), notes)
 
         out.append(checked(document, build))
     return out
@@ -377,10 +398,9 @@ def every_unit(part: Part) -> list[Section]:
             columns.append(Column(f"s.e. ({name})", three, True))
             values.append(one.errors)
     for name, (_, effects) in zip(maps.ablation_names(part), part.effects, strict=True):
-        called = "" if name == "ablation" else f" {name.removeprefix('ablation ')}"
-        for title, field in (("difference", "difference"), ("low", "low"), ("high", "high")):
-            columns.append(Column(title + called, lambda value: signed(value, 2), True))
-            values.append({e.unit: getattr(e.comparison, field) * e.comparison.points for e in effects})
+        called = name.removeprefix("ablation")
+        columns += difference_columns([e.comparison for e in effects], called)
+        values += [{e.unit: in_points(e.comparison)[place] for e in effects} for place in range(3)]
         columns += [Column(f"p{called}", probability, True), Column(f"p (Holm){called}", probability, True)]
         values += [{e.unit: e.comparison.p for e in effects}, {e.unit: e.comparison.p_holm for e in effects}]
     if part.removed:

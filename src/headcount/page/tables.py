@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ class Table:
         """A booktabs tabular in which every special character is an ordinary one."""
         layout = "".join("r" if column.numeric else "l" for column in self.columns)
         head = " & ".join(latex_text(column.title) for column in self.columns)
-        body = [" & ".join(latex_text(cell) for cell in row) + r" \\" for row in self.shown]
+        body = [_guarded(" & ".join(latex_text(cell) for cell in row)) + r" \\" for row in self.shown]
         caption = latex_text(self.caption).replace("\n", " ")
         lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{layout}}}", r"\toprule", head + r" \\"]
         lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", r"\end{table}"]
@@ -96,6 +96,11 @@ def latex_text(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
 
 
+def _guarded(row: str) -> str:
+    """A row that LaTeX cannot take for the option of the line break before it: "[" and "*" have a meaning there."""
+    return f"{{{row[0]}}}{row[1:]}" if row.startswith(("[", "*")) else row
+
+
 def markdown_text(text: str) -> str:
     """A text as Markdown prints it, on one line."""
     return _MARKDOWN.sub(r"\\\1", _one_line(text))
@@ -119,6 +124,12 @@ def _plain(value: Any) -> Any:
 def digits_of(width: float, default: int) -> int:
     """Decimals that show two digits of an interval's width."""
     return default if width <= 0 else min(6, max(1, 1 - math.floor(math.log10(width))))
+
+
+def digits_for(sizes: Iterable[float], more: int = 0, default: int = 2) -> int:
+    """Decimals for a whole column: two digits, and `more`, of a middling one among these widths or values."""
+    known = sorted(abs(size) for size in sizes if size)
+    return min(6, digits_of(known[len(known) // 2], 1) + more) if known else default
 
 
 def fixed(value: float, digits: int) -> str:
@@ -161,6 +172,21 @@ def bytes_text(size: float) -> str:
     return f"{size:.0f} B" if unit == 0 else f"{size:.{0 if size >= 100 else 1}f} {('kB', 'MB', 'GB', 'TB')[unit - 1]}"
 
 
+def memory_text(size: float) -> str:
+    """Bytes in memory, as `bench` prints them."""
+    return f"{size / 2**20:,.1f}\u00a0MiB"
+
+
+def speed_text(value: float) -> str:
+    """Examples per second."""
+    return whole(value) if value >= 100 else f"{value:.{1 if value >= 10 else 2}f}"
+
+
+def counted(count: float, one: str, many: str = "") -> str:
+    """A count with its noun: "1 point", "2 points"."""
+    return f"{count:g} {one if count == 1 else many or one + 's'}"
+
+
 def times(ratio: float) -> str:
     """A ratio of speeds."""
     return f"{ratio:.2f}×"
@@ -192,3 +218,16 @@ def listed(names: Sequence[str], most: int = 4) -> str:
     """Names in a sentence: "a, b and c"."""
     shown = [*names[:most], f"{len(names) - most} more"] if len(names) > most else list(names)
     return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + f" and {shown[-1]}"
+
+
+def difference_columns(compared: Sequence[Comparison], called: str = "") -> list[Column]:
+    """Columns for differences with their intervals, in points where the metric has them, and as fine as these are."""
+    digits = digits_for(((one.high - one.low) * one.points for one in compared), more=1)
+    unit = unit_of(compared[0]) if compared else "points"
+    titles = (f"difference, {unit}", "low", "high")
+    return [Column(title + called, lambda value: signed(value, digits), True) for title in titles]
+
+
+def in_points(one: Comparison) -> tuple[float, float, float]:
+    """Difference, low and high end, as `difference_columns` have them."""
+    return one.difference * one.points, one.low * one.points, one.high * one.points

@@ -40,6 +40,7 @@
     }
     const at = new Map(cells.map((cell) => [Number(cell.dataset.unit), cell]));
     const number = new Map(found.units.map((unit, n) => [unit, n]));
+    const rows = new Map(every(root, "[data-row]").map((row) => [row.dataset.row, row]));
     let picked = -1;
     let track = found.tracks[0];
     let stop = null;
@@ -61,8 +62,7 @@
       find(legend, "[data-high]").textContent = view.high;
       find(legend, "[data-ramp]").classList.toggle("diverging", view.diverging);
       find(legend, "[data-marked]").hidden = view.marked.length === 0;
-      find(root, "[data-about]").textContent =
-        `A row per layer, a cell per unit. ${view.about} Choose one with a click or the arrow keys.`;
+      find(root, "[data-about]").textContent = view.about;
     };
 
     const pick = (n, focus) => {
@@ -87,8 +87,21 @@
         facts.push(pair);
       }
       find(root, "[data-facts]").replaceChildren(...facts);
+      for (const [unit, row] of rows) {
+        if (unit === found.units[n]) row.setAttribute("aria-current", "true");
+        else row.removeAttribute("aria-current");
+      }
+      reveal();
       signal(root, "picked", found.units[n]);
     };
+
+    // the row of the chosen unit, in the middle of its table; the page itself stays where it is
+    const reveal = () => {
+      const row = rows.get(found.units[picked]);
+      const frame = row && row.closest(".scroll");
+      if (frame) frame.scrollTop = row.offsetTop - (frame.clientHeight - row.offsetHeight) / 2;
+    };
+    for (const one of every(root, "details")) one.addEventListener("toggle", reveal);
 
     const move = (n, key) => {
       const spot = (cell) => cell.getBoundingClientRect();
@@ -187,11 +200,12 @@
     }
   };
   document.addEventListener("click", async (event) => {
-    const button = event.target.closest("[data-copy]");
+    const button = event.target.closest("[data-copy], [data-command]");
     if (!button) return;
+    const command = button.matches("[data-command]");
     try {
-      await copy(data.tables[button.dataset.table][button.dataset.copy]);
-      say(`Copied as ${button.textContent}`);
+      await copy(command ? find(button.parentNode, "code").textContent : data.tables[button.dataset.table][button.dataset.copy]);
+      say(command ? "Copied the command" : `Copied as ${button.textContent}`);
     } catch {
       say("The browser did not allow copying");
     }
