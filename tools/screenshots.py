@@ -21,7 +21,7 @@ import extra
 
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
 FLAGS += ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
-TOP = {"report": (1240, 1080, "light"), "report-dark": (1240, 1080, "dark"), "report-phone": (390, 844, "light")}
+TOP = {"report": (1240, 1230, "light"), "report-dark": (1240, 1230, "dark"), "report-phone": (390, 844, "light")}
 
 
 @contextmanager
