@@ -6,7 +6,8 @@
 
 Half of the heads go evenly, six of twelve in every layer, and unevenly, 72 of all 144 drawn by lot. The models run in
 turns, as `headcount bench` does it; weights are random. On a CPU all times are processor time, not time on the wall, so
-that other work on the machine does not blur the ratios: examples per second are per second of one core.
+that other work on the machine does not blur the ratios: examples per second are per second of one core. --wall is for
+quiet machines.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--even", action="store_true", help="only the even half")
+    parser.add_argument("--wall", action="store_true", help="by the clock on the wall; for a quiet machine")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -53,7 +55,7 @@ def main() -> None:
         hc.cut(models[name], plan)
     batches = [int(part) for part in given.batch.split(",")]
     asked = {"batch_sizes": batches, "lengths": [given.length], "repeats": given.repeats, "compile": given.compile}
-    found = bench(models, **asked, clock=by_processor)
+    found = bench(models, **asked, clock=None if given.wall else by_processor)
     print(json.dumps(found.to_json(), indent=2) if given.json else bench_text(found))
     for name in plans:
         print(f"heads left by layer, {name}: {[len(site) for site in hc.find(models[name]) if site.kind == 'head']}")
