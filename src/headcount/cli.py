@@ -27,10 +27,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Which attention heads, neurons and layers of a transformer earn their keep, and how to remove the rest.\n\n"
     "Examples:\n\n"
-    "    headcount inspect my-model                        # a folder, or a name on the hub\n\n"
+    "    headcount demo                                     # everything, on embedded models, offline\n\n"
+    "    headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller   # the main job\n\n"
+    "    headcount inspect my-model                         # a folder, or a name on the hub\n\n"
     "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
+    "    headcount bench my-model smaller                   # is it faster?\n\n"
+    "    headcount report runs -o page.html                 # one page of all that was found\n\n"
     "    headcount cut my-model 3:7 5:0-3 -o smaller        # remove five heads\n\n"
     "    headcount cut my-model layers:4 3.mlp:* -o smaller # a whole layer, and all of one MLP\n\n"
     "Units are written SITE:INDICES; `inspect` lists the sites.",
