@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -176,3 +177,22 @@ def word_tokenizer(words: Sequence[str]) -> Any:
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=marks)
     names = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token"), special, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=16, eos_token="[SEP]", **names)
+
+
+def ran(*arguments: object) -> Any:
+    """A command, run as a user would, in this process; errors that are not exits come out as they are."""
+    from typer.testing import CliRunner
+
+    from headcount.cli import app
+
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def ran_json(*arguments: object) -> dict[str, Any]:
+    """What a command prints with --json."""
+    done = ran(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -15,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import ran as _run
+from small import ran_json as _json
 from small import word_tokenizer
 from transformers import (
     AutoModelForSequenceClassification,
@@ -80,19 +81,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, seed in (("val.de", 3), ("val.en", 4), ("train.de", 5), ("train.en", 6)):
         (folder / name).write_text("\n".join(_sentences(10, seed)) + "\n")
     return folder
-
-
-def _run(*arguments: object) -> Any:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
-
-
-def _json(*arguments: object) -> dict[str, Any]:
-    done = _run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def _task(place: Path, name: str, **options: Any) -> hc.Task:

@@ -24,6 +24,8 @@ import torch
 import yaml
 from conftest import Fingerprint, says
 from safetensors.torch import load_file
+from small import ran as _run
+from small import ran_json as _json
 from small import word_tokenizer
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from typer.testing import CliRunner
@@ -90,19 +92,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (pruning, choosing):
         monkeypatch.setattr(module, "bench", lambda *models, **asked: speed.bench(*models, **{**asked, "repeats": 2}))
-
-
-def _run(*arguments: object) -> Any:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
-
-
-def _json(*arguments: object) -> dict[str, Any]:
-    done = _run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def _task(place: Path, name: str, **options: Any) -> hc.Task:

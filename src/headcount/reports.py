@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from .page.findings import Part, gather, index_of, site_of
 from .page.maps import Map
 from .page.sections import Section
 from .page.tables import Table, counted, listed
+from .runs import write_whole
 
 TEMPLATES = Path(__file__).parent / "page" / "templates"
 LARGEST = 5_000_000  # bytes of a page
@@ -88,8 +87,8 @@ def report(
             "time."
         )
     for path, content in files.items():
-        _write(path, content)
-    _write(output, page)
+        write_whole(path, content, "write to")
+    write_whole(output, page, "write to")
     return output
 
 
@@ -258,21 +257,3 @@ def _free(path: Path, force: bool) -> None:
         raise BadRun(f"{path} is a folder; give the name of a file.")
     if os.path.lexists(path) and not force:
         raise BadRun(f"{path} is there already; choose another name, or write over it with --force.")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all."""
-    draft = path.with_name(f".{secrets.token_hex(8)}.draft")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(draft, "xb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(draft, path)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise BadRun(f"I cannot write {path}: {error.strerror or error}; choose another place.") from error

@@ -35,6 +35,7 @@ _DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft")  # a file that is being written; o
 _NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,199}")
 _ABSENT = object()
 _ADVICE = {"read": "check that it is there and readable", "use": "choose another folder"}
+_ADVICE["write to"] = "choose another place"
 _ADVICE["write"] = "what is finished is safe, so see to the disk and run the same again"
 Arrays = dict[str, np.ndarray]
 
@@ -137,7 +138,7 @@ class Run(Record):
         self._must_be_open()
         path, checked = _file(self.folder, name, ".npz"), _checked(name, arrays)
         if not self.done(name):
-            _write(path, _packed(name, checked))
+            write_whole(path, _packed(name, checked))
         elif _packed(name, self.read(name)) != _packed(name, checked):
             raise BadRun(f"{path} is finished and holds other arrays; delete it first if it should be replaced.")
 
@@ -146,7 +147,7 @@ class Run(Record):
         self._must_be_open()
         path, plain = _file(self.folder, name, ".json"), plain_json(data, f"The document {name}")
         if replace or not os.path.lexists(path):
-            _write(path, _text(plain))
+            write_whole(path, _text(plain))
         elif canonical(self.read_json(name)) != canonical(plain):
             raise BadRun(f"{path} is there and holds other data; delete it first, or write with replace=True.")
 
@@ -155,7 +156,7 @@ class Run(Record):
         self._must_be_open()
         document = _written(self.folder)
         if not document["finished"]:
-            _write(self.folder / RUN, _text({**document, "finished": True}))
+            write_whole(self.folder / RUN, _text({**document, "finished": True}))
 
     def discard_if_empty(self) -> None:
         """Take the folder away again if nothing has been written to it: a command that failed at once leaves nothing."""
@@ -209,7 +210,7 @@ def _begin(folder: Path, asked: dict[str, Any]) -> None:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": False,
     }
-    _write(folder / RUN, _text(document))
+    write_whole(folder / RUN, _text(document))
 
 
 def _document(folder: Path) -> dict[str, Any] | None:
@@ -372,10 +373,11 @@ def _damaged(path: Path, error: Exception) -> BadRun:
     return BadRun(f"{path} is damaged ({why}); delete this file and run the command again to have it anew.")
 
 
-def _write(path: Path, content: bytes | memoryview) -> None:
+def write_whole(path: Path, content: bytes | memoryview, verb: str = "write") -> None:
     """The file appears whole or not at all, and is on the disk when this returns."""
     draft = path.with_name(f".{secrets.token_hex(8)}.draft")
-    with _sentences("write", path):
+    with _sentences(verb, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(draft, "xb") as stream:
                 stream.write(content)
