@@ -25,9 +25,9 @@ ORDER = [
     "fingerprints",
     "runs",
     "demo",
+    "tables",
     "cards",
     "page.findings",
-    "page.tables",
     "page.charts",
     "page.drawing",
     "page.maps",
@@ -84,7 +84,7 @@ ORDER = [
     "cli",
 ]
 NO_TORCH = ["errors", "plans", "metrics", "stats", "results", "guarantee", "scores", "progress", "fingerprints", "runs"]
-NO_TORCH += ["cards", "demo", "reports", "printing", *(name for name in ORDER if name.startswith("page."))]
+NO_TORCH += ["tables", "cards", "demo", "reports", "printing", *(name for name in ORDER if name.startswith("page."))]
 NUMBERS = {
     "numpy",
     "scipy",

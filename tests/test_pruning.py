@@ -359,6 +359,8 @@ def test_units_are_counted_and_named_as_they_are(place: Path, tmp_path: Path) ->
     assert (both.of, both.units) == (15, "heads,layers")
     found = hc.prune(model, tmp_path / "x", report.with_metric("loss"), both)
     assert str(found).startswith("2 of 15 heads and layers (13 %) are gone: loss went from")
+    with says(hc.BadPlan, about="none of the 12 units can go"):
+        hc.choose(model, max_drop=1.0, score=report, select=_task(place, "few"), least=4)
     with says(hc.BadPlan, about="at least one"):
         hc.choose(model, remove=0, score=report)
 
@@ -632,7 +634,7 @@ def test_no_name_breaks_out_of_the_card(place: Path, tmp_path: Path) -> None:
     told = read(tmp_path / "run").read_json("prune")
     nasty = "<script>alert(1)</script> | **x** `y` [z](http://e) \n\n# title\n---\na: b"
     told |= {"model": nasty, "output": nasty, "command": nasty, "signature": nasty, "class": nasty, "sentence": nasty}
-    told["sets"] = [{"role": "score", "data": nasty, "n": 3}]
+    told["sets"] = [{"role": "score", "data": nasty, "n": 3, "what": nasty}]
     told["left_alone"] = [{"site": "1", "reason": nasty}]
     text = cards.card(told)
     front, body = text.split("\n---\n", 1)

@@ -19,14 +19,14 @@ import pytest
 from conftest import says
 from typer.testing import CliRunner
 
-from headcount import reports
+from headcount import reports, tables
 from headcount.cli import app
 from headcount.errors import BadRun
-from headcount.page import answers, charts, maps, sections, tables
+from headcount.page import answers, charts, maps, sections
 from headcount.page.findings import gather, kind_of, type_of
-from headcount.page.tables import Column, Table
 from headcount.plans import Plan
 from headcount.runs import Run
+from headcount.tables import Column, Table
 
 HOSTILE = '</script><script>alert(1)</script>"><img src=x onerror=alert(2)> & \u2028 {{ 7*7 }} theme:ink'
 SECTIONS = {

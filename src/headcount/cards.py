@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from .guarantee import unit_of
 from .plans import Plan
 from .results import Comparison
+from .tables import Column, Table, bytes_text, digits_for, markdown_text
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
 PIPELINES = {
@@ -28,29 +27,20 @@ NOT_STOCK = (
     "A stock config cannot say what is left of each layer; `from_pretrained` alone refuses this folder instead of loading it "
     "wrongly."
 )
-ROLES = {"score": "to score the units", "select": "to show the guarantee", "report": "to measure before and after"}
 
 
 def card(found: Mapping[str, Any]) -> str:
     """The README.md of a checkpoint, from what `prune` found (its `prune.json`); the hub renders it."""
-    parts = [_front(found), _title(found), str(_md(found["sentence"])), _numbers(found), _usage(found), _removed(found)]
+    parts = [
+        _front(found),
+        _title(found),
+        markdown_text(found["sentence"]),
+        _numbers(found),
+        _usage(found),
+        _removed(found),
+    ]
     parts += [_promise(found), _data(found), _again(found)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def decimals(values: Iterable[float]) -> int:
-    """Decimals that show two digits of the largest of the values: points of accuracy get two, small losses more."""
-    largest = max((abs(value) for value in values), default=0.0)
-    return 2 if largest >= 0.1 or largest == 0 else min(6, 1 - math.floor(math.log10(largest)))
-
-
-def size_text(count: float) -> str:
-    """Bytes as people say them: 46.1 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def _front(found: Mapping[str, Any]) -> str:
@@ -66,7 +56,7 @@ def _front(found: Mapping[str, Any]) -> str:
 
 
 def _title(found: Mapping[str, Any]) -> str:
-    return f"# {_md(_last(found['model']))}, smaller"
+    return f"# {markdown_text(_last(found['model']))}, smaller"
 
 
 def _numbers(found: Mapping[str, Any]) -> str:
@@ -75,7 +65,7 @@ def _numbers(found: Mapping[str, Any]) -> str:
         (f"{before['metric']} (n={before['n']})", _value(before), _value(after)),
         (found["units"], found["of"], found["of"] - found["removed"]),
         ("parameters", f"{found['parameters'][0]:,}", f"{found['parameters'][1]:,}"),
-        ("weights on disk", size_text(found["bytes"][0]), size_text(found["bytes"][1])),
+        ("weights on disk", bytes_text(found["bytes"][0]), bytes_text(found["bytes"][1])),
     ]
     speed = found.get("speed")
     notes = [f"Difference: {Comparison.from_json(found['comparison'])}."]
@@ -89,7 +79,7 @@ def _numbers(found: Mapping[str, Any]) -> str:
             f"{spread} times as fast (median and quartiles; {speed['device']}, {speed['dtype']}); "
             f"the multiply-adds allow {last['limit']:.2f}."
         )
-    return _table(("", "before", "after"), rows) + "\n\n" + _md(" ".join(notes))
+    return _table(("", "before", "after"), rows) + "\n\n" + markdown_text(" ".join(notes))
 
 
 def _usage(found: Mapping[str, Any]) -> str:
@@ -109,15 +99,15 @@ def _removed(found: Mapping[str, Any]) -> str:
     rows = [(name, *rest[:2], gone.get(name, ""), *rest[2:]) for name, *rest in rows]
     head = ("site", "units", "left", "removed", "manner", "parameters")
     about = f"{why.why[0].upper()}{why.why[1:]}." if why.why else ""
-    note = "".join(f"\n\nLeft alone: {one['reason']}" for one in found.get("left_alone", [])[:3])
-    return f"## What was removed\n\n{_md(about)}\n\n{_table(head, rows)}{_md(note)}"
+    note = "".join(f"\n\nLeft alone: {markdown_text(one['reason'])}" for one in found.get("left_alone", [])[:3])
+    return f"## What was removed\n\n{markdown_text(about)}\n\n{_table(head, rows)}{note}"
 
 
 def _promise(found: Mapping[str, Any]) -> str:
     held = found["guarantee"]
     if held is None:
         return ""
-    digits = decimals([step["bound"] for step in held["steps"]])
+    digits = digits_for([step["bound"] for step in held["steps"]], more=1)
     rows = [
         (
             step["removed"],
@@ -136,11 +126,11 @@ def _promise(found: Mapping[str, Any]) -> str:
         "shown ended it. The plan kept is the last one shown. Repeated on fresh examples like these, a wrong promise would "
         f"come out in at most {100 * held['alpha']:g} % of the repetitions."
     )
-    return f"## The guarantee\n\n{_md(text)}\n\n{_table(head, rows)}"
+    return f"## The guarantee\n\n{markdown_text(text)}\n\n{_table(head, rows)}"
 
 
 def _data(found: Mapping[str, Any]) -> str:
-    rows = [(s["data"], s["n"], s.get("what") or ROLES.get(s["role"], s["role"])) for s in found.get("sets", [])]
+    rows = [(s["data"], s["n"], s["what"]) for s in found.get("sets", [])]
     return f"## Data\n\n{_table(('data', 'examples', 'used'), rows)}" if rows else ""
 
 
@@ -148,7 +138,7 @@ def _again(found: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
     command = f"```\n{_code(found['command'])}\n```\n\n" if found.get("command") else ""
     signature = f"`{_code(found['signature']).replace('`', chr(39))}`"
-    return f"## Made by\n\n{command}Signature: {signature}\n\nVersions: {_md(versions)}. The plan is in `plan.json`."
+    return f"## Made by\n\n{command}Signature: {signature}\n\nVersions: {markdown_text(versions)}. The plan is in `plan.json`."
 
 
 def _value(result: Mapping[str, Any]) -> str:
@@ -159,18 +149,9 @@ def _last(name: str) -> str:
     return re.split(r"[/\\]", name.rstrip("/\\"))[-1] or name
 
 
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return " ".join(_md(str(value)).split())
-
-
-def _md(text: str) -> str:
-    """A text that Markdown shows as it is: no tags, links, emphasis or table borders come from names."""
-    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(text, quote=False))
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    columns = tuple(Column(title) for title in head)
+    return Table("", "", columns, tuple(tuple(row) for row in rows)).markdown().rstrip()
 
 
 def _code(text: str) -> str:

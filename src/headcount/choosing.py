@@ -107,6 +107,8 @@ def choose(
     names = [only] if isinstance(only, str) else list(only)
     usable = found.only(*names).only(*allowed) if names else found.only(*allowed)
     order = _Order(usable, tuple(usable.order(least)))
+    if not order.units:
+        raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
     common: dict[str, Any] = {"scores": found, "order": order.units, "left_alone": left_alone, "used": used}
     common |= {"of": len(found), "units": ",".join(word.strip() for word in units.split(","))}
     if remove is not None:

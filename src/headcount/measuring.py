@@ -10,7 +10,21 @@ import typer
 
 from .errors import BadPlan
 from .fingerprints import fingerprint
-from .options import Given, dialects_of, load_model, make_task, other_task, out, quieten, running
+from .options import (
+    Criterion,
+    Given,
+    Only,
+    ScoreData,
+    ScoreLimit,
+    SelectLimit,
+    dialects_of,
+    load_model,
+    make_task,
+    other_task,
+    out,
+    quieten,
+    running,
+)
 from .printing import ablation_text, curve_text, one_head_table, scores_text, transfer_text
 
 if TYPE_CHECKING:
@@ -44,9 +58,7 @@ def evaluate(model: Model, given: Given) -> None:
 def score(
     model: Model,
     given: Given,
-    by: Annotated[
-        str, typer.Option("--by", help="taylor, fisher, ablation, confidence, entropy, magnitude or random.")
-    ] = "taylor",
+    by: Criterion = "taylor",
     granularity: Annotated[
         str, typer.Option("--granularity", help="Of taylor: example (the paper), token (its code), batch, signed.")
     ] = "example",
@@ -102,7 +114,7 @@ def ablate(
     select_data: Annotated[
         str | None, typer.Option("--select-data", help="Other data to choose the one head on; else half of --data.")
     ] = None,
-    select_limit: Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")] = None,
+    select_limit: SelectLimit = None,
     test: Test = "randomization",
     resamples: Draws = None,
     memory: Memory = 2.0,
@@ -199,15 +211,11 @@ def curve(
     scores: Annotated[
         str | None, typer.Option("--scores", metavar="FILE", help="Scores from `headcount score`, instead of --by.")
     ] = None,
-    score_data: Annotated[
-        str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else half of --data.")
-    ] = None,
-    score_limit: Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")] = None,
+    score_data: ScoreData = None,
+    score_limit: ScoreLimit = None,
     step: Annotated[str, typer.Option("--step", help="Units per step: a count, or a share such as 5%.")] = "10%",
     least: Annotated[int, typer.Option("--least", help="Heads that every attention keeps.")] = 0,
-    only: Annotated[
-        str, typer.Option("--only", help="Remove only this type: encoder, decoder or cross; commas for several.")
-    ] = "",
+    only: Only = "",
     until_drop: Annotated[
         float | None, typer.Option("--until-drop", help="Stop after the first point worse by so many points.")
     ] = None,

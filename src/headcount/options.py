@@ -30,6 +30,20 @@ out = Console(highlight=False)
 WHAT, HOW, WHERE = "What to measure on", "How to run", "Where the results go"
 
 
+# Flags that some commands share
+Criterion = Annotated[
+    str, typer.Option("--by", help="taylor, fisher, ablation, confidence, entropy, magnitude or random.")
+]
+ScoreData = Annotated[
+    str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else a part of --data.")
+]
+ScoreLimit = Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")]
+SelectLimit = Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")]
+Only = Annotated[
+    str, typer.Option("--only", help="Remove only this type: encoder, decoder or cross; commas for several.")
+]
+
+
 def _flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 

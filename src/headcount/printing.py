@@ -119,8 +119,8 @@ def curve_text(found: Sequence[Curve]) -> str:
 def pruned_text(found: Mapping[str, Any]) -> str:
     """What `prune` did, from its JSON: before and after side by side, and what is promised."""
     before, after, of = found["before"], found["after"], found["of"]
-    from .cards import size_text
     from .results import Comparison  # numpy is not imported before it is needed
+    from .tables import bytes_text
 
     comparison = Comparison.from_json(found["comparison"])
     (had, has), (took, takes) = found["parameters"], found["bytes"]
@@ -129,7 +129,7 @@ def pruned_text(found: Mapping[str, Any]) -> str:
         (before["metric"], _with_interval(before), _with_interval(after), str(comparison)),
         (found["units"], str(of), str(of - found["removed"]), f"-{found['removed'] / of:.0%}"),
         ("parameters", f"{had:,}", f"{has:,}", f"{has / had - 1:+.1%}"),
-        ("on disk", size_text(took), size_text(takes), f"{takes / took - 1:+.1%}"),
+        ("on disk", bytes_text(took), bytes_text(takes), f"{takes / took - 1:+.1%}"),
     ]
     if found.get("speed"):
         first, last = found["speed"]["rows"][0], found["speed"]["rows"][-1]
@@ -144,10 +144,10 @@ def pruned_text(found: Mapping[str, Any]) -> str:
 
 def guarantee_text(found: Guarantee) -> str:
     """The plans that were tested, and where it stopped."""
-    from .cards import decimals
     from .guarantee import in_words
+    from .tables import digits_for
 
-    digits = decimals([step.bound for step in found.steps])
+    digits = digits_for([step.bound for step in found.steps], more=1)
     lines = [f"{'removed':>8}{found.metric:>12}{'lost':>9}{'at most':>9}{'p':>10}  shown"]
     for step in found.steps:
         shown = "yes" if step.shown else "no: stop here"

@@ -15,8 +15,8 @@ from .page.charts import Chart
 from .page.findings import Part, gather, index_of, site_of
 from .page.maps import Map
 from .page.sections import Section
-from .page.tables import Table, counted, listed
 from .runs import write_whole
+from .tables import Table, counted, listed
 
 TEMPLATES = Path(__file__).parent / "page" / "templates"
 LARGEST = 5_000_000  # bytes of a page

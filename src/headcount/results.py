@@ -51,7 +51,7 @@ class Result:
 
     def __str__(self) -> str:
         low, high = self.interval()
-        digits = _digits(high - low, default=3)
+        digits = digits_of(high - low, default=3)
         texts = [f"{number:.{digits}f}" for number in (self.value, low, high)]
         return f"{self.metric.name} {texts[0]} [{texts[1]}, {texts[2]}] (n={self.n})"
 
@@ -103,7 +103,7 @@ class Comparison:
 
     def __str__(self) -> str:
         numbers = [number * self.points for number in (self.difference, self.low, self.high)]
-        digits = _digits(numbers[2] - numbers[1], default=1)
+        digits = digits_of(numbers[2] - numbers[1], default=1)
         texts = [_signed(number, digits) for number in numbers]
         in_points = self.points != 1 or self.metric in ("bleu", "chrf")
         unit = "points" if in_points else f"in {self.metric}"
@@ -219,7 +219,7 @@ def _check_same(before: Result, after: Result) -> None:
         )
 
 
-def _digits(width: float, *, default: int) -> int:
+def digits_of(width: float, default: int) -> int:
     """Decimals that show two digits of an interval's width: more would pretend, fewer would hide it."""
     return default if width <= 0 else min(6, max(1, 1 - math.floor(math.log10(width))))
 

@@ -12,7 +12,21 @@ import typer
 
 from . import splits
 from .errors import BadData, BadPlan
-from .options import Given, dialects_of, load_model, make_task, other_task, out, quieten, running
+from .options import (
+    Criterion,
+    Given,
+    Only,
+    ScoreData,
+    ScoreLimit,
+    SelectLimit,
+    dialects_of,
+    load_model,
+    make_task,
+    other_task,
+    out,
+    quieten,
+    running,
+)
 
 if TYPE_CHECKING:
     from .choosing import Choice
@@ -62,9 +76,7 @@ def prune(
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan file, perhaps edited by hand; with --max-drop it is tested.")
     ] = None,
-    by: Annotated[
-        str, typer.Option("--by", help="taylor, fisher, ablation, confidence, entropy, magnitude or random.")
-    ] = "taylor",
+    by: Criterion = "taylor",
     units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
     alpha: Annotated[
         float, typer.Option("--alpha", help="How often the guarantee may be wrong: 0.05 is 95 % sure.")
@@ -73,18 +85,14 @@ def prune(
         str, typer.Option("--step", help="Units between two plans that are tried: a count or a share.")
     ] = "5%",
     least: Annotated[int, typer.Option("--least", help="Units that every site keeps.")] = 0,
-    only: Annotated[
-        str, typer.Option("--only", help="Remove only this type: encoder, decoder or cross; commas for several.")
-    ] = "",
-    score_data: Annotated[
-        str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else a part of --data.")
-    ] = None,
-    score_limit: Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")] = None,
+    only: Only = "",
+    score_data: ScoreData = None,
+    score_limit: ScoreLimit = None,
     select_data: Annotated[
         str | None,
         typer.Option("--select-data", metavar="FILE", help="Other data to show the guarantee on; else a part."),
     ] = None,
-    select_limit: Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")] = None,
+    select_limit: SelectLimit = None,
     length: Annotated[
         int | None, typer.Option("--length", help="Tokens at which speed is measured; else the median of the data.")
     ] = None,

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import HeadcountError
 from ..runs import Record
-from . import maps
-from .findings import ALPHA, Document, Part, beyond_chance, checked, comparison_of, kind_of, number, plain
-from .tables import (
+from ..tables import (
     bytes_text,
     counted,
     difference_text,
@@ -24,6 +22,8 @@ from .tables import (
     unit_of,
     whole,
 )
+from . import maps
+from .findings import ALPHA, Document, Part, beyond_chance, checked, comparison_of, kind_of, number, plain
 
 SIGNED = ("base", "one", "other", "before", "after", "guarantee")  # results within documents
 DROP = 1.0  # points, for the sentence about a curve

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..tables import difference_text, digits_for, digits_of, fixed, probability, result_text, signed, three, unit_of
 from .drawing import Drawn, draw
 from .findings import (
     Document,
@@ -18,7 +19,6 @@ from .findings import (
     plain,
     units_of,
 )
-from .tables import difference_text, digits_for, digits_of, fixed, probability, result_text, signed, three, unit_of
 
 NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
 SCORED = (

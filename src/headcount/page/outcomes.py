@@ -7,11 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..guarantee import unit_of
-from . import charts
-from .answers import reference
-from .findings import Document, Part, checked, number
-from .sections import MICHEL, Section
-from .tables import (
+from ..tables import (
     Column,
     Table,
     counted,
@@ -25,6 +21,10 @@ from .tables import (
     times,
     whole,
 )
+from . import charts
+from .answers import reference
+from .findings import Document, Part, checked, number
+from .sections import MICHEL, Section
 
 QUARTILES = ("lower quartile", "upper quartile")
 MANNERS = {

@@ -8,11 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..results import Comparison
-from . import charts, maps
-from .answers import noun_of_curve, related
-from .charts import Chart
-from .findings import ALPHA, Document, Effect, Measured, Part, beyond_chance, checked, comparison_of, number
-from .tables import (
+from ..tables import (
     Column,
     Table,
     counted,
@@ -27,6 +23,10 @@ from .tables import (
     three,
     whole,
 )
+from . import charts, maps
+from .answers import noun_of_curve, related
+from .charts import Chart
+from .findings import ALPHA, Document, Effect, Measured, Part, beyond_chance, checked, comparison_of, number
 
 MICHEL = "Michel, Levy and Neubig 2019"
 MOST_ROWS = 1_000  # of a table; beyond it the most important ones are listed

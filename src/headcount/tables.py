@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..results import Comparison
+from .results import Comparison, digits_of
 
 MINUS = "−"
 _LATEX = {
@@ -119,11 +118,6 @@ def _plain(value: Any) -> Any:
 
 
 # -- numbers --------------------------------------------------------------------------------------------------------------
-
-
-def digits_of(width: float, default: int) -> int:
-    """Decimals that show two digits of an interval's width."""
-    return default if width <= 0 else min(6, max(1, 1 - math.floor(math.log10(width))))
 
 
 def digits_for(sizes: Iterable[float], more: int = 0, default: int = 2) -> int:
