@@ -28,6 +28,7 @@ ORDER = [
     "tables",
     "cards",
     "page.findings",
+    "page.look",
     "page.charts",
     "page.drawing",
     "page.maps",

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from headcount import reports, tables
 from headcount.cli import app
 from headcount.errors import BadRun
-from headcount.page import answers, charts, maps, sections
+from headcount.page import answers, charts, look, maps, sections
 from headcount.page.findings import gather, kind_of, type_of
 from headcount.plans import Plan
 from headcount.runs import Run
@@ -775,13 +775,13 @@ def test_every_chart_of_the_page_is_a_figure_too(runs, page, tmp_path) -> None:
 
 def test_colours_are_painted_everywhere_but_in_data() -> None:
     spec = {"a": "theme:ink", "b": [{"c": "theme:warn"}], "data": {"values": [{"x": "theme:ink"}]}, "d": "theme:none"}
-    assert charts.painted(spec, {"ink": "#000", "warn": "#f00"}) == {
+    assert look.painted(spec, {"ink": "#000", "warn": "#f00"}) == {
         "a": "#000",
         "b": [{"c": "#f00"}],
         "data": {"values": [{"x": "theme:ink"}]},
         "d": "theme:none",
     }
-    assert charts.PALETTES["light"].keys() == charts.PALETTES["dark"].keys()
+    assert look.PALETTES["light"].keys() == look.PALETTES["dark"].keys()
 
 
 def _luminance(colour: str) -> float:
@@ -798,14 +798,14 @@ def _contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("name", ["light", "dark"])
 @pytest.mark.parametrize("text", ["ink", "muted", "accent", "warn"])
 def test_text_can_be_read_in_both_palettes(name, text) -> None:
-    palette = charts.PALETTES[name]
+    palette = look.PALETTES[name]
     for ground in ("paper", "surface"):
         assert _contrast(palette[text], palette[ground]) >= 4.5
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_lost_and_gained_differ_in_grey_too_and_stand_out(name) -> None:
-    palette = charts.PALETTES[name]
+    palette = look.PALETTES[name]
     assert _contrast(palette["warn"], palette["accent2"]) >= 1.5
     for ground in ("paper", "surface", "faint"):
         assert _contrast(palette["warn"], palette[ground]) > _contrast(palette["accent2"], palette[ground]) >= 3

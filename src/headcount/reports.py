@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import __version__
 from .errors import BadRun
-from .page import answers, charts, drawing, maps, outcomes, sections
+from .page import answers, charts, drawing, look, maps, outcomes, sections
 from .page.charts import Chart
 from .page.findings import Part, gather, index_of, site_of
 from .page.maps import Map
@@ -104,7 +104,7 @@ def render(chapters: Sequence[Chapter], title: str | None = None) -> str:
     return environment.get_template("page.html").render(
         title=title or f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}",
         chapters=chapters,
-        palettes=charts.PALETTES,
+        palettes=look.PALETTES,
         cell=drawing.CELL,
         version=__version__,
         data=Markup(embedded(_data(chapters))),

@@ -1,7 +1,6 @@
 """Charts of what was found, as Vega-Lite made with Altair: one source for the page, for SVG and for PNG. No torch.
 
-A chart says `theme:ink` where it means a colour; `painted` puts the colours of a palette there, in Python for files and
-in the page for light and dark. Data never reach an expression: fields have fixed names, and texts are values.
+Data never reach an expression: fields have fixed names, and texts are values. Colours and type are in `look`.
 """
 
 from __future__ import annotations
@@ -11,51 +10,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-Spec = dict[str, Any]
+from .look import ORDERS, Spec, config, for_file
+
 Rows = Sequence[Mapping[str, Any]]
 
-# Blue against orange, never red against green; both palettes keep 4.5:1 for text. What is lost (warn) and gained (accent2)
-# differ in grey, too: lost is the one that stands out. `seq` runs from the surface to the accent, so that what matters does.
-PALETTES: dict[str, dict[str, str]] = {
-    "light": {
-        "paper": "#f7f5f0",
-        "surface": "#fffefb",
-        "ink": "#1b2430",
-        "muted": "#5c6672",
-        "rule": "#dedad0",
-        "faint": "#ece8df",
-        "accent": "#1c5d99",
-        "accent2": "#12917e",
-        "accent3": "#7a4fa3",
-        "warn": "#a3420d",
-        "seq-low": "#eaf0f5",
-        "seq-high": "#0d3b6e",
-        "band": "#b9b2a3",
-        "bar": "#9db7cf",
-        "shade": "#1b24302e",
-    },
-    "dark": {
-        "paper": "#12161c",
-        "surface": "#191f27",
-        "ink": "#e9e6df",
-        "muted": "#9ea8b5",
-        "rule": "#303945",
-        "faint": "#222933",
-        "accent": "#7ab8ee",
-        "accent2": "#3f9f8d",
-        "accent3": "#c3a0ea",
-        "warn": "#f7ad75",
-        "seq-low": "#222c38",
-        "seq-high": "#a5d5ff",
-        "band": "#5c6470",
-        "bar": "#3d5f80",
-        "shade": "#e9e6df33",
-    },
-}
-ORDERS = ("accent", "accent2", "accent3", "warn")  # colours of several orders in one chart
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 MOST_MARKS = 2_000  # beyond it, single units are not drawn
-FIGURE_WIDTH = 560
 
 
 class Chart(NamedTuple):
@@ -66,52 +25,11 @@ class Chart(NamedTuple):
     spec: Spec
 
 
-def painted(spec: Any, palette: Mapping[str, str]) -> Any:
-    """The specification with the palette's colours in the place of `theme:...`; data stay as they are."""
-    if isinstance(spec, dict):
-        return {key: one if key in ("values", "datasets") else painted(one, palette) for key, one in spec.items()}
-    if isinstance(spec, list):
-        return [painted(one, palette) for one in spec]
-    if isinstance(spec, str) and spec.startswith("theme:"):
-        return palette.get(spec[6:], spec)
-    return spec
-
-
-def config() -> Spec:
-    """How all charts look."""
-    text = {"labelColor": "theme:muted", "titleColor": "theme:muted", "labelFontSize": 12, "titleFontSize": 12}
-    grid = {"gridColor": "theme:faint", "domainColor": "theme:rule", "tickColor": "theme:rule", "tickSize": 4}
-    axis = {
-        **text,
-        **grid,
-        "titleFontWeight": "normal",
-        "titlePadding": 8,
-        "labelPadding": 4,
-        "labelOverlap": True,
-        "tickCount": 7,
-    }
-    above = {"titleAngle": 0, "titleAlign": "left", "titleBaseline": "bottom", "titleX": 0, "titleY": -10}
-    legend = {**text, "orient": "top", "title": None, "symbolSize": 90, "labelLimit": 220, "offset": 24}
-    return {
-        "aria": False,  # the page says what a chart shows; Vega-Lite would put titles into expressions for it
-        "background": "transparent",
-        "font": FONT,
-        "view": {"stroke": None},
-        "axis": axis,
-        "axisX": {"grid": False},
-        "axisY": {"domain": False, "ticks": False, **above},
-        "legend": legend,
-        "text": {"color": "theme:ink", "fontSize": 12, "font": FONT},
-        "rule": {"color": "theme:muted"},
-        "padding": {"left": 0, "right": 8, "top": 4, "bottom": 0},
-    }
-
-
 def svg(chart: Chart) -> str:
     """The chart as SVG, in the light palette on white."""
     import vl_convert
 
-    text: str = vl_convert.vegalite_to_svg(_for_file(chart.spec))
+    text: str = vl_convert.vegalite_to_svg(for_file(chart.spec))
     return text
 
 
@@ -119,7 +37,7 @@ def png(chart: Chart) -> bytes:
     """The chart as PNG, twice as large as on a screen, in the light palette on white."""
     import vl_convert
 
-    image: bytes = vl_convert.vegalite_to_png(_for_file(chart.spec), scale=2)
+    image: bytes = vl_convert.vegalite_to_png(for_file(chart.spec), scale=2)
     return image
 
 
@@ -437,8 +355,3 @@ def _ring(shown: Any) -> Any:
 def _chart(name: str, alt_text: str, made: Any, height: int) -> Chart:
     spec = made.properties(width="container", height=height, description=alt_text).to_dict()
     return Chart(name, alt_text, {**spec, "config": config()})
-
-
-def _for_file(spec: Spec) -> Spec:
-    plain = {**spec, "width": FIGURE_WIDTH, "config": {**spec["config"], "background": "#ffffff"}}
-    return dict(painted(plain, PALETTES["light"]))
