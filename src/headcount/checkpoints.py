@@ -268,7 +268,8 @@ def _read_config(name: str | Path, trust_remote_code: bool, kwargs: dict[str, An
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **hub)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadCheckpoint(f"I cannot read the config of {name}: {first[:300]}") from error
+        where = "" if Path(name).exists() else "there is no such folder here, and as a name on the hub: "
+        raise BadCheckpoint(f"I cannot read the config of {name}: {where}{first[:300]}") from error
 
 
 def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
