@@ -102,7 +102,7 @@ def choose(
         held = _shown(model, select, [(len(given), given)], max_drop, alpha, resamples, seed, run, rows)
         kinds = dict.fromkeys(anatomy[name].kind for name in given.by_site())
         return Choice(asked, given, _total(anatomy, kinds), ",".join(f"{k}s" for k in kinds), guarantee=held, used=used)
-    allowed, left_alone = _cuttable(model, units, rows)
+    allowed, left_alone = cuttable(model, units, rows)
     found = score_units(model, score, by, units=units.split(","), seed=seed, run=run, dialects=rows)
     names = [only] if isinstance(only, str) else list(only)
     usable = found.only(*names).only(*allowed) if names else found.only(*allowed)
@@ -165,7 +165,7 @@ def _one_wish(remove: Any, max_drop: Any, speedup: Any, plan: Any) -> tuple[str,
     return wishes[0]
 
 
-def _cuttable(model: nn.Module, units: str, rows: tuple[Dialect, ...]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+def cuttable(model: nn.Module, units: str, rows: tuple[Dialect, ...]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
     """Names of the sites that can be cut, and of those that cannot with the reason; none at all is `Refused`."""
     anatomy, root = find(model, rows), unwrap(model)
     kinds = {word.strip().rstrip("s") for word in units.split(",")}

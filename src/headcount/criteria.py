@@ -95,7 +95,7 @@ def score(
         raise BadPlan(f'normalize is "layer", "type", "global" or None; I got {normalize!r:.40}.')
     rows = tuple(dialects)
     anatomy = find(model, rows)
-    parts = _parts(anatomy, [units] if isinstance(units, str) else list(units))
+    parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
     asked = _Asked(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
     raw, samples = CRITERIA[by](asked)
     how = ("layer" if by == "taylor" else None) if normalize == BY_PAPER else normalize
@@ -115,7 +115,8 @@ def score(
     return Scores(asked.units, raw, by, kinds, types, how, f"{line}|{about}", samples)
 
 
-def _parts(anatomy: Anatomy, units: list[str]) -> tuple[Site | Stack, ...]:
+def parts_of(anatomy: Anatomy, units: list[str]) -> tuple[Site | Stack, ...]:
+    """The attentions, MLPs or stacks of layers whose units these words name."""
     wanted = [word.strip() for text in units for word in text.split(",")]
     unknown = [word for word in wanted if word not in KINDS]
     if unknown or not wanted:

@@ -7,7 +7,7 @@ what went into the layer with what came out. A gate of one changes nothing, a ga
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -63,9 +63,15 @@ def gated(
         yield dict(gates)
 
 
+Live = Callable[[], Tensor]  # gates that change while the block is open: asked for whenever they are needed
+
+
 @contextmanager
-def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> Iterator[None]:
-    """`gated` for a model whose anatomy is at hand: loops need not find it anew for each of their turns."""
+def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor | Live]) -> Iterator[None]:
+    """`gated` for a model whose anatomy is at hand: loops need not find it anew for each of their turns.
+
+    A gate may be a function that gives the tensor of the moment: a number per unit, or per input column of the writer.
+    """
     with ExitStack() as stack:
         stack.enter_context(_compiled_code_steps_aside())
         stack.enter_context(opened(root))
@@ -74,7 +80,7 @@ def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> I
             _check_shape(part, gate)
             if isinstance(part, Stack):
                 for position, block in enumerate(part.blocks):
-                    hook = partial(_mix, part, gate[..., position])
+                    hook = partial(_mix, part, gate, position)
                     # before the hooks by which transformers records hidden states: they should see what goes on
                     handle = block.register_forward_hook(hook, with_kwargs=True, prepend=True)
                     stack.callback(handle.remove)
@@ -89,6 +95,10 @@ def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor]) -> I
                 hook = partial(_multiply, part, gate)
                 stack.callback(part.writer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
+
+
+def _now(gate: Tensor | Live) -> Any:
+    return gate() if callable(gate) else gate
 
 
 _inside = 0  # how many contexts are open: they may end in any order
@@ -118,8 +128,10 @@ def _compiled_code_steps_aside() -> Iterator[None]:
                 torch.compiler.reset()
 
 
-def _check_shape(part: Site | Stack, gate: Tensor) -> None:
+def _check_shape(part: Site | Stack, gate: Any) -> None:
     units = len(part)
+    if callable(gate):
+        return
     if not isinstance(gate, Tensor):
         raise BadPlan(
             f"Gates of {part.name} are a tensor of shape ({units},) or (batch, 1, {units}); I got {gate!r:.60}."
@@ -132,25 +144,35 @@ def _check_shape(part: Site | Stack, gate: Tensor) -> None:
         raise Refused(f"{part.name} {why}: its gates cannot differ from example to example; give one per unit.")
 
 
-def _multiply(site: Site, gate: Tensor, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _multiply(
+    site: Site, given: Tensor | Live, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
     """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
+    gate = _now(given)
     name = None if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
-    columns = gate.to(x.device, x.dtype).repeat_interleave(site.width, -1)
     axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
-    shape = [1] * x.dim()
-    shape[axis] = columns.shape[-1]
-    if gate.dim() == 3:
-        columns = per_row(columns[:, 0], x, site.name)
-        shape[0] = x.shape[0]
-    x = x * columns.view(shape)
+    columns = _columns(site, gate.to(x.device, x.dtype))
+    if gate.dim() == 3 or axis != x.dim() - 1:
+        shape = [1] * x.dim()
+        shape[axis] = columns.shape[-1]
+        if gate.dim() == 3:
+            columns = per_row(columns[:, 0], x, site.name)
+            shape[0] = x.shape[0]
+        columns = columns.view(shape)
+    x = x * columns
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
 
 
-def _shadow(site: Site, gate: Tensor, *_: Any) -> None:
+def _columns(site: Site, gate: Tensor) -> Tensor:
+    """A number per input column of the writer, from one per unit, or as it is."""
+    return gate if gate.shape[-1] == len(site) * site.width else gate.repeat_interleave(site.width, -1)
+
+
+def _shadow(site: Site, given: Tensor | Live, *_: Any) -> None:
     """Pre-hook of an attention that takes its writer's weight without calling it: gate the columns of the weight instead."""
-    weight = site.writer.weight
-    columns = gate.to(weight.device, weight.dtype).repeat_interleave(site.width)
+    weight, gate = site.writer.weight, _now(given)
+    columns = _columns(site, gate.to(weight.device, weight.dtype))
     site.writer.__dict__["weight"] = weight * columns  # found before the parameter of the same name, which stays
 
 
@@ -169,9 +191,16 @@ def per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:
 
 
 def _mix(
-    stack: Stack, gate: Tensor, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    stack: Stack,
+    given: Tensor | Live,
+    position: int,
+    block: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
 ) -> Any:
     """Forward hook of a layer: between its input (gate 0) and its output (gate 1), exactly at both ends."""
+    gate = _now(given)[..., position]
     before = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
     after = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple | list) else None
     if type(output) not in (tuple, list):

@@ -1,0 +1,96 @@
+"""Subsets of exactly K units that gradients can move: relaxed, sampled, straight-through (Li et al. 2021; Xie and Ermon 2019)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+GRID = 128  # places tried at once when a threshold is looked for
+REFINED = 4  # how often the grid is laid anew between two neighbours of the last one
+
+
+def gumbel(noise: Tensor) -> Tensor:
+    """Gumbel noise from uniform noise: the K largest of weights plus such noise are a random subset of size K."""
+    return -torch.log(-torch.log(noise.clamp(1e-30, 1 - 1e-9)))
+
+
+def relaxed(weights: Tensor, keep: float, temperature: float) -> Tensor:
+    """Numbers between 0 and 1 that sum to `keep`: sigmoids of the weights over a threshold that makes the sum right.
+
+    As the temperature falls they become 1 for the largest and 0 for the rest. Of all such vectors it is the one that is
+    nearest to the weights under an entropy of each number, so unlike the published form no entry exceeds 1; and it costs
+    the same whatever `keep` is. Gradients go through the threshold too.
+    """
+    size = weights.shape[-1]
+    if keep >= size:
+        return torch.ones_like(weights)
+    with torch.no_grad():
+        threshold = _threshold(weights, keep, temperature)
+        near = torch.sigmoid((weights - threshold) / temperature)
+        slope = (near * (1 - near)).sum(-1, keepdim=True).clamp(min=1e-30)
+    # one step of Newton's method with a graph: it moves the threshold by nothing, and its gradient is that of the root
+    now = torch.sigmoid((weights - threshold) / temperature).sum(-1, keepdim=True)
+    step = temperature * (now - keep) / slope
+    settled = torch.where(slope > 1e-12, threshold + step.clamp(-temperature, temperature), threshold)
+    return torch.sigmoid((weights - settled) / temperature)
+
+
+def _threshold(weights: Tensor, keep: float, temperature: float) -> Tensor:
+    """Where sigmoids over it sum to `keep`, found without asking the device for a number: a grid, refined a few times."""
+    far = temperature * (math.log(weights.shape[-1]) + 40)
+    low, high = weights.min(-1, keepdim=True).values - far, weights.max(-1, keepdim=True).values + far
+    places = torch.linspace(0, 1, GRID, dtype=weights.dtype, device=weights.device)
+    # at a low temperature the threshold lies between two neighbours in rank: begin there
+    ranked = weights.sort(-1, descending=True).values
+    below, above = min(max(math.floor(keep), 1), weights.shape[-1] - 1), max(math.ceil(keep), 1)
+    low = torch.maximum(low, ranked[..., above : above + 1] - far if above < weights.shape[-1] else low)
+    high = torch.minimum(high, ranked[..., below - 1 : below] + far)
+    for _ in range(REFINED):
+        tried = low + (high - low) * places  # (..., GRID)
+        sums = torch.sigmoid((weights.unsqueeze(-1) - tried.unsqueeze(-2)) / temperature).sum(-2)
+        over = (sums >= keep).sum(-1, keepdim=True).clamp(1, GRID - 1)  # sums fall from left to right
+        low, high = tried.gather(-1, over - 1), tried.gather(-1, over)
+    return (low + high) / 2
+
+
+def published(weights: Tensor, keep: int, temperature: float) -> Tensor:
+    """The relaxation as published: a sum of `keep` softmaxes, each with what the ones before took turned down.
+
+    The sum is `keep`; single entries may exceed 1, and at a high temperature all are keep / units.
+    """
+    tiny = torch.finfo(weights.dtype).tiny
+    rest, total = weights, torch.zeros_like(weights)
+    for _ in range(keep):
+        part = torch.softmax(rest / temperature, -1)
+        total = total + part
+        rest = rest + torch.log((1 - part).clamp(min=tiny))
+    return total
+
+
+def largest(weights: Tensor, keep: int) -> Tensor:
+    """1 for the `keep` largest, 0 for the rest: exactly so many, of equal ones those that come first."""
+    chosen = weights.argsort(dim=-1, descending=True, stable=True)[..., :keep]
+    return torch.zeros_like(weights).scatter(-1, chosen, 1.0)
+
+
+def straight_through(weights: Tensor, keep: int) -> Tensor:
+    """`largest`, with the gradient of the gates handed to the weights as it is (Bengio et al. 2013)."""
+    hard = largest(weights.detach(), keep)
+    return hard + weights - weights.detach()
+
+
+def annealed(first: float, last: float, progress: float) -> float:
+    """A temperature between the two, falling geometrically with progress from 0 to 1."""
+    return first * (last / first) ** min(max(progress, 0.0), 1.0)
+
+
+def cubic(first: float, last: float, progress: float) -> float:
+    """A number that falls from first to last, fast in the beginning (Zhu and Gupta 2017)."""
+    return last + (first - last) * (1 - min(max(progress, 0.0), 1.0)) ** 3
+
+
+def every_other(units: int, keep: int) -> list[int]:
+    """`keep` numbers of `units`, evenly spaced, the first among them (Fan et al. 2020: every other layer goes)."""
+    return [place * units // keep for place in range(keep)]

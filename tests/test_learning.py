@@ -1,0 +1,465 @@
+"""Gates that learn: their distributions against Monte Carlo and finite differences, their budgets, and what they leave."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import small
+import torch
+import zoo
+from conftest import Fingerprint, says
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headcount as hc
+from headcount import concrete, methods, subsets
+from headcount.errors import BadPlan
+from headcount.methods import Budget
+
+WIDE = torch.float64
+
+
+def draws(count: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, *shape, dtype=WIDE, generator=torch.Generator().manual_seed(seed))
+
+
+def numbers(size: int, seed: int = 0, spread: float = 3.0) -> Tensor:
+    return torch.randn(size, dtype=WIDE, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+# --- hard concrete --------------------------------------------------------------------------------------------------
+
+
+def test_the_chance_of_an_open_gate_is_how_often_it_is_open() -> None:
+    location = torch.tensor([-4.0, -1.0, 0.0, 0.5, 3.0], dtype=WIDE)
+    gates = concrete.sampled(location, draws(200_000, 5))
+    seen, said = (gates > 0).double().mean(0), concrete.chance_open(location)
+    error = (said * (1 - said) / 200_000).sqrt()
+    assert ((seen - said).abs() < 4 * error).all()
+    assert gates.min() == 0
+    assert gates.max() == 1
+
+
+def test_a_gate_is_open_in_the_end_if_it_is_1_more_often_than_0() -> None:
+    location = torch.tensor([-0.3, -0.05, 0.05, 0.3], dtype=WIDE)
+    gates = concrete.sampled(location, draws(400_000, 4))
+    more = (gates == 1).double().mean(0) > (gates == 0).double().mean(0)
+    assert more.tolist() == concrete.is_open(location).tolist() == [False, False, True, True]
+
+
+def test_published_constants_and_the_codes_own_test_time() -> None:
+    # Voita et al.'s code: P(open) = sigmoid(a + 0.791), and a test-time gate of clip(1.2 sigmoid(a) - 0.1, 0, 1)
+    a = torch.tensor([0.0, 1.0], dtype=WIDE)
+    assert torch.allclose(concrete.chance_open(a), torch.sigmoid(a + 0.33 * math.log(11)))
+    assert torch.allclose(concrete.clipped(a), 1.2 * torch.sigmoid(a) - 0.1)
+    assert concrete.clipped(torch.tensor([9.0, -9.0])).tolist() == [1, 0]
+
+
+def test_the_gradient_of_the_penalty_is_that_of_finite_differences_also_where_it_is_saturated() -> None:
+    budgets = (Budget(0, 4, None), Budget(4, 7, None))
+    how = methods.L0(l0=0.3)
+
+    def penalty(weights: Tensor) -> Tensor:
+        return how.penalty(weights, torch.zeros(2, dtype=WIDE), budgets, blocks=3)
+
+    weights = torch.tensor([-12.0, -2, 0, 1, 3, 8, 15], dtype=WIDE, requires_grad=True)
+    assert torch.autograd.gradcheck(penalty, weights, eps=1e-5, atol=1e-12, rtol=1e-4)
+    penalty(weights).backward()
+    assert (weights.grad > 0).all()
+
+
+def test_the_penalty_is_per_unit_and_the_published_one_per_block() -> None:
+    weights = numbers(12)
+    one, all_ = (Budget(0, 12, None),), methods.L0(l0=0.5)
+    price = torch.zeros(1, dtype=WIDE)
+    expected = 0.5 * concrete.chance_open(weights).sum()
+    assert torch.allclose(all_.penalty(weights, price, one, blocks=3), expected)
+    assert torch.allclose(all_.penalty(weights, price, one, blocks=6), expected), "whatever the number of attentions"
+    published = methods.L0(l0=0.5, per="block")
+    assert torch.allclose(published.penalty(weights, price, one, blocks=3), expected / 3)
+
+
+def test_gates_start_open_and_as_published_half_closed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = methods.L0().begin((8, 8), generator)
+    assert concrete.chance_open(ours).min() > 0.97
+    glorot = methods.L0(start="published").begin((8,) * 500, generator)
+    assert float(glorot.abs().max()) <= math.sqrt(6 / 16)
+    assert float(glorot.abs().max()) > 0.6
+    assert abs(float(concrete.chance_open(glorot).mean()) - 0.68) < 0.02
+
+
+# --- subsets --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 200), st.floats(0.001, 1), st.sampled_from([1e-4, 0.01, 0.3, 1.0, 30.0, 1000.0]), st.integers(0, 99)
+)
+def test_relaxed_subsets_sum_to_their_size_and_no_entry_exceeds_1(
+    size: int, share: float, temperature: float, seed: int
+) -> None:
+    keep = max(1.0, share * size)
+    chosen = subsets.relaxed(numbers(size, seed), keep, temperature)
+    assert abs(float(chosen.sum()) - keep) < 1e-6 * size
+    assert float(chosen.min()) >= 0
+    assert float(chosen.max()) <= 1
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 20.0])
+@pytest.mark.parametrize("keep", [1, 3, 7, 2.5])
+def test_the_gradient_of_a_relaxed_subset_is_that_of_finite_differences(keep: float, temperature: float) -> None:
+    weights = numbers(8, spread=1.0).requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: subsets.relaxed(w, keep, temperature), weights, atol=1e-6)
+
+
+def test_a_cold_subset_is_the_largest() -> None:
+    weights = numbers(50)
+    assert torch.allclose(subsets.relaxed(weights, 12, 1e-4), subsets.largest(weights, 12), atol=1e-6)
+
+
+@pytest.mark.parametrize("keep", [1, 5, 12])
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 1000.0])
+def test_the_published_form_sums_to_its_size_too(keep: int, temperature: float) -> None:
+    chosen = subsets.published(numbers(12), keep, temperature)
+    assert abs(float(chosen.sum()) - keep) < 1e-9
+    if temperature == 1000:
+        assert torch.allclose(chosen, torch.full_like(chosen, keep / 12), atol=0.01)
+    if temperature == 1 and keep == 5:
+        assert chosen.max() > 1, "which is why it is not our default"
+
+
+def test_gumbel_noise_makes_the_first_of_a_subset_a_draw_by_softmax() -> None:
+    weights = torch.tensor([0.0, 1.0, 2.0], dtype=WIDE)
+    drawn = (weights + subsets.gumbel(draws(100_000, 3))).argmax(1)
+    seen = torch.bincount(drawn, minlength=3) / 100_000
+    assert torch.allclose(seen.double(), weights.softmax(0), atol=0.006)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=20), st.data())
+def test_the_largest_are_exactly_so_many_also_with_ties(values: list[float], data: Any) -> None:
+    keep = data.draw(st.integers(0, len(values)))
+    weights = torch.tensor(values)
+    kept = subsets.largest(weights, keep)
+    assert int(kept.sum()) == keep
+    assert set(kept.tolist()) <= {0.0, 1.0}
+    if 0 < keep < len(values):
+        assert weights[kept == 1].min() >= weights[kept == 0].max()
+
+
+def test_of_equal_weights_the_first_are_kept() -> None:
+    assert subsets.largest(torch.zeros(500), 37).tolist() == [1] * 37 + [0] * 463
+
+
+def test_straight_through_is_hard_and_hands_the_gradient_on() -> None:
+    weights = numbers(9).requires_grad_()
+    gates = subsets.straight_through(weights, 4)
+    assert torch.equal(gates.detach(), subsets.largest(weights.detach(), 4))
+    slope = numbers(9, seed=1)
+    (gates * slope).sum().backward()
+    assert torch.equal(weights.grad, slope)
+    assert subsets.straight_through(weights, 9).tolist() == [1] * 9
+
+
+def test_schedules_have_their_ends() -> None:
+    assert subsets.annealed(1000, 1e-8, 0) == 1000
+    assert subsets.annealed(1000, 1e-8, 1) == pytest.approx(1e-8)
+    assert subsets.annealed(1000, 10, 0.5) == pytest.approx(100), "geometric"
+    assert [subsets.cubic(48, 8, p) for p in (0, 0.5, 1, 2)] == [48, 13, 8, 8]
+
+
+@pytest.mark.parametrize(("units", "rate"), [(12, 1 / 2), (12, 1 / 3), (12, 1 / 4), (6, 1 / 2), (24, 1 / 3)])
+def test_evenly_spaced_layers_are_those_of_the_paper(units: int, rate: float) -> None:
+    # Fan et al.: drop the layers d, counted from 1, with d = 0 mod floor(1/p)
+    gone = [d - 1 for d in range(1, units + 1) if d % math.floor(1 / rate + 1e-9) == 0]
+    assert subsets.every_other(units, units - len(gone)) == [d for d in range(units) if d not in gone]
+
+
+# --- on a model -----------------------------------------------------------------------------------------------------
+
+
+def out(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    return zoo.judged(model(**{k: v.clone() for k, v in inputs.items()}))
+
+
+def still(model: nn.Module) -> nn.Module:
+    """The model in training mode without dropout, so that two passes are the same."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "dropout_prob", "hidden_dropout", "activation_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model.train()
+
+
+@pytest.mark.parametrize("method", ["subset", "movement"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "bart", "vit"])
+def test_keeping_all_changes_nothing(name: str, method: str) -> None:
+    model, inputs = zoo.build(name)
+    model = still(model)
+    everything = sum(len(site) for site in hc.find(model).heads)
+    before, taken = out(model, inputs), Fingerprint(model)
+    with hc.learning(model, method, keep=everything, steps=4) as gates:
+        for _ in range(4):
+            now = out(model, inputs)
+            assert torch.equal(now, before)
+            now.square().sum().backward()
+            gates.step()
+        assert not gates.plan()
+    model.zero_grad(set_to_none=True)
+    assert not taken.changed()
+
+
+@pytest.mark.parametrize("units", ["heads", "neurons", "layers", "mlps", "attentions", "heads,neurons"])
+@pytest.mark.parametrize("method", ["l0", "subset", "movement", "layerdrop"])
+def test_evaluation_is_that_of_the_plan_and_what_is_kept_is_counted(method: str, units: str) -> None:
+    model = small.classifier(layers=4)
+    batch = {"input_ids": small.texts(6)}
+    keep = "50%"
+    with hc.learning(model, method, keep=keep, units=units, steps=6, seed=3) as gates:
+        model.train()
+        for _ in range(6):
+            model(**batch).logits.square().sum().backward()
+            gates.step()
+        model.eval()
+        plan = gates.plan()
+        first, second = model(**batch).logits, model(**batch).logits
+        assert torch.equal(first, second)
+    parts = hc.find(model)
+    kinds = {"heads": "head", "neurons": "neuron", "layers": "layer", "mlps": "neuron", "attentions": "head"}
+    for word in units.split(","):
+        sites = [p for p in (*parts.sites, *parts.stacks) if p.kind == kinds[word]]
+        of = sum(map(len, sites))
+        here = [unit for unit in plan if unit.site in {p.name for p in sites}]
+        assert len(here) == of // 2
+        if word in ("mlps", "attentions"):
+            assert {unit.site for unit in here} == {p.name for p in sites if count_of(here, p.name) == len(p)}
+    with hc.closed(model, hc.Plan() if method == "layerdrop" else plan):
+        assert torch.allclose(model(**batch).logits, first, atol=1e-6)
+
+
+def count_of(units: list[hc.Unit], site: str) -> int:
+    return sum(unit.site == site for unit in units)
+
+
+def test_gradients_reach_the_weights_through_what_was_drawn() -> None:
+    """The gates' weights get the gradient of the loss by the gates, pulled back through the draw: checked by hand."""
+    model, batch = still(small.classifier()), {"input_ids": small.texts(5)}
+    with hc.learning(model, "subset", keep=5, steps=100, seed=1) as gates:
+        for _ in range(30):  # until some gates are between 0 and 1
+            gates.step()
+        drawn = {name: one.float().clone().requires_grad_() for name, one in gates.drawn().items()}
+        seen = []
+        gates.weights.register_hook(lambda g: seen.append(g.clone()))
+        model(**batch).logits.square().sum().backward()
+        weights, budgets, progress = gates.weights.detach().clone(), gates.budgets, gates.progress
+        noise = torch.rand(len(weights), dtype=WIDE, generator=gates._generator(gates.done + 1))
+        gates.step()
+    with hc.gated(model, drawn):
+        model(**batch).logits.square().sum().backward()
+    by_gate = torch.cat([gate.grad for gate in drawn.values()]).double()
+    again = weights.requires_grad_()
+    methods.Subset().gates(again, noise, budgets, progress).backward(by_gate)
+    assert any(0.01 < float(g) < 0.99 for gate in drawn.values() for g in gate)
+    assert torch.allclose(seen[0], again.grad, rtol=1e-5, atol=1e-10)
+
+
+@pytest.mark.parametrize("units", ["heads", "mlps", "attentions"])
+def test_movement_adds_up_the_gradients_of_the_gates_of_whole_parts_as_one(units: str) -> None:
+    model, batch = still(small.classifier()), {"input_ids": small.texts(5)}
+    kind = "neuron" if units == "mlps" else "head"
+    sites = [site for site in hc.find(model).sites if site.kind == kind]
+    ones = {site.name: torch.ones(len(site), requires_grad=True) for site in sites}
+    with hc.gated(model, ones):
+        model(**batch).logits.square().sum().backward()
+    given = [gate.grad if units == "heads" else gate.grad.sum().view(1) for gate in ones.values()]
+    with hc.learning(model, "movement", keep=2, units=units, steps=100) as gates:
+        model(**batch).logits.square().sum().backward()
+        gates.step()
+        assert torch.allclose(gates.weights.detach(), -torch.cat(given).double(), rtol=1e-5, atol=1e-9)
+
+
+def test_movement_closes_ever_more_gates_by_the_cubic_schedule() -> None:
+    model = still(small.classifier())
+    of = sum(len(site) for site in hc.find(model).heads)
+    with hc.learning(model, "movement", keep=2, steps=100, settle=0.2) as gates:
+        seen = []
+        for _ in range(100):
+            seen.append(int(sum(one.sum() for one in gates.drawn().values())))
+            assert gates.expected() == seen[-1]
+            gates.step()
+    assert seen == [round(2 + (of - 2) * max(0.0, 1 - n / (0.7 * 80)) ** 3) for n in range(100)]
+
+
+def test_passes_between_two_steps_add_up() -> None:
+    model, ids = still(small.classifier()), small.texts(6)
+
+    def learned(parts: int) -> Tensor:
+        with hc.learning(model, "l0", keep=4, steps=8) as gates:
+            for _ in range(8):
+                for some in ids.chunk(parts):
+                    model(input_ids=some).logits.square().sum().backward()
+                gates.step()
+            return gates.weights.detach().clone()
+
+    assert torch.allclose(learned(1), learned(3), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["l0", "subset", "movement", "layerdrop"])
+def test_going_on_from_a_state_is_as_never_interrupted(method: str) -> None:
+    model, batch = still(small.classifier()), {"input_ids": small.texts(5)}
+
+    def steps(gates: hc.Gates, count: int) -> None:
+        for _ in range(count):
+            model(**batch).logits.square().sum().backward()
+            gates.step()
+
+    asked: dict[str, Any] = {"keep": 5, "steps": 12, "seed": 7}
+    with hc.learning(model, method, **asked) as gates:
+        steps(gates, 12)
+        whole = gates.state()
+    with hc.learning(model, method, **asked) as gates:
+        steps(gates, 5)
+        half = gates.state()
+    with hc.learning(model, method, **asked) as gates:
+        gates.load_state(half)
+        assert gates.done == 5
+        steps(gates, 7)
+        again = gates.state()
+    assert whole.keys() == again.keys()
+    for name, value in whole.items():
+        assert torch.equal(value, again[name]), name
+    with hc.learning(model, method, units="neurons", keep=10, steps=3) as gates, says(BadPlan, about="other gates"):
+        gates.load_state(half)
+
+
+def test_gates_stand_while_the_model_settles() -> None:
+    model, batch = still(small.classifier()), {"input_ids": small.texts(5)}
+    with hc.learning(model, "subset", keep=3, steps=10, settle=0.5) as gates:
+        seen = []
+        for _ in range(10):
+            model(**batch).logits.square().sum().backward()
+            seen.append(torch.cat([one.clone() for one in gates.drawn().values()]))
+            gates.step()
+        plan = gates.plan()
+    for gate in seen[5:]:
+        assert torch.equal(gate, seen[5])
+        assert set(gate.tolist()) <= {0.0, 1.0}
+        assert int(gate.sum()) == 3
+    assert not torch.equal(seen[1], seen[2])
+    assert len(plan) == sum(len(s) for s in hc.find(model).heads) - 3
+
+
+def test_the_seed_decides_what_is_drawn() -> None:
+    model = small.classifier()
+
+    def first(seed: int) -> Tensor:
+        with hc.learning(model.train(), "layerdrop", keep=2, units="layers", rate=0.5, steps=9, seed=seed) as gates:
+            drawn = []
+            for _ in range(9):
+                drawn.append(next(iter(gates.drawn().values())))
+                gates.step()
+            return torch.stack(drawn)
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+
+
+def test_layers_are_left_out_at_the_rate_and_the_rest_is_not_rescaled() -> None:
+    model, batch = still(small.classifier(layers=3)), {"input_ids": small.texts(4)}
+    closed_count, steps = 0, 300
+    with hc.learning(model, "layerdrop", keep=3, units="layers", rate=0.3, steps=steps) as gates:
+        for number in range(steps):
+            now = next(iter(gates.drawn().values()))
+            gone = [place for place, gate in enumerate(now.tolist()) if gate == 0]
+            closed_count += len(gone)
+            if number < 6:
+                with torch.no_grad():
+                    here = model(**batch).logits
+                    live, gates._leaves = gates._leaves, [torch.ones(3)]
+                    with hc.closed(model, [f"layers:{place}" for place in gone]):
+                        assert torch.allclose(model(**batch).logits, here, atol=1e-6)
+                    gates._leaves = live
+            gates.step()
+    assert abs(closed_count / (3 * steps) - 0.3) < 0.06
+
+
+def test_the_price_that_is_found_keeps_as_many_as_asked() -> None:
+    """A loss that is a sum over gates: the price must come to lie between what the last kept and the next are worth."""
+    worth = np.exp(np.random.default_rng(0).normal(0, 1.5, 12)) * 1e-3
+    model = small.classifier()
+    sites = [site.name for site in hc.find(model).heads]
+    with hc.learning(model.train(), "l0", keep=4, steps=1500) as gates:
+        for _ in range(1500):
+            leaves = torch.cat([gates.live()[name]() for name in sites])
+            if leaves.requires_grad:
+                ((1 - leaves).view(12, -1).mean(1) * torch.tensor(worth)).sum().backward()
+            gates.step()
+        kept = gates.scores().order()[-4:]
+        price, open_ = gates.price(), gates.open()
+    order = np.argsort(worth)
+    best = {gates.units[place] for place in order[-4:]}
+    assert len(set(kept) & best) >= 3
+    assert 0.2 * worth[order[-5]] < price < 5 * worth[order[-4]]
+    assert abs(open_ - 4) <= 2
+
+
+def test_scores_are_scores_like_any_other(tmp_path: Any) -> None:
+    model = small.classifier()
+    with hc.learning(model, "subset", keep=5, steps=3) as gates:
+        scores, plan = gates.scores(), gates.plan()
+    scores.write(tmp_path / "scores.json")
+    again = hc.Scores.read(tmp_path / "scores.json")
+    assert again.by == "subset"
+    assert np.allclose(again.values, scores.values)
+    of = len(scores)
+    assert hc.plan(again, of - 5) == plan or set(hc.plan(again, of - 5)) == set(plan)
+
+
+@pytest.mark.parametrize(
+    ("asked", "about"),
+    [
+        ({"method": "guess", "keep": 3}, "learn by"),
+        ({}, "keep"),
+        ({"method": "l0"}, "l0"),
+        ({"method": "l0", "keep": 3, "l0": 0.1}, "one of them"),
+        ({"keep": 0}, "at least one"),
+        ({"keep": 999}, "999"),
+        ({"keep": 3, "units": "thoughts"}, "thoughts"),
+        ({"keep": 3, "units": "mlps,neurons"}, "contain each other"),
+        ({"keep": 3, "units": "heads,neurons"}, "share of each"),
+        ({"keep": 3, "only": "cross"}, "cross"),
+        ({"keep": 3, "settle": 1.0}, "settle"),
+        ({"keep": 3, "speed": 2}, "no setting"),
+        ({"keep": 3, "form": "odd"}, "form"),
+        ({"keep": 3, "first": 0.1, "last": 1.0}, "Temperatures"),
+        ({"method": "layerdrop", "keep": 3, "rate": 1.0}, "rate"),
+        ({"method": "l0", "l0": -1.0}, "price"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(asked: dict[str, Any], about: str) -> None:
+    model = small.classifier()
+    taken = Fingerprint(model)
+    with says(BadPlan, about=about), hc.learning(model, **asked):
+        pass
+    assert not taken.changed()
+
+
+def test_gates_that_count_steps_must_know_how_many() -> None:
+    model = small.classifier()
+    with hc.learning(model, "subset", keep=3) as gates, says(BadPlan, about="steps"):
+        gates.step()
+
+
+def test_nothing_is_left_behind_after_an_error() -> None:
+    model = small.classifier()
+    taken = Fingerprint(model)
+    with pytest.raises(RuntimeError), hc.learning(model, "subset", keep=3, steps=4):
+        raise RuntimeError
+    assert not taken.changed()
