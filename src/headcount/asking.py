@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,17 @@ AT_ONCE = (
     2**27
 )  # logits that are turned into losses at a time: float32 copies of all would not fit for large vocabularies
 NOT_INPUTS = ("labels", "references")
+
+
+class Goal(NamedTuple):
+    """What a model said, and what it should have said: its logits and the targets, in the numbers of its outputs.
+
+    Classes: (examples, classes) and (examples,); tokens: (examples, tokens, vocabulary) and (examples, tokens), -100 where
+    there is nothing to guess; numbers: (examples,) and (examples,), both floating point.
+    """
+
+    logits: Tensor
+    targets: Tensor
 
 
 # --- calling the model ----------------------------------------------------------------------------------------------
@@ -101,13 +112,19 @@ def _as_rows(*columns: Tensor) -> np.ndarray:
     return np.stack([column.detach().double().cpu().numpy() for column in columns], axis=1)
 
 
+def count_targets(batch: Batch) -> int:
+    """How many targets the goal of a batch has, without asking a model."""
+    labels = batch.get("labels")
+    if labels is None:  # language modelling: every token but the first
+        return int(batch["attention_mask"][:, 1:].sum())
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
 # --- classes and numbers --------------------------------------------------------------------------------------------
 
 
-def classified(
-    labels: Labels, pad: int | None, model: nn.Module, batch: Batch, outputs: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Label, prediction and cross entropy of every example, in the numbers of the model's outputs."""
+def class_goal(labels: Labels, pad: int | None, model: nn.Module, batch: Batch, outputs: int | None = None) -> Goal:
+    """A row of logits and a class per example; `outputs` is how many there must be, where something depends on it."""
     logits = logits_of(model, model_inputs(batch), pad)
     if logits.dim() != 2 or logits.shape[1] < 2:
         raise BadData(
@@ -120,39 +137,46 @@ def classified(
             f"{labels.source} has {outputs} labels and the model has {logits.shape[1]} outputs, which this metric must know; "
             "pass labels=[...] (--labels), one for each of the model's outputs in their order, or use accuracy."
         )
-    meant = torch.tensor(places, device=logits.device)[batch["labels"].to(logits.device)]
+    return Goal(logits, torch.tensor(places, device=logits.device)[batch["labels"].to(logits.device)])
+
+
+def classified(goal: Goal) -> tuple[Tensor, Tensor, Tensor]:
+    """Label, prediction and cross entropy of every example, in the numbers of the model's outputs."""
+    logits, meant = goal
     return meant, logits.argmax(1), cross_entropy(logits.float(), meant, reduction="none")
 
 
 def class_loss(labels: Labels, pad: int | None, model: nn.Module, batch: Batch) -> Tensor:
     """Cross entropy of every example."""
-    return classified(labels, pad, model, batch)[2]
+    return classified(class_goal(labels, pad, model, batch))[2]
 
 
 def class_rows(labels: Labels, pad: int | None, outputs: int | None, model: nn.Module, batch: Batch) -> np.ndarray:
     """Label, prediction, loss; `outputs` is how many the model must have, where the metric depends on it."""
-    return _as_rows(*classified(labels, pad, model, batch, outputs))
+    return _as_rows(*classified(class_goal(labels, pad, model, batch, outputs)))
 
 
-def _regressed(pad: int | None, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def number_goal(pad: int | None, model: nn.Module, batch: Batch) -> Goal:
+    """A number and what it should be, per example."""
     logits = logits_of(model, model_inputs(batch), pad)
     if logits.dim() != 2 or logits.shape[1] != 1:
         raise BadData(
             f"{type(model).__name__} gives out numbers of shape {tuple(logits.shape)}; regression needs one per example: "
             "take a model with num_labels=1, or use classification."
         )
-    guess, meant = logits[:, 0].float(), batch["labels"].to(logits.device).float()
-    return meant, guess, (guess - meant) ** 2
+    return Goal(logits[:, 0].float(), batch["labels"].to(logits.device).float())
 
 
 def number_loss(pad: int | None, model: nn.Module, batch: Batch) -> Tensor:
     """Squared error of every example."""
-    return _regressed(pad, model, batch)[2]
+    guess, meant = number_goal(pad, model, batch)
+    return (guess - meant) ** 2
 
 
 def number_rows(pad: int | None, model: nn.Module, batch: Batch) -> np.ndarray:
     """Label, prediction, squared error."""
-    return _as_rows(*_regressed(pad, model, batch))
+    guess, meant = number_goal(pad, model, batch)
+    return _as_rows(meant, guess, (guess - meant) ** 2)
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
@@ -170,51 +194,52 @@ def summed_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.cat(losses)
 
 
-def _scored(model: nn.Module, logits: Tensor, labels: Tensor, auto: str) -> tuple[Tensor, Tensor]:
+def _matching(model: nn.Module, logits: Tensor, labels: Tensor, auto: str) -> Goal:
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         raise BadData(
             f"{type(model).__name__} gives out numbers of shape {tuple(logits.shape)} for {tuple(labels.shape)} tokens; "
             f"this task needs one for every word of the vocabulary at every token: load it with {auto}."
         )
-    return summed_losses(logits, labels), (labels != IGNORED).sum(1)
+    return Goal(logits, labels)
 
 
-Scored = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
+Guessed = Callable[[nn.Module, Batch], Goal]
 
 
-def next_tokens(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Summed loss and number of the tokens after the first, each read from those before it."""
+def next_tokens(model: nn.Module, batch: Batch) -> Goal:
+    """The tokens after the first, each read from those before it."""
     _needs(model, encoder_decoder=False, kind="language-modelling")
     if "MaskedLM" in type(model).__name__:
         raise BadData(f"{type(model).__name__} sees the words it would guess; use the kind masked-language-modelling.")
     logits = logits_of(model, model_inputs(batch))
     goals = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED).to(logits.device)
     goals = filled(goals[:, 1:], (0, 1), value=IGNORED)
-    return _scored(model, logits, goals, "AutoModelForCausalLM")
+    return _matching(model, logits, goals, "AutoModelForCausalLM")
 
 
-def hidden_tokens(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Summed loss and number of the masked tokens."""
+def hidden_tokens(model: nn.Module, batch: Batch) -> Goal:
+    """The masked tokens."""
     logits = logits_of(model, model_inputs(batch))
-    return _scored(model, logits, batch["labels"].to(logits.device), "AutoModelForMaskedLM")
+    return _matching(model, logits, batch["labels"].to(logits.device), "AutoModelForMaskedLM")
 
 
-def target_tokens(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Summed loss and number of the target's tokens, each read from the source and the target before it."""
+def target_tokens(model: nn.Module, batch: Batch) -> Goal:
+    """The target's tokens, each read from the source and the target before it."""
     _needs(model, encoder_decoder=True, kind="translation")
     labels = batch["labels"]
     logits = logits_of(model, {**model_inputs(batch), "labels": labels})  # the model shifts them its own way
-    return _scored(model, logits, labels.to(logits.device), "AutoModelForSeq2SeqLM")
+    return _matching(model, logits, labels.to(logits.device), "AutoModelForSeq2SeqLM")
 
 
-def token_loss(scored: Scored, model: nn.Module, batch: Batch) -> Tensor:
+def token_loss(guessed: Guessed, model: nn.Module, batch: Batch) -> Tensor:
     """The summed loss of every example."""
-    return scored(model, batch)[0]
+    return summed_losses(*guessed(model, batch))
 
 
-def token_rows(scored: Scored, model: nn.Module, batch: Batch) -> np.ndarray:
+def token_rows(guessed: Guessed, model: nn.Module, batch: Batch) -> np.ndarray:
     """Summed loss, tokens."""
-    return _as_rows(*scored(model, batch))
+    logits, targets = guessed(model, batch)
+    return _as_rows(summed_losses(logits, targets), (targets != IGNORED).sum(1))
 
 
 def _needs(model: nn.Module, *, encoder_decoder: bool, kind: str) -> None:

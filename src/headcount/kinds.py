@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from .asking import (
     Batch,
-    Scored,
+    Goal,
+    Guessed,
+    class_goal,
     class_loss,
     class_rows,
     hidden_tokens,
     model_inputs,
     next_tokens,
+    number_goal,
     number_loss,
     number_rows,
     target_tokens,
@@ -120,6 +124,7 @@ def _built(
     table: Table,
     measure: Callable[[str], Measure],
     loss: Loss,
+    goal: Callable[[nn.Module, Batch], Goal],
     *,
     collate: Callable[[Sequence[int]], dict[str, Any]],
     example: Callable[[int], Any],
@@ -137,6 +142,7 @@ def _built(
         rows=chosen.rows,
         generates=chosen.generates,
         loss=loss,
+        goal=goal,
         collate=collate,
         digest=lambda number: hashlib.sha256(json.dumps(example(number)).encode()).digest(),
         lengths=lengths,
@@ -187,6 +193,7 @@ def _texts(asked: _Asked) -> Task:
         table,
         partial(_number_measure, asked.kind, pad) if regression else partial(_class_measure, asked.kind, labels, pad),
         partial(number_loss, pad) if regression else partial(class_loss, labels, pad),
+        partial(number_goal, pad) if regression else partial(class_goal, labels, pad),
         collate=lambda numbers: {**encoded.padded(numbers), "labels": values[list(numbers)]},
         example=lambda number: [_tokens(encoded, number), [one[number] for one in table.texts], table.labels[number]],
         lengths=encoded.lengths,
@@ -214,6 +221,7 @@ def _pictures(asked: _Asked) -> Task:
         table,
         partial(_class_measure, asked.kind, labels, None),
         partial(class_loss, labels, None),
+        partial(class_goal, labels, None),
         collate=lambda numbers: {
             "pixel_values": torch.stack([read(number) for number in numbers]),
             "labels": values[list(numbers)],
@@ -238,8 +246,8 @@ def _tokens(encoded: Encoded, number: int) -> dict[str, list[int]]:
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def _token_measure(kind: str, scored: Scored, name: str) -> Measure:
-    return Measure(metric(_checked(kind, name), columns=TOKENS), partial(token_rows, scored))
+def _token_measure(kind: str, guessed: Guessed, name: str) -> Measure:
+    return Measure(metric(_checked(kind, name), columns=TOKENS), partial(token_rows, guessed))
 
 
 def _language(asked: _Asked) -> Task:
@@ -272,6 +280,7 @@ def _language(asked: _Asked) -> Task:
         table,
         partial(_token_measure, asked.kind, next_tokens),
         partial(token_loss, next_tokens),
+        next_tokens,
         collate=lists.padded,
         example=ids.__getitem__,
         lengths=lists.lengths,
@@ -314,6 +323,7 @@ def _masked(asked: _Asked) -> Task:
         table.chosen(kept),
         partial(_token_measure, asked.kind, hidden_tokens),
         partial(token_loss, hidden_tokens),
+        hidden_tokens,
         collate=lists.padded,
         example=lambda number: [seen[number], goals[number]],
         lengths=lists.lengths,
@@ -357,6 +367,7 @@ def _translation(asked: _Asked) -> Task:
         table,
         measure,
         partial(token_loss, target_tokens),
+        target_tokens,
         collate=collate,
         example=lambda number: [_tokens(sources, number), goals[number], references[number]],
         lengths=sources.lengths,

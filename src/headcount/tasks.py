@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .asking import Batch
+from .asking import Batch, Goal
 from .errors import BadData
 from .metrics import Metric, metric
 
@@ -36,9 +36,10 @@ class Task:
     """Examples and what is asked of a model about them; nothing here belongs to one model.
 
     `collate(numbers)` makes a batch on the CPU; `loss(model, batch)` gives one differentiable number per example and
-    `rows(model, batch)` the values that `metric` is made of. `shortened` are the examples that were cut off after the
-    longest input, `skipped` counts rows of the data without a label or without anything to guess. `rowwise` is False
-    where a batch cannot be split or repeated example by example.
+    `rows(model, batch)` the values that `metric` is made of; `goal(model, batch)` gives logits and targets, from which
+    a model is trained (None: by the mean of `loss`). `shortened` are the examples that were cut off after the longest
+    input, `skipped` counts rows of the data without a label or without anything to guess. `rowwise` is False where a
+    batch cannot be split or repeated example by example.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Task:
     rowwise: bool = True
     shortened: frozenset[int] = frozenset()
     skipped: int = 0
+    goal: Callable[[nn.Module, Batch], Goal] | None = None
 
     @cached_property
     def fingerprint(self) -> str:
