@@ -108,7 +108,7 @@ def load(name: str | Path, *, into: nn.Module | None = None, trust_remote_code: 
     if written is None:
         return _from_pretrained(kind, name, **options).eval()
     plan, dialects = read_record(written)
-    _restore_config(config, written)
+    restore_config(config, written)
     if (Path(name) / _weights_name(VARIANT)).is_file() or (Path(name) / _weights_name(VARIANT, True)).is_file():
         options["variant"] = VARIANT
     with _born_cut(kind, plan, dialects, written.get("config", {})):
@@ -145,7 +145,7 @@ def skeleton(name: str | Path, *, trust_remote_code: bool = False, **kwargs: Any
     if written is None:
         return empty_model(kind, config).eval()
     plan, dialects = read_record(written)
-    _restore_config(config, written)
+    restore_config(config, written)
     with _born_cut(kind, plan, dialects, written.get("config", {})):
         return empty_model(kind, config).eval()
 
@@ -297,7 +297,7 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
     )
 
 
-def _restore_config(config: Any, written: dict[str, Any]) -> None:
+def restore_config(config: Any, written: dict[str, Any]) -> None:
     """Give the config back the numbers of layers it had before the cut, so that the whole skeleton is built first."""
     values = written.get("config", {})
     if not isinstance(values, dict):

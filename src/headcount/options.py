@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -99,24 +99,34 @@ class Given:
 
 
 def with_data(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the flags of `Given` in the place of its parameter `given`; a flag of its own comes first."""
+    """The command with flags in the place of its parameter `given`, and of others that are dataclasses of flags.
+
+    A flag of the command's own comes first; of two sets with the same flag, the one that is not `Given`.
+    """
     own = inspect.signature(command, eval_str=True).parameters
-    hints = get_type_hints(Given, include_extras=True)
-    shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in fields(Given)
-        if f.name not in (*own, "command")
-    ]
-    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
+    sets = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
+    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name not in sets]
+    flags: dict[str, inspect.Parameter] = {}
+    for kind in sorted(sets.values(), key=lambda kind: kind is Given):
+        hints = get_type_hints(kind, include_extras=True)
+        for f in fields(kind):
+            if f.name not in (*own, *flags, "command"):
+                keyword = inspect.Parameter.KEYWORD_ONLY
+                flags[f.name] = inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name])
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @wraps(command)
     def run(**values: Any) -> None:
-        said = command_line(values.pop("context"))
-        command(given=Given(**{p.name: values.pop(p.name) for p in shared}, command=said), **values)
+        said = {"command": command_line(values.pop("context"))}
+        shared = {name: values.pop(name) for name in flags} | said
+        filled = {
+            name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})
+            for name, kind in sets.items()
+        }
+        command(**filled, **values)
 
-    run.__signature__ = inspect.Signature([context, *mine, *shared])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in [context, *mine, *shared]}
+    run.__signature__ = inspect.Signature([context, *mine, *flags.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [context, *mine, *flags.values()]}
     return run
 
 
@@ -172,8 +182,14 @@ def load_model(name: str, given: Given) -> Any:
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if given.dtype not in kinds:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {given.dtype!r:.40}.")
+    return placed(load(name, dtype=kinds[given.dtype], trust_remote_code=given.trust_remote_code), given)
+
+
+def placed(model: Any, given: Given) -> Any:
+    """The model on the device asked for."""
+    import torch
+
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load(name, dtype=kinds[given.dtype], trust_remote_code=given.trust_remote_code)
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -226,14 +242,14 @@ def _fits(task: Task, name: str, model: Any) -> None:
         )
 
 
-def other_task(name: str, model: Any, given: Given, data: str, limit: int | None) -> Task:
+def other_task(name: str, model: Any, given: Given, data: str, limit: int | None, **other: Any) -> Task:
     """The same task on other data; of parallel text in two files, `data` names both: SOURCE,TARGET."""
     limit = given.limit if limit is None else limit
     if given.target is None or _is_column(given):
-        return make_task(name, model, given, data, limit=limit)
+        return make_task(name, model, given, data, limit=limit, **other)
     if "," not in data:
         raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET.")
-    return make_task(name, model, given, tuple(data.split(",")), limit=limit, target=None)
+    return make_task(name, model, given, tuple(data.split(",")), limit=limit, target=None, **other)
 
 
 def _is_column(given: Given) -> bool:

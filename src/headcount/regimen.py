@@ -1,0 +1,123 @@
+"""Flags that commands which train share, and what they stand for: a recipe, what stays frozen, a teacher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import splits
+from .errors import BadData
+from .options import Given, load_model, weights_of
+
+if TYPE_CHECKING:
+    from .recipes import Recipe
+
+HOW, WITH = "How to train", "With a teacher"
+SHARE, MOST = 0.1, 2000  # of --data, set aside to measure on where no other data are given
+
+
+def flag(*names: str, help: str, panel: str = HOW, metavar: str | None = None) -> Any:
+    """A flag in one of the panels of commands that train."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True)
+class Regimen:
+    """The flags, as they were given. No flag without a library argument of the same name."""
+
+    epochs: Annotated[float, flag("--epochs", help="How often every example is seen.")] = 3.0
+    steps: Annotated[int | None, flag("--steps", help="Steps of the optimiser, instead of --epochs.")] = None
+    lr: Annotated[float | None, flag("--lr", help="The highest learning rate; else 3e-5, 5e-4 for random weights.")] = (
+        None
+    )
+    batch_size: Annotated[int, flag("--batch-size", help="Examples per step, over all processes.")] = 32
+    schedule: Annotated[str, flag("--schedule", help="linear, inverse-sqrt or constant.")] = "linear"
+    warmup: Annotated[float, flag("--warmup", help="The share of the steps in which the rate rises.")] = 0.1
+    weight_decay: Annotated[float, flag("--weight-decay", help="Of AdamW.")] = 0.01
+    label_smoothing: Annotated[float, flag("--label-smoothing", help="0.1 is usual for translation.")] = 0.0
+    accumulate: Annotated[int, flag("--accumulate", help="Parts that a step's batch is taken in.")] = 1
+    precision: Annotated[str, flag("--precision", help="no, bf16 or fp16.")] = "no"
+    max_grad_norm: Annotated[float, flag("--max-grad-norm", help="Longer gradients are shortened to this.")] = 1.0
+    freeze: Annotated[str, flag("--freeze", help="Parts that stay as they are, such as decoder; commas.")] = ""
+    save_every: Annotated[
+        int | None, flag("--save-every", help="Steps between saves to resume from; else an epoch.")
+    ] = None
+    teacher: Annotated[
+        str | None, flag("--teacher", panel=WITH, metavar="FOLDER", help="A model to learn from as well.")
+    ] = None
+    distill: Annotated[float | None, flag("--distill", panel=WITH, help="Its share of the loss; else 0.9.")] = None
+    temperature: Annotated[float | None, flag("--temperature", panel=WITH, help="Softens what both say; else 2.")] = (
+        None
+    )
+
+    def recipe(self, seed: int, lr: float, **other: Any) -> Recipe:
+        """The recipe; `lr` where none was given, keywords in the place of single flags."""
+        from .recipes import Recipe
+
+        plain = ["epochs", "steps", "batch_size", "schedule", "warmup", "weight_decay", "label_smoothing"]
+        plain += ["accumulate", "precision", "max_grad_norm"]
+        values = {name: getattr(self, name) for name in plain} | {"lr": lr if self.lr is None else self.lr}
+        softness = {"distill": self.distill, "temperature": self.temperature}
+        given = {name: value for name, value in softness.items() if value is not None}
+        return Recipe(**{**values, **given, "seed": seed, **other})
+
+    @property
+    def frozen(self) -> list[str]:
+        """The parts that stay as they are."""
+        return [word.strip() for word in self.freeze.split(",") if word.strip()]
+
+    def loaded_teacher(self, given: Given) -> tuple[Any, dict[str, str] | None]:
+        """The teacher and what tells it from others, or nothing."""
+        if self.teacher is None:
+            return None, None
+        model = load_model(self.teacher, given)
+        return model, {"name": self.teacher, "weights": weights_of(self.teacher, model)}
+
+    def sane(self, given: Given, output: Path | None, run: Path | None) -> None:
+        """What is wrong with the flags is said before any work is done."""
+        if given.data is None:
+            raise typer.BadParameter("say which data to train on with --data FILE.")
+        if self.teacher is None and (self.distill is not None or self.temperature is not None):
+            raise typer.BadParameter(
+                f"--{'distill' if self.distill is not None else 'temperature'} goes with --teacher."
+            )
+        if given.dtype != "float32":
+            raise typer.BadParameter("weights are trained in float32; --precision bf16 computes in less.")
+        if run is not None and output is not None:
+            places = output.resolve(), run.resolve()
+            if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
+                raise typer.BadParameter("-o and --run must be different folders, neither inside the other.")
+
+
+def held_out(examples: Sequence[bytes], seed: int, name: str, flag: str) -> tuple[list[int], list[int]]:
+    """Numbers of the examples to train on, and of those set aside: a tenth by their place, at most 2000.
+
+    Equal examples are on the same side, and the side of one hardly depends on the others.
+    """
+    places = [splits.place(example, seed) for example in examples]
+    end = min([SHARE, *sorted(places)[MOST : MOST + 1]])
+    aside = [number for number, place in enumerate(places) if place < end]
+    rest = [number for number, place in enumerate(places) if place >= end]
+    if not aside or not rest:
+        raise BadData(
+            f"{len(examples)} examples of {name} are too few to set a tenth aside; give others to measure on with {flag}."
+        )
+    return rest, aside
+
+
+def is_main() -> bool:
+    """Whether this is the first of the processes that `accelerate launch` started, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def own_device(given: Given) -> str | None:
+    """The device of this process, where `accelerate launch` started several."""
+    import torch
+
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available()
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and given.device is None else given.device
