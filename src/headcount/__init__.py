@@ -73,6 +73,16 @@ _HOME = {
     "Speed": "speed",
     "bench": "speed",
     "report": "reports",
+    "Gates": "learners",
+    "learning": "learners",
+    "Recipe": "recipes",
+    "Trained": "training",
+    "train": "training",
+    "Learned": "lessons",
+    "learn": "lessons",
+    "trainer_callback": "callbacks",
+    "new_translator": "building",
+    "reborn": "building",
     "Run": "runs",
     "BadData": "errors",
     "BadMeasure": "errors",
@@ -95,8 +105,10 @@ __all__ = [
     "Comparison",
     "Curve",
     "Dialect",
+    "Gates",
     "Guarantee",
     "HeadcountError",
+    "Learned",
     "Metric",
     "NotFinite",
     "NotFound",
@@ -107,6 +119,7 @@ __all__ = [
     "Point",
     "Price",
     "Pruned",
+    "Recipe",
     "Refused",
     "Result",
     "Run",
@@ -115,6 +128,7 @@ __all__ = [
     "Speed",
     "Stack",
     "Task",
+    "Trained",
     "Transfer",
     "Unit",
     "__version__",
@@ -130,26 +144,34 @@ __all__ = [
     "evaluate",
     "find",
     "gated",
+    "learn",
+    "learning",
     "legalize",
     "load",
     "measure",
+    "new_translator",
     "own_task",
     "parameters_removed",
     "plan",
     "prices",
     "prune",
+    "reborn",
     "removed",
     "report",
     "save",
     "score",
     "skeleton",
     "task",
+    "train",
+    "trainer_callback",
     "transfer",
 ]
 
 if TYPE_CHECKING:
     from .ablation import Ablation, OneHead, Transfer, ablate, ablate_all_but_one, transfer
     from .anatomy import Anatomy, Site, Stack
+    from .building import new_translator, reborn
+    from .callbacks import trainer_callback
     from .checkpoints import load, save, skeleton
     from .choosing import Choice, choose
     from .criteria import score
@@ -174,10 +196,13 @@ if TYPE_CHECKING:
     from .gates import closed, gated
     from .guarantee import Guarantee
     from .kinds import task
+    from .learners import Gates, learning
+    from .lessons import Learned, learn
     from .metrics import Metric
     from .plans import Plan, Unit, legalize
     from .pricing import Price, parameters_removed, prices
     from .pruning import Pruned, prune
+    from .recipes import Recipe
     from .reports import report
     from .results import Comparison, Result, compare, compare_all
     from .runs import Run
@@ -185,6 +210,7 @@ if TYPE_CHECKING:
     from .speed import Bench, Speed, bench
     from .surgery import cut, removed
     from .tasks import Task, own_task
+    from .training import Trained, train
 
 
 def __getattr__(name: str) -> Any:

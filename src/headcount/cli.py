@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from . import __version__, benching, measuring, reporting, shipping
+from . import __version__, benching, lecturing, measuring, reporting, shipping, teaching
 from .errors import BadPlan, HeadcountError
 from .options import dialects_of, out, quieten, with_data
 
@@ -34,6 +34,7 @@ app = typer.Typer(
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
+    "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
     "    headcount report runs -o page.html                 # one page of all that was found\n\n"
     "    headcount cut my-model 3:7 5:0-3 -o smaller        # remove five heads\n\n"
     "    headcount cut my-model layers:4 3.mlp:* -o smaller # a whole layer, and all of one MLP\n\n"
@@ -201,6 +202,8 @@ def cut(
 app.command()(benching.bench)
 app.command()(reporting.report)
 app.command()(with_data(shipping.prune))
+app.command()(with_data(teaching.train))
+app.command()(with_data(lecturing.learn))
 for command in (measuring.evaluate, measuring.score, measuring.ablate, measuring.transfer, measuring.curve):
     app.command()(with_data(command))
 
