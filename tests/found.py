@@ -90,16 +90,87 @@ def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str 
     return {"sets": "chosen on 100 examples of train.tsv, reported on 200 of dev.tsv", "curves": made}
 
 
-def _curve(by: str, order: Sequence[Unit], steps: Sequence[int], slope: float) -> dict[str, Any]:
+def _curve(by: str, order: Sequence[Unit], steps: Sequence[int], slope: float, base: float = 0.9) -> dict[str, Any]:
     points = []
     for removed in steps:
-        value = 0.9 - slope * (removed / len(order)) ** 2
+        value = base - slope * (removed / len(order)) ** 2
         plan = Plan(frozenset(order[:removed]), "least first").to_json()
-        compared = comparison(0.9, value, 0.5 if removed else 1.0)
+        compared = comparison(base, value, 0.5 if removed else 1.0)
         points.append({"removed": removed, "plan": plan, "result": result(value), "comparison": compared})
     for point in points:
         point["result"]["signature"] = f"by:{by}|slope:{slope}|without:{point['removed']}"
     return {"by": by, "of": len(order), "signature": f"by:{by}", "points": points}
+
+
+def learned(
+    sites: Sites = CLASSIFIER, label: str = "subset", keep: int = 4, seed: int = 0, lost: float = 0.01, **other: Any
+) -> dict[str, Any]:
+    """A run of learned gates that keeps the first so many units of an order drawn by the seed, and loses so much."""
+    all_units = units(sites)
+    order = [all_units[n] for n in np.random.default_rng(seed).permutation(len(all_units))]
+    plan, of = Plan(frozenset(order[keep:]), "learned"), len(all_units)
+    history = [
+        {
+            "step": step,
+            "epoch": step / 20,
+            "loss": 1 / (1 + step),
+            "lr": 0.001,
+            "dev": 0.5 + step / 200 if step % 20 == 0 else None,
+        }
+        | {"open": of - (of - keep) * step / 40 - seed / 100}
+        for step in range(0, 41, 5)
+    ]
+    return {
+        "label": label,
+        "method": label.split(",")[0],
+        "units": "heads",
+        "keep": keep,
+        "of": of,
+        "seed": seed,
+        "trained": {"epochs": 3.0, "lr": 3e-5, "seed": seed, "steps": 40},
+        "plan": plan.to_json(),
+        "full": result(0.9),
+        "learned": result(0.9 - lost) | {"signature": f"model:tiny|learned:{label}"},
+        "comparison": comparison(0.9, 0.9 - lost, 0.03 + lost),
+        "history": history,
+        "sets": "learned on 100 examples of train.tsv, reported on 200 of dev.tsv",
+        "penalty": 0.0123,
+        "open": keep + 0.5,
+        **other,
+    }
+
+
+def over(
+    order: Sequence[Unit], steps: Sequence[int], names: Sequence[str] = ("epoch-01", "epoch-02", "epoch-10")
+) -> Any:
+    """Checkpoints that are better the later they are, and lose less; two random orders beside the scores of each."""
+    stages = []
+    for place, name in enumerate(names, 1):
+        base = 0.6 + 0.3 * place / len(names)
+        made = [_curve("taylor", order, steps, 0.3 / place, base)]
+        made += [_curve("random", order[::-1], steps, slope / place, base) for slope in (0.4, 0.5)]
+        stages.append({"name": name, "place": place, "curves": made})
+    return {
+        "sets": "chosen on 100 examples of train.tsv, reported on 200 of dev.tsv",
+        "checkpoints": stages,
+        "skipped": [],
+    }
+
+
+def training() -> dict[str, Any]:
+    history = [
+        {"step": step, "epoch": step / 40, "loss": round(0.7 * 0.98**step, 6), "lr": 3e-5, "open": None}
+        | {"dev": 0.6 + step / 1000 if step % 40 == 0 else None}
+        for step in range(0, 121, 4)
+    ]
+    return {
+        "history": history,
+        "recipe": {"epochs": 3.0, "batch_size": 32, "lr": 3e-5, "schedule": "linear"},
+        "before": result(0.51),
+        "after": result(0.72) | {"signature": "model:tiny|trained"},
+        "comparison": comparison(0.51, 0.72, 0.001),
+        "sets": "trained on 1280 examples of train.tsv, reported on 200 of dev.tsv",
+    }
 
 
 def one_head(sites: Sites = CLASSIFIER) -> dict[str, Any]:
@@ -227,14 +298,16 @@ def folder(
     model: str = "models/tiny",
     weights: str = "a1b2",
     data: str = "dev.tsv",
+    fingerprint: str = "f",
     finished: bool = True,
     others: Sequence[tuple[str, str]] = (("smaller", "c3d4"),),
 ) -> Path:
     """A run folder with these documents; `bench` asks about several models and no data."""
-    roles = {"transfer": ("one", "other"), "curve": ("select", "report")}.get(command, ("data",))
+    roles = {"transfer": ("one", "other"), "curve": ("select", "report"), "over": ("select", "report")}
+    roles |= {"learn": ("train", "report"), "train": ("train", "report")}
     tasks = {
-        role: {"data": data if n == 0 else f"{data} again", "n": 200, "fingerprint": "f" * 16}
-        for n, role in enumerate(roles)
+        role: {"data": data if n == 0 else f"{data} again", "n": 200, "fingerprint": fingerprint * 16}
+        for n, role in enumerate(roles.get(command, ("data",)))
     }
     question = {"command": command, "model": {"name": model, "weights": weights}, "tasks": tasks}
     question |= {"run": {"dtype": "float32", "seed": 0}, "options": {"by": "taylor", "folder": path.name}}
@@ -265,3 +338,22 @@ def everything(root: Path, sites: Sites = CLASSIFIER, **naming: str) -> dict[str
     for name, found in documents.items():
         folder(root / name, name, found, **naming)  # type: ignore[arg-type]
     return {name: document for found in documents.values() for name, document in found.items()} | {"order": order}
+
+
+def taught(root: Path, sites: Sites = CLASSIFIER, **naming: str) -> dict[str, Any]:
+    """Runs that train, of the model of `everything`: two learned methods, one with three seeds; checkpoints; a training."""
+    made = {}
+    plain = [("l0", 4, 0, 0.03), ("l0", 7, 0, 0.008)]
+    seeds = [
+        ("subset, joint", keep, seed, 0.004 * (12 - keep) + 0.001 * seed**2) for keep in (4, 8) for seed in range(3)
+    ]
+    for label, keep, seed, lost in plain + seeds:
+        name = f"learn-{label.split(',')[0]}-{keep}-{seed}"
+        made[name] = learned(sites, label, keep, seed, lost)
+        kept = {"learned": made[name], "scores": scores(sites, label.split(",")[0], keep + seed).to_json()}
+        folder(root / name, "learn", kept, **naming)  # type: ignore[arg-type]
+    order = scores(sites).order()
+    made |= {"over": over(order, [0, 3, 6, len(order)]), "training": training()}
+    folder(root / "over", "over", {"over": made["over"]}, **naming)  # type: ignore[arg-type]
+    folder(root / "train", "train", {"training": made["training"]}, **naming)  # type: ignore[arg-type]
+    return made

@@ -23,6 +23,7 @@ from headcount import reports, tables
 from headcount.cli import app
 from headcount.errors import BadRun
 from headcount.page import answers, charts, look, maps, sections
+from headcount.page.again import how
 from headcount.page.findings import gather, kind_of, type_of
 from headcount.plans import Plan
 from headcount.runs import Run
@@ -430,7 +431,7 @@ def test_the_charts_have_the_numbers_of_the_documents(runs, page) -> None:
 
 def test_how_to_get_it_again_names_command_data_signature_and_versions(runs) -> None:
     (part,) = gather([runs[0]])
-    again = {one.folder: one for one in (answers.again(part, run) for run in part.runs)}
+    again = {one.folder: one for one in (how(part, run) for run in part.runs)}
     assert again["prune"].command == "headcount prune tiny --data dev.tsv --max-drop 1.0 -o smaller"
     assert not again["prune"].rebuilt
     assert again["score"].command.startswith("headcount score models/tiny --data dev.tsv")
@@ -456,7 +457,7 @@ def test_how_to_get_it_again_names_command_data_signature_and_versions(runs) -> 
     assert facts["Versions"].startswith("python 3.")
     said = "headcount score models/tiny --data dev.tsv --limit 20"
     (runs[0] / "score" / "command.json").write_text(json.dumps({"command": said}))  # as commands leave it at their end
-    again = {one.folder: one for one in (answers.again(part, run) for run in part.runs)}
+    again = {one.folder: one for one in (how(part, run) for run in part.runs)}
     assert (again["score"].command, again["score"].rebuilt) == (said, False)
     (runs[0] / "score" / "command.json").unlink()
 
@@ -842,3 +843,290 @@ def test_numbers_are_written_as_people_read_them() -> None:
     assert tables.listed(["a"]) == "a"
     assert tables.listed(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
     assert sections._thinned([{"n": n} for n in range(4_001)])[1]["n"] == 3
+
+
+# -- what training came to ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Learned gates, checkpoints and a training, beside a curve of the same model on the same examples."""
+    root = tmp_path_factory.mktemp("taught")
+    made = found.taught(root)
+    order = found.scores().order()
+    made["curves"] = found.curves(order, [0, 3, 6, 11])
+    found.folder(root / "curve", "curve", {"curves": made["curves"]})
+    return root, made
+
+
+@pytest.fixture(scope="module")
+def taught_page(taught, tmp_path_factory) -> Page:
+    folder = tmp_path_factory.mktemp("taught-page")
+    written = reports.report([taught[0]], folder / "page.html", figures=folder / "figures")
+    endings = {ending: {path.stem for path in (folder / "figures").glob(f"*.{ending}")} for ending in ("svg", "png")}
+    assert endings["svg"] == endings["png"] >= {"learned", "gates", "over", "training", "training-2", "curve"}
+    assert all(b"theme:" not in path.read_bytes() for path in (folder / "figures").glob("*.svg"))
+    return Page(written.read_text(encoding="utf-8"))
+
+
+def test_what_was_learned_stands_with_the_curve_of_the_whole_model(taught, taught_page) -> None:
+    assert {
+        f"m1-{key}" for key in ("learned", "gates", "over", "over-2", "training", "curve", "map")
+    } <= taught_page.ids()
+    for name, keys in (
+        ("learn-l0-4-0", {"learned", "gates", "ranking", "units"}),
+        ("over", {"over"}),
+        ("train", {"training"}),
+    ):
+        (part,) = gather([taught[0] / name])
+        assert {placed.section.key for placed in reports._chapter(part, 1).sections} == keys
+
+
+def lines(rows: list[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], float]:
+    """Rows of a chart by some of their values; a row may stand in it several times, always the same."""
+    out: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if {*keys, "value"} <= row.keys():
+            assert out.setdefault(tuple(row[key] for key in keys), row["value"]) == row["value"]
+    return out
+
+
+def test_the_chart_of_learned_gates_has_every_run_their_mean_and_the_curves(taught, taught_page) -> None:
+    documents, rows = taught[1], drawn(taught_page.data["charts"]["m1-learned-chart"])
+    runs = {name: one for name, one in documents.items() if name.startswith("learn-")}
+    shown = lines([row for row in rows if "track" in row], "line", "kept", "track")
+    expected = {}
+    for one in runs.values():
+        track = f"{one['label']}, seed {one['seed']}" if one["label"] == "subset, joint" else one["label"]
+        expected[one["label"], one["keep"], track] = one["learned"]["value"]
+    assert shown == expected
+    spans = {(row["line"], row["kept"]): (row["low"], row["high"]) for row in rows if row.get("alone") and "low" in row}
+    assert spans == {("l0", keep): (v - 0.04, v + 0.04) for keep, v in ((4, 0.9 - 0.03), (7, 0.9 - 0.008))}
+    means = lines([row for row in rows if "alone" in row and "track" not in row], "line", "kept")
+    # seeds lose 0, 0.001 and 0.004 more than 0.004 (12 - kept): 5 / 3 thousandths on average
+    by_hand = {("subset, joint", keep): 0.9 - 0.004 * (12 - keep) - 0.005 / 3 for keep in (4, 8)}
+    assert means == pytest.approx({**by_hand, ("l0", 4): 0.87, ("l0", 7): 0.892})
+    thin = lines([row for row in rows if "alone" not in row], "line", "kept")
+    taylor, *randoms = documents["curves"]["curves"]
+    wanted = {("taylor", 11 - point["removed"]): point["result"]["value"] for point in taylor["points"]}
+    for place, point in enumerate(randoms[0]["points"]):
+        both = [one["points"][place]["result"]["value"] for one in randoms]
+        wanted["random, mean of 2", 11 - point["removed"]] = sum(both) / 2
+    assert thin == pytest.approx(wanted)
+    assert {"value": 0.9, "text": "whole model"} in rows
+
+
+def test_the_table_of_learned_gates_tells_one_seed_from_several(taught) -> None:
+    (part,) = gather([taught[0]])
+    (section,) = reports.lessons.learned(part)
+    (table,) = section.tables
+    rows = {(row[0], row[1]): row[2:] for row in table.rows}
+    assert list(rows) == [("l0", 4), ("l0", 7), ("subset, joint", 4), ("subset, joint", 8)]
+    one = taught[1]["learn-l0-4-0"]
+    change = one["comparison"]
+    difference = [100 * change[key] for key in ("difference", "low", "high")]
+    assert rows["l0", 4] == pytest.approx((4 / 11, 1, 0.87, 0.83, 0.91, *difference, change["p"]))
+    values = [taught[1][f"learn-subset-8-{seed}"]["learned"]["value"] for seed in range(3)]
+    several = rows["subset, joint", 8]
+    assert several[:5] == pytest.approx((8 / 11, 3, sum(values) / 3, min(values), max(values)))
+    assert several[5:8] == pytest.approx([100 * (v - 0.9) for v in (sum(values) / 3, min(values), max(values))])
+    assert several[8] is None
+    (gates,) = reports.lessons.gates(part)
+    assert column(gates.tables[0], "open before the end") == [4.5, 7.5, *[4.5] * 3, *[8.5] * 3]
+    assert column(gates.tables[0], "seed") == ["0", "0", *"012", *"012"]
+    assert column(gates.tables[0], "steps") == [40] * 8
+
+
+def test_gates_close_in_the_chart_as_in_the_history(taught, taught_page) -> None:
+    rows = drawn(taught_page.data["charts"]["m1-gates-chart"])
+    for name, one in taught[1].items():
+        if name.startswith("learn-"):
+            shown = [(row["step"], row["open"]) for row in rows if row["run"] == name]
+            assert shown == [(row["step"], row["open"]) for row in one["history"]]
+    assert reports.lessons._thinned(list(range(1000)), 10) == [*range(0, 1000, 100), 999]
+    assert reports.lessons._thinned([], 10) == []
+
+
+def test_only_what_was_measured_on_the_same_examples_shares_a_chart(tmp_path) -> None:
+    order = found.scores().order()
+    found.folder(tmp_path / "a", "learn", {"learned": found.learned(label="subset")})
+    found.folder(tmp_path / "b", "learn", {"learned": found.learned(label="l0")}, fingerprint="e")
+    found.folder(tmp_path / "c", "curve", {"curves": found.curves(order, [0, 11], 0)}, fingerprint="e")
+    half = found.curves(order[:5], [0, 5], 0, by="half")  # of other units, as --only gives them
+    half["curves"][0]["of"] = 11
+    found.folder(tmp_path / "d", "curve", {"curves": half})
+    (part,) = gather([tmp_path])
+    first, second = reports.lessons.learned(part)
+    assert {row["line"] for row in drawn(first.charts[0].spec) if "line" in row} == {"subset", "half (d)"}
+    assert {row["line"] for row in drawn(second.charts[0].spec) if "line" in row} == {"l0", "taylor (c)"}
+    half["curves"][0]["points"][-1]["removed"] = 11  # to its end, and yet not all that was learned to go
+    found.folder(tmp_path / "e", "curve", {"curves": half})
+    (part,) = gather([tmp_path / "a", tmp_path / "e"])
+    (section,) = reports.lessons.learned(part)
+    assert {row["line"] for row in drawn(section.charts[0].spec) if "line" in row} == {"subset"}
+
+
+def test_runs_of_one_method_that_differ_in_more_than_the_seed_are_no_seeds(tmp_path) -> None:
+    for name, seed, lr in (("a", 0, 0.1), ("b", 0, 0.2), ("c", 1, 0.1)):
+        trained = {"lr": lr, "steps": 40, "seed": seed}
+        found.folder(tmp_path / name, "learn", {"learned": found.learned(seed=seed, trained=trained)})
+    (part,) = gather([tmp_path])
+    assert [one.label for one in part.lessons] == ["subset, lr 0.1", "subset, lr 0.2", "subset, lr 0.1"]
+    found.folder(tmp_path / "d", "learn", {"learned": found.learned(trained={"lr": 0.1, "steps": 40, "seed": 0})})
+    (part,) = gather([tmp_path])
+    assert [one.label for one in part.lessons][:2] == ["subset, lr 0.1 (a)", "subset, lr 0.2"]
+
+
+def test_the_map_shows_what_learned_gates_keep(taught) -> None:
+    (part,) = gather([taught[0]])
+    made = maps.build(part)
+    names = [f"subset, joint, seed {seed}" for seed in range(3)]
+    assert [track.name for track in made.tracks] == ["taylor", "l0", *names]
+    for track in made.tracks[1:]:
+        seed = int(track.name[-1]) if track.name in names else 0
+        keeps = (8, 4) if track.name in names else (7, 4)
+        method = "subset" if track.name in names else "l0"
+        assert [stop.removed for stop in track.stops] == [0, *(11 - keep for keep in keeps)]
+        for keep, stop in zip(keeps, track.stops[1:], strict=True):
+            plan = Plan.from_json(taught[1][f"learn-{method}-{keep}-{seed}"]["plan"])
+            assert {made.units[n] for n in stop.gone} == set(map(str, plan))
+    assert [view.name for view in made.views] == ["Score: l0, 4 kept", "Score: subset, joint, 4 kept"]
+    facts = {fact.label: dict(zip(made.units, fact.texts, strict=True)) for fact in made.facts}
+    runs = [Plan.from_json(one["plan"]) for name, one in taught[1].items() if name.startswith("learn-")]
+    for unit, text in facts["Kept by learned gates"].items():
+        assert text == f"in {sum(unit not in set(map(str, plan)) for plan in runs)} of 8 runs"
+
+
+def test_learned_gates_are_put_into_a_sentence(taught, tmp_path) -> None:
+    (part,) = gather([taught[0] / "learn-l0-7-0"])
+    assert answers.answer(part) == (
+        "7 of 11 heads (64\u00a0%), as “l0” learned them, reach accuracy 0.892 where the whole model has 0.900: "
+        "−0.8 [−2.9, +1.3] points on 200 examples. This describes what was run; it is not a guarantee."
+    )
+    made = reports._chapter(part, 1)
+    assert (made.main.title, made.main.chart.name) == ("What learned gates keep", "learned")
+    assert ("heads kept", "7 of 11") in [(tile.label, tile.value) for tile in made.tiles]
+    (part,) = gather([taught[0] / f"learn-subset-8-{seed}" for seed in range(3)])
+    assert answers.answer(part).startswith(
+        "8 of 11 heads (73\u00a0%), as “subset, joint” learned them, reach accuracy 0.882 on average over 3 seeds where the "
+        "whole model has 0.900: −1.8 points, from −2.0 to −1.6, on 200 examples."
+    )
+    (part,) = gather([taught[0]])  # 7 heads lose less than a point; 4 would be fewer, and lose more
+    assert answers.answer(part).startswith("7 of 11 heads")
+    (part,) = gather([taught[0] / "over"])
+    assert answers.answer(part) == (
+        "Of the heads of each checkpoint, 0\u00a0% at epoch-01 (accuracy 0.700) and 27\u00a0% at epoch-10 (accuracy 0.900) can "
+        "go before more than 1 point of accuracy is lost."  # 30 and 10 points times (3 / 11) squared: 2.2, and 0.7
+    )
+    (part,) = gather([taught[0] / "train"])
+    told = "After training, accuracy is 0.720 [0.680, 0.760] on 200 examples, and was 0.510 [0.470, 0.550] before."
+    assert answers.answer(part) == told
+
+
+def test_the_curves_of_checkpoints_are_relative_to_their_own_whole_models(taught, taught_page) -> None:
+    specs, stages = taught_page.data["charts"], taught[1]["over"]["checkpoints"]
+    for name in ("m1-over-chart", "m1-over-chart-1"):
+        rows = [row for row in drawn(specs[name]) if "checkpoint" in row]
+        shown = {(row["checkpoint"], row["removed"]): (row["value"], row["relative"], row["share"]) for row in rows}
+        assert len(shown) == 12
+        for stage in stages:
+            points = stage["curves"][0]["points"]
+            base = points[0]["result"]["value"]
+            for point in points:
+                value, gone = point["result"]["value"], point["removed"]
+                assert shown[stage["name"], gone] == pytest.approx((value, value / base, gone / 11))
+    fields = [str(specs[name]["layer"][0]["encoding"]["y"]["field"]) for name in ("m1-over-chart", "m1-over-chart-1")]
+    assert fields == ["relative", "value"]
+    colours = specs["m1-over-chart"]["layer"][0]["encoding"]["color"]["scale"]
+    assert colours == {
+        "domain": ["epoch-01", "epoch-02", "epoch-10"],
+        "range": ["theme:seq:25", "theme:seq:62", "theme:seq:100"],
+    }
+    (part,) = gather([taught[0] / "over"])
+    by_taylor, by_chance = reports.lessons.over(part)
+    first = stages[0]["curves"]
+    base = first[0]["points"][0]["result"]["value"]
+    assert by_taylor.tables[0].rows[0] == pytest.approx(
+        ("epoch-01", base, *(point["result"]["value"] / base for point in first[0]["points"][1:]))
+    )
+    last = [one["points"][-1]["result"]["value"] for one in first[1:]]
+    assert by_chance.tables[1].rows[3][:7] == pytest.approx(
+        ("epoch-01", 11, 1.0, np.mean(last), min(last), max(last), np.mean(last) / base)
+    )
+
+
+def test_a_metric_of_zero_has_no_share(tmp_path) -> None:
+    document = found.over(found.scores().order(), [0, 6, 11])
+    document["checkpoints"][0]["curves"][0]["points"][0]["result"]["value"] = 0.0
+    found.folder(tmp_path / "a", "over", {"over": document})
+    (section, _) = reports.lessons.over(gather([tmp_path / "a"])[0])
+    assert section.tables[0].rows[0][1:] == (0.0, None, None)
+    assert section.tables[0].rows[1][2] > 0.9
+
+
+def test_a_training_shows_its_losses_and_what_it_came_to(taught, taught_page) -> None:
+    document, specs = taught[1]["training"], taught_page.data["charts"]
+    for name, place, field in (("m1-training-chart", "step", "loss"), ("m1-training-chart-1", "epoch", "dev")):
+        shown = lines(drawn(specs[name]), "place")
+        assert shown == {(row[place],): row[field] for row in document["history"] if row[field] is not None}
+    (part,) = gather([taught[0] / "train"])
+    (section,) = reports.lessons.training(part)
+    before, after = section.tables[0].rows
+    assert before[:5] == ("before training", *(document["before"][key] for key in ("value", "low", "high", "n")))
+    change = [100 * document["comparison"][key] for key in ("difference", "low", "high")]
+    assert after[5:] == pytest.approx((*change, 0.001))
+    assert ("lr", "3e-05") in section.tables[1].rows
+    new = {**document, "before": None, "comparison": None, "history": document["history"][:1]}
+    found.folder(tmp := taught[0].parent / "from-scratch", "train", {"training": new}, weights="none")
+    (section,) = reports.lessons.training(gather([tmp])[0])
+    assert section.charts == ()
+    assert [row[0] for row in section.tables[0].rows] == ["after training"]
+
+
+@pytest.mark.parametrize("name", ["learned", "over", "training"])
+@pytest.mark.parametrize("damage", ["a key is gone", "not a number", "a list"])
+def test_a_damaged_document_of_a_training_is_one_sentence_too(name, damage, taught, tmp_path) -> None:
+    document = json.loads(json.dumps(taught[1]["learn-l0-4-0" if name == "learned" else name]))
+    if damage == "a key is gone":
+        del document[{"learned": "plan", "over": "checkpoints", "training": "history"}[name]]
+    elif damage == "not a number":
+        document = json.loads(re.sub(r"(?<=[ \[])-?0\.\d\d+(?=[,}])", "NaN", json.dumps(document)))
+    made = found.folder(tmp_path / "run", "x", {})
+    (made / f"{name}.json").write_text("[]" if damage == "a list" else json.dumps(document))
+    with says(BadRun, about=f"{name}.json"):
+        reports.report([made], tmp_path / "page.html")
+
+
+def test_hostile_labels_of_a_training_stay_text(taught, page, tmp_path) -> None:
+    learned = poisoned(taught[1]["learn-l0-4-0"]) | {"seed": HOSTILE}
+    for n, (name, document) in enumerate(
+        (("learned", learned), ("over", poisoned(taught[1]["over"])), ("training", poisoned(taught[1]["training"])))
+    ):
+        found.folder(tmp_path / f"run-{n}<b>", "learn", {name: document}, data=HOSTILE)
+    found.folder(tmp_path / "curve", "curve", {"curves": poisoned(taught[1]["curves"])}, data=HOSTILE)
+    text = reports.report([tmp_path], tmp_path / "page.html", figures=tmp_path / "f").read_text(encoding="utf-8")
+    bad = Page(text)
+    assert sum(tag == "script" for tag, _ in bad.elements) == sum(tag == "script" for tag, _ in page.elements)
+    assert not [tag for tag, _ in bad.elements if tag in ("img", "iframe")]
+    assert not [name for _, attributes in bad.elements for name in attributes if name.startswith("on")]
+    assert "alert(1)" in "".join(bad.texts)
+    assert not set("<>&\u2028") & set(text.partition('id="data">')[2].partition("</script>")[0])
+    for path in (tmp_path / "f").glob("*.svg"):
+        assert not re.search(r"<(script|img|b)\b", path.read_text(encoding="utf-8")), path.name
+
+
+def test_steps_of_a_colour_run_from_low_to_high() -> None:
+    palette = {"seq-low": "#000010", "seq-high": "#c80010"}
+    assert look.painted(["theme:seq:0", "theme:seq:50", "theme:seq:100"], palette) == ["#000010", "#640010", "#c80010"]
+
+
+def test_how_to_get_a_training_again_has_its_signatures(taught) -> None:
+    (part,) = gather([taught[0]])
+    again = {run.folder.name: [pair for pair in how(part, run).facts if pair[0].startswith("Sig")] for run in part.runs}
+    assert again["learn-l0-4-0"][:2] == [
+        ("Signature (learned, full)", "model:tiny|n:200"),
+        ("Signature (learned, learned)", "model:tiny|learned:l0"),
+    ]
+    assert ("Signature (training, after)", "model:tiny|trained") in again["train"]
+    assert again["over"][0] == ("Signature (over, epoch-01, taylor)", "by:taylor|slope:0.3|without:11")
+    assert len(again["over"]) == 9

@@ -106,6 +106,7 @@ def curve(
     memory: int = MEMORY,
     run: Run | None = None,
     name: str = "curve",
+    whole: str = "whole",
     dialects: Iterable[Dialect] = (),
 ) -> Curve:
     """Close the least important units step by step and measure the model at each.
@@ -134,7 +135,7 @@ def curve(
             current = again(model, plan)
             chosen = current.only(*names) if names else current
         plan = _grown(plan, chosen, target, least)
-        here = f"{name}-{target:05d}" if target else "whole"  # the whole model is the same in every curve of a run
+        here = f"{name}-{target:05d}" if target else whole  # the whole model is the same in every curve of a run
         if really_cut:
             if points and len(plan) > points[-1].removed:
                 cut(subject, plan - points[-1].plan, dialects=rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +25,9 @@ from .options import (
     out,
     quieten,
     running,
+    weights_of,
 )
-from .printing import ablation_text, curve_text, one_head_table, scores_text, transfer_text
+from .printing import ablation_text, curve_text, one_head_table, over_text, scores_text, transfer_text
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -226,11 +228,22 @@ def curve(
     random_seeds: Annotated[int, typer.Option("--random-seeds", help="How many random orders make the band.")] = 3,
     units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
     test: Test = "randomization",
+    over: Annotated[
+        Path | None,
+        typer.Option(
+            "--over",
+            metavar="CHECKPOINTS",
+            help="A curve for every model folder in this folder (epoch-01, checkpoint-500, ...) instead of MODEL's own.",
+        ),
+    ] = None,
 ) -> None:
     """Remove units in the order of their scores, step by step, and measure what is left at each.
 
     Scores and curve never share examples: give --score-data, or --data is split in two. The plan of every point is in
     the run folder, for `headcount cut --plan`.
+
+    With --over, the curve of every checkpoint of a training, each by its own scores and all on the same examples. MODEL
+    is then what the training came to (or any of the checkpoints): it gives the tokenizer and the kind of task.
 
     Examples:
 
@@ -239,12 +252,19 @@ def curve(
         headcount curve my-model --data dev.tsv --by taylor,ablation,random
 
         headcount curve my-translator --data val.de --target val.en --only cross --until-drop 1.0
+
+        headcount curve my-model --over my-model/checkpoints --data dev.tsv --score-data train.tsv
     """
-    subject, task = _ready(model, given)
+    if over is not None and scores is not None:
+        raise typer.BadParameter(
+            "--scores belong to one model, and --over scores every checkpoint: choose one of them."
+        )
     from . import curves, studies
     from .kinds import KINDS
     from .scores import Scores
 
+    checkpoints, skipped = studies.checkpoints_in(over) if over is not None else ([], [])
+    subject, task = _ready(model, given)
     fixed = Scores.read(scores) if scores else None
     if fixed is not None:
         metrics = (task.with_metric(metric) for metric in KINDS[task.kind])
@@ -272,13 +292,23 @@ def curve(
     options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": None}
     if fixed is not None:
         options["scores"] = fingerprint(fixed.to_json())
+    rows = dialects_of(given.dialect)
+    if over is not None:
+        from .tables import listed
+
+        subject = subject.to("meta")  # one model in memory at a time
+        options |= {"over": str(over), "checkpoints": {path.name: weights_of(str(path), None) for path in checkpoints}}
+        note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
+        with running("curve", model, subject, given, tasks, **options) as run:
+            stages = studies.over(
+                lambda path: load_model(str(path), given), checkpoints, report, select, asked, run=run, dialects=rows
+            )
+            each = [{**one._asdict(), "curves": [curves.to_json(made) for made in one.curves]} for one in stages]
+            made = {"sets": how, "checkpoints": each, "skipped": skipped}
+            _keep(run, "over", made, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
+        return
     with running("curve", model, subject, given, tasks, **options) as run:
-        found = studies.curves(
-            subject, report, select, asked, fixed=fixed, run=run, dialects=dialects_of(given.dialect)
-        )
-        for one in found:
-            for point in one.points[1:]:
-                run.write_json(f"plan-{studies.name_of(one)}-{point.removed:05d}", point.plan.to_json())
+        found = studies.curves(subject, report, select, asked, fixed=fixed, run=run, dialects=rows)
         made = {"sets": how, "curves": [curves.to_json(one) for one in found]}
         _keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
 

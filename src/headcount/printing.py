@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .results import Comparison
     from .scores import Scores, Stability
     from .speed import Bench
+    from .studies import Stage
 
 MOST_COLUMNS = 16  # of a map; MLPs have thousands of neurons
 
@@ -114,6 +115,42 @@ def curve_text(found: Sequence[Curve]) -> str:
         shown = [(f"{p.removed} ({p.removed / one.of:.0%})", p.comparison) for p in one.points[1:]]
         lines += [f"{share:>12}  {comparison}" for share, comparison in shown]
     return "\n".join(lines)
+
+
+def over_text(stages: Sequence[Stage]) -> str:
+    """A table per order: a row per checkpoint, a column per share removed, the metric relative to that checkpoint whole."""
+    metric, blocks = stages[0].curves[0].base.metric.name, []
+    side, first = max(len("checkpoint"), *(len(stage.name) for stage in stages)), max(10, len(metric) + 2)
+    for by in dict.fromkeys(made.by for made in stages[0].curves):
+        rows = [(stage.name, [made for made in stage.curves if made.by == by]) for stage in stages]
+        cells = [_by_share(found) for _, found in rows]
+        shares = sorted({share for row in cells for share in row})
+        drawn = len(rows[0][1])
+        called = f"{by}, mean of {drawn}" if drawn > 1 else by
+        lines = [f"{called}: {metric} without so many units, relative to the whole model of the checkpoint"]
+        lines.append(f"{'checkpoint':<{side}}{metric:>{first}}" + "".join(f"{share:>8.0%}" for share in shares))
+        for (name, found), row in zip(rows, cells, strict=True):
+            whole = found[0].base.value
+            told = "".join(f"{_relative(row.get(share), whole):>8}" for share in shares)
+            lines.append(f"{name:<{side}}{whole:>{first}.4f}{told}".rstrip())
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _by_share(curves: Sequence[Curve]) -> dict[float, list[float]]:
+    """What each point of some curves is worth, by the share of units that is gone there."""
+    out: dict[float, list[float]] = {}
+    for made in curves:
+        for point in made.points[1:]:
+            out.setdefault(point.removed / made.of, []).append(point.result.value)
+    return out
+
+
+def _relative(values: Sequence[float] | None, whole: float) -> str:
+    """The mean of some values as a share of another one; nothing where there are none, or nothing to share."""
+    if not values:
+        return ""
+    return f"{sum(values) / len(values) / whole:.1%}" if whole > 0 else "-"
 
 
 def pruned_text(found: Mapping[str, Any]) -> str:

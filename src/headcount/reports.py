@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from . import __version__
 from .errors import BadRun
-from .page import answers, charts, drawing, look, maps, outcomes, sections
+from .page import again, answers, charts, drawing, lessons, look, maps, outcomes, sections
+from .page.again import Again
 from .page.charts import Chart
 from .page.findings import Part, gather, index_of, site_of
 from .page.maps import Map
@@ -50,7 +51,7 @@ class Chapter(NamedTuple):
     map: Map | None
     main: Main | None
     sections: list[Placed]
-    again: list[answers.Again]
+    again: list[Again]
     notes: list[str]
 
 
@@ -128,7 +129,10 @@ def as_script(text: str) -> str:
 def _chapter(part: Part, number: int) -> Chapter:
     anchor = f"m{number}"
     made = [
+        *lessons.learned(part),
         *sections.curves(part),
+        *lessons.over(part),
+        *lessons.gates(part),
         *sections.rankings(part),
         *sections.spreads(part),
         *sections.effects(part),
@@ -137,6 +141,7 @@ def _chapter(part: Part, number: int) -> Chapter:
         *sections.transfers(part),
         *outcomes.speeds(part),
         *outcomes.removed(part),
+        *lessons.training(part),
         *sections.every_unit(part),
     ]
     main = _main(part, anchor, made)
@@ -156,20 +161,23 @@ def _chapter(part: Part, number: int) -> Chapter:
         maps.build(part),
         main,
         placed,
-        [answers.again(part, run) for run in part.runs],
+        [again.how(part, run) for run in part.runs],
         _notes(part),
     )
 
 
 def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
-    """The first curve; without one, the sequence that a guarantee tested."""
+    """The first curve; without one, the sequence that a guarantee tested, or what learned gates keep."""
     for document in part.of("curves")[:1]:
         about = sections.curve_about(document)
         return Main(f"{anchor}-main", "What is left as units go", about, sections.curve_chart(part, document))
-    for one in made:
-        if one.key == "guarantee" and one.charts:
-            about = "Loss of each plan tested, and its upper bound; the first one that reaches above what is allowed is the end."
-            return Main(f"{anchor}-main", "How much may go", about, one.charts[0])
+    drawn = {one.key: one.charts[0] for one in made[::-1] if one.charts}
+    if "guarantee" in drawn:
+        about = "Loss of each plan tested, and its upper bound; the first one that reaches above what is allowed is the end."
+        return Main(f"{anchor}-main", "How much may go", about, drawn["guarantee"])
+    if "learned" in drawn:
+        about = "Vertical lines are 95 % intervals of single runs, the dashed line is the whole model."
+        return Main(f"{anchor}-main", "What learned gates keep", about, drawn["learned"])
     return None
 
 

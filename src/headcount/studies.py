@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
 
 from .criteria import score
 from .curves import Curve, counts, curve
 from .dialects import Dialect
+from .errors import BadRun
 from .gates import closed
 from .plans import Plan
 from .scores import Scores
@@ -43,9 +48,13 @@ def curves(
     *,
     fixed: Scores | None = None,
     run: Run | None = None,
+    prefix: str = "",
     dialects: Iterable[Dialect] = (),
 ) -> list[Curve]:
-    """A curve for each order: scores from `select` (or `fixed`), measured on `report`; "random" gives several."""
+    """A curve for each order: scores from `select` (or `fixed`), measured on `report`; "random" gives several.
+
+    What is kept in the run folder has names that begin with `prefix`, the plan of every point among it.
+    """
     rows = tuple(dialects)
     units = score(model, by="random", units=asked.units, dialects=rows)  # costs nothing, and shows what there is
     counts(asked.step, len(units.only(*asked.only) if asked.only else units))  # what is wrong is said before the work
@@ -57,13 +66,13 @@ def curves(
             seeds = range(asked.seed, asked.seed + asked.random_seeds)
             orders += [(f"random-{n}", score(model, by=by, units=asked.units, seed=n, dialects=rows)) for n in seeds]
         elif asked.recompute:
-            orders.append((by, _again(by, select, asked, run, rows)))
+            orders.append((by, _again(by, select, asked, run, f"{prefix}score-{by}", rows)))
         else:
-            orders.append((by, _scored(model, by, select, asked, run, f"score-{by}", rows)))
+            orders.append((by, _scored(model, by, select, asked, run, f"{prefix}score-{by}", rows)))
     for name, order in orders:
         if run is not None and isinstance(order, Scores):
-            run.write_json(f"scores-{name}", order.to_json())
-    return [
+            run.write_json(f"{prefix}scores-{name}", order.to_json())
+    made = [
         curve(
             model,
             report,
@@ -76,11 +85,16 @@ def curves(
             test=asked.test,
             seed=asked.seed,
             run=run,
-            name=f"curve-{name}",
+            name=f"{prefix}curve-{name}",
+            whole=f"{prefix}whole",
             dialects=rows,
         )
         for name, order in orders
     ]
+    for one in made if run is not None else ():
+        for point in one.points[1:]:
+            run.write_json(f"{prefix}plan-{name_of(one)}-{point.removed:05d}", point.plan.to_json())
+    return made
 
 
 def name_of(made: Curve) -> str:
@@ -96,12 +110,74 @@ def _scored(
 
 
 def _again(
-    by: str, select: Task | None, asked: CurvesAsked, run: Run | None, rows: Any
+    by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
 ) -> Callable[[nn.Module, Plan], Scores]:
     """Scores of the model as it is with a plan closed; what is gone scores nothing and is not chosen again."""
 
     def scores(model: nn.Module, plan: Plan) -> Scores:
         with closed(model, plan, dialects=rows):
-            return _scored(model, by, select, asked, run, f"score-{by}-{len(plan):05d}", rows)
+            return _scored(model, by, select, asked, run, f"{name}-{len(plan):05d}", rows)
 
     return scores
+
+
+# -- over a training -------------------------------------------------------------------------------------------------------
+
+
+class Stage(NamedTuple):
+    """A checkpoint of a training: its name, its place among them from 1 on, and its curves."""
+
+    name: str
+    place: int
+    curves: list[Curve]
+
+
+def checkpoints_in(folder: Path) -> tuple[list[Path], list[str]]:
+    """The model folders inside a folder, by the numbers in their names, and the names of the other folders in it."""
+    if not folder.is_dir():
+        raise BadRun(f"{folder} is not a folder; give the one that holds the checkpoints, such as epoch-01, epoch-02.")
+    inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    inside.sort(key=lambda path: (_numbered(path.name), path.name))
+    found = [path for path in inside if (path / "config.json").is_file()]
+    if not found:
+        raise BadRun(
+            f"{folder} holds no checkpoint: none of its {len(inside)} folders has a config.json; give the folder around "
+            "epoch-01, epoch-02, ... or checkpoint-500, checkpoint-1000, ..."
+        )
+    return found, [path.name for path in inside if path not in found]
+
+
+def over(
+    load: Callable[[Path], nn.Module],
+    checkpoints: Sequence[Path],
+    report: Task,
+    select: Task | None,
+    asked: CurvesAsked,
+    *,
+    run: Run | None = None,
+    dialects: Iterable[Dialect] = (),
+) -> list[Stage]:
+    """The curves of every checkpoint on the same examples, each by its own scores: Figure 5 of Michel et al. 2019.
+
+    `load` gives the model of a folder; each is let go before the next one is asked for.
+    """
+    rows, stages = tuple(dialects), list[Stage]()
+    for place, path in enumerate(checkpoints, 1):
+        model = load(path)
+        prefix = f"{place:03d}-{re.sub(r'[^A-Za-z0-9_.]+', '-', path.name)[:60]}-"
+        stages.append(
+            Stage(path.name, place, curves(model, report, select, asked, run=run, prefix=prefix, dialects=rows))
+        )
+        del model
+        gc.collect()  # modules and their hooks refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return stages
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """A sort key under which checkpoint-1000 follows checkpoint-500, and epoch-10 follows epoch-09."""
+    parts = [part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [
+        (len(part), part) if place % 2 else (0, part) for place, part in enumerate(parts)
+    ]  # text, digits, text, ...

@@ -1,13 +1,10 @@
-"""The answer of a report in one sentence, the few numbers to see first, and how to get each number again. No torch."""
+"""The answer of a report in one sentence, and the few numbers to see first. No torch."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import HeadcountError
-from ..runs import Record
 from ..tables import (
     bytes_text,
     counted,
@@ -23,9 +20,18 @@ from ..tables import (
     whole,
 )
 from . import maps
-from .findings import ALPHA, Document, Part, beyond_chance, checked, comparison_of, kind_of, number, plain
+from .findings import (
+    ALPHA,
+    Lesson,
+    Part,
+    beyond_chance,
+    checked,
+    comparison_of,
+    kind_of,
+    number,
+    report_set,
+)
 
-SIGNED = ("base", "one", "other", "before", "after", "guarantee")  # results within documents
 DROP = 1.0  # points, for the sentence about a curve
 
 
@@ -41,7 +47,8 @@ def answer(part: Part) -> str:
     """The answer in one sentence: of `prune` if it was run, else of what says most."""
     if part.prune is not None and part.prune.get("sentence"):
         return str(part.prune["sentence"])
-    for told in (_told_by_curve, _told_by_effects, _told_by_one, _told_by_scores, _told_by_transfer, _told_by_bench):
+    ways = (_told_by_lessons, _told_by_curve, _told_by_effects, _told_by_one, _told_by_over, _told_by_scores)
+    for told in (*ways, _told_by_transfer, _told_by_bench, _told_by_training):
         sentence = told(part)
         if sentence:
             return sentence
@@ -69,6 +76,10 @@ def tiles(part: Part) -> list[Tile]:
     for _, effects in part.effects[:1]:
         lasting = [e for e in effects if beyond_chance(e.comparison)]
         out.append(Tile("shown to matter", whole(len(lasting)), f"of {len(effects)} alone, after Holm's correction"))
+    for group in _best_lessons(part)[:1]:
+        first, lost = group[0], sum(one.comparison.difference for one in group) / len(group)
+        told = f"{signed(lost * first.comparison.points)} {unit_of(first.comparison)}, learned by “{first.label}”"
+        out.append(Tile(f"{first.units} kept", f"{first.kept} of {first.of}", told))
     made = _first_curve(part)
     if made is not None:
         point = _safe(made)
@@ -79,6 +90,7 @@ def tiles(part: Part) -> list[Tile]:
 def base_of(part: Part) -> dict[str, Any] | None:
     """The whole model's result, from whichever run measured it."""
     for kind, find in (
+        ("learned", lambda data: data["full"]),
         ("curves", lambda data: data["curves"][0]["points"][0]["result"]),
         ("ablation", lambda data: data["base"]),
         ("all-but-one", lambda data: data["base"]),
@@ -135,6 +147,75 @@ def _told_by_curve(part: Part) -> str:
         f"{result_text(base, interval=False)} → {result_text(value, interval=False)} on {value['n']} examples. "
         "This describes one curve; it is not a guarantee."
     )
+
+
+def lesson_groups(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
+    """Runs that differ in their seeds alone: of one method, with equally many units kept, on the same examples."""
+    groups: dict[Any, list[Lesson]] = {}
+    for one in lessons:
+        groups.setdefault((report_set(one.document), one.label, one.units, one.of, one.kept), []).append(one)
+    return list(groups.values())
+
+
+def _best_lessons(part: Part) -> list[list[Lesson]]:
+    """Groups of learned runs, first the one that keeps fewest of those that lose little; else the one that loses least."""
+
+    def place(group: list[Lesson]) -> tuple[bool, float, float]:
+        lost = sum(one.comparison.damage for one in group) / len(group)
+        first = group[0].comparison
+        little = lost <= (DROP if unit_of(first) == "points" else abs(first.before) / 10)
+        return not little, group[0].kept / group[0].of if little else 0.0, lost
+
+    return sorted(lesson_groups(part.lessons), key=place)
+
+
+def _told_by_lessons(part: Part) -> str:
+    for group in _best_lessons(part):
+        one = group[0]
+        values = [each.result["value"] for each in group]
+        after = fixed(sum(values) / len(values), len(result_text(one.full, interval=False).partition(".")[2]))
+        seeds = f" on average over {len(group)} seeds" if len(group) > 1 else ""
+        size = difference_text(one.comparison)
+        if seeds:
+            changes = [each.comparison.difference * each.comparison.points for each in group]
+            mean, low, high = (signed(change) for change in (sum(changes) / len(changes), min(changes), max(changes)))
+            size = f"{mean} {unit_of(one.comparison)}, from {low} to {high},"
+        return (
+            f"{one.kept} of {one.of} {one.units} ({percent(one.kept / one.of)}), as “{one.label}” learned them, reach "
+            f"{one.full['metric']} {after}{seeds} where the whole model has {result_text(one.full, interval=False)}: {size} "
+            f"on {one.result['n']} examples. This describes what was run; it is not a guarantee."
+        )
+    return ""
+
+
+def _told_by_over(part: Part) -> str:
+    for document in part.of("over"):
+
+        def build(data: dict[str, Any]) -> str:
+            stages = [(str(one["name"]), one["curves"][0]) for one in data["checkpoints"]]
+            told = []
+            for name, made in stages if len(stages) == 1 else (stages[0], stages[-1]):
+                base = made["points"][0]["result"]
+                share = percent(_safe(made)["removed"] / made["of"])
+                told.append(f"{share} at {name} ({base['metric']} {result_text(base, interval=False)})")
+            return f"Of the {noun_of_curve(stages[0][1])} of each checkpoint, {listed(told)} can go {_before(stages[0][1])}."
+
+        sentence: str = checked(document, build)
+        return sentence
+    return ""
+
+
+def _told_by_training(part: Part) -> str:
+    for document in part.of("training"):
+        after = document.data.get("after")
+        if after:
+            before = document.data.get("before")
+            was = checked(document, lambda _, b=before: f", and was {result_text(b)} before" if b else "")
+            told = checked(
+                document, lambda data: (data["after"]["metric"], result_text(data["after"]), data["after"]["n"])
+            )
+            return f"After training, {told[0]} is {told[1]} on {told[2]} examples{was}."
+    return ""
 
 
 def _told_by_effects(part: Part) -> str:
@@ -282,92 +363,3 @@ def noun_of_curve(made: Mapping[str, Any]) -> str:
     names = [f"{site}:0" for site in units]
     kinds = {kind_of(name) for name in names}
     return maps.NOUNS.get(kinds.pop(), "units") if len(kinds) == 1 else "units"
-
-
-# -- how to get it again ---------------------------------------------------------------------------------------------------
-
-
-class Again(NamedTuple):
-    """How to get the numbers of a run again."""
-
-    folder: str
-    command: str
-    rebuilt: bool  # the command was put together from the question, because the run did not keep it
-    facts: list[tuple[str, str]]
-    finished: bool
-
-
-def again(part: Part, run: Record) -> Again:
-    """Command, signatures, data and versions of a run."""
-    documents = [one for one in part.documents if one.run is run]
-    inside = [str(one.data["command"]) for one in documents if isinstance(one.data.get("command"), str)]
-    told, question = inside[0] if inside else _kept_command(run), run.question
-    tasks = question.get("tasks")
-    facts = [("Asked", run.signature), ("On", run.created)]
-    for role, task in tasks.items() if isinstance(tasks, dict) else ():
-        if isinstance(task, dict):
-            facts.append(
-                (f"Data ({role})", f"{task.get('data')}, n = {task.get('n')}, #{str(task.get('fingerprint'))[:8]}")
-            )
-    model = question.get("model")
-    if isinstance(model, dict) and model.get("weights"):
-        facts.append(("Weights", f"#{str(model['weights'])[:8]}"))
-    facts += [(f"Signature ({name})", text) for name, text in _signatures(documents)]
-    facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())))
-    return Again(run.folder.name, told or _rebuilt(question), not told, facts, run.finished)
-
-
-def _kept_command(run: Record) -> str:
-    """The command, where the run came to its end and kept it."""
-    try:
-        kept = plain(run.read_json("command"))
-    except HeadcountError:
-        return ""
-    return str(kept.get("command", "")) if isinstance(kept, dict) else ""
-
-
-def _signatures(documents: Sequence[Document]) -> list[tuple[str, str]]:
-    """Every signature in the documents, by where it stands; a text that stands in several places of one is told once."""
-    out = []
-    for one in documents:
-        places = [(one.name, one.data)]
-        places += [(f"{one.name}, {key}", one.data.get(key)) for key in SIGNED]
-        drawn = one.data.get("curves") if one.kind == "curves" else None
-        for made in drawn if isinstance(drawn, list) else ():
-            points = made.get("points") or [{}]
-            places.append((f"{one.name}, {made.get('by')}", points[-1].get("result")))
-        told: dict[str, str] = {}
-        for place, holder in places:
-            found = holder.get("signature") if isinstance(holder, dict) else None
-            if isinstance(found, str) and found:
-                told.setdefault(found, place)
-        out += [(place, found) for found, place in told.items()]
-    return out
-
-
-def _rebuilt(question: Mapping[str, Any]) -> str:
-    """The command, as far as the question tells it."""
-    model = question.get("model")
-    name = model.get("name") if isinstance(model, dict) else model
-    command = str(question.get("command", ""))
-    words = ["headcount", *command.replace("ablate-all-but-one", "ablate --all-but-one").split()]
-    words += [str(name)] if name else []
-    tasks = question.get("tasks")
-    flags = {"data": "--data", "report": "--data", "one": "--data", "other": "--other-data"}
-    flags["select"] = "--score-data" if command == "curve" else "--select-data"
-    for role, task in tasks.items() if isinstance(tasks, dict) else ():
-        if isinstance(task, dict) and role in flags:
-            words += [flags[role], str(task.get("data"))]
-    for key, value in {**_dict(question.get("run")), **_dict(question.get("options"))}.items():
-        flag = "--" + str(key).replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, str | int | float) and not isinstance(value, bool) and value not in ("", "by paper"):
-            words += [flag, str(value)]
-        elif isinstance(value, list) and value and key != "dialect":
-            words += [flag, ",".join(map(str, value))]
-    return shlex.join(words)
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

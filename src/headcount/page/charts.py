@@ -67,21 +67,21 @@ def curve(
     legend = alt.Legend() if len(orders) > 1 else None
     colours = alt.Scale(domain=orders, range=[f"theme:{ORDERS[n % len(ORDERS)]}" for n in range(len(orders))])
     colour = alt.Color("order:N", scale=colours, legend=legend)
-    drawn = alt.Chart(_data(lines)).encode(x=x, color=colour)
+    drawn = alt.Chart(values(lines)).encode(x=x, color=colour)
     layers: list[Any] = []
     if band:
-        random = alt.Chart(_data(band)).encode(x=x)
+        random = alt.Chart(values(band)).encode(x=x)
         layers.append(
             random.mark_area(color="theme:band", opacity=0.35).encode(y=alt.Y("low:Q", title=metric), y2="high:Q")
         )
         layers.append(random.mark_line(color="theme:band", strokeWidth=1.5).encode(y=alt.Y("mean:Q", title=metric)))
-    whole = alt.Chart(_data([{"value": base}])).mark_rule(strokeDash=[4, 4], color="theme:muted")
+    whole = alt.Chart(values([{"value": base}])).mark_rule(strokeDash=[4, 4], color="theme:muted")
     layers.append(whole.encode(y=y))
     layers.append(drawn.mark_rule(strokeWidth=1.5, opacity=0.55).encode(y=alt.Y("low:Q", title=metric), y2="high:Q"))
     layers.append(drawn.mark_line(strokeWidth=2.5).encode(y=y))
-    layers.append(drawn.mark_point(size=46, filled=True, opacity=1).encode(y=y, tooltip=_tip("text")))
+    layers.append(drawn.mark_point(size=46, filled=True, opacity=1).encode(y=y, tooltip=tip("text")))
     if chosen is not None:
-        place = alt.Chart(_data([{"removed": chosen, "text": f"chosen: {chosen}"}])).encode(x=x)
+        place = alt.Chart(values([{"removed": chosen, "text": f"chosen: {chosen}"}])).encode(x=x)
         side = {"align": "left", "dx": 6} if chosen < of * 0.7 else {"align": "right", "dx": -6}
         layers.append(place.mark_rule(color="theme:warn", strokeWidth=1.5))
         layers.append(
@@ -89,12 +89,12 @@ def curve(
         )
     layers.append(
         drawn.mark_point(size=190, strokeWidth=2.5, filled=False, opacity=1, color="theme:ink").encode(
-            y=y, color=alt.value("theme:ink"), opacity=_where("datum.removed === step && datum.order === track")
+            y=y, color=alt.value("theme:ink"), opacity=where("datum.removed === step && datum.order === track")
         )
     )
     made = alt.layer(*layers).add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
     words = f"{metric} against the number of {noun} removed" + (", with the range of random orders" if band else "")
-    return _chart(name, words, made, 340)
+    return finished(name, words, made, 340)
 
 
 def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins: int = 28) -> Chart:
@@ -128,7 +128,7 @@ def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins:
             }
             for n, count in sorted(heights.items())
         ]
-    shown = alt.Chart(_data(bricks)).encode(
+    shown = alt.Chart(values(bricks)).encode(
         x=alt.X("x0:Q", title=f"{metric} without one of the {noun}", scale=alt.Scale(zero=False, nice=True)),
         x2="x1:Q",
         y=alt.Y(
@@ -138,18 +138,18 @@ def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins:
             scale=alt.Scale(domain=[0, 1.14 * max(heights.values(), default=1)], nice=False),  # room for the words
         ),
         y2="y1:Q",
-        tooltip=_tip("text"),
+        tooltip=tip("text"),
     )
     colour = alt.Color("kind:N", scale=alt.Scale(domain=list(kinds), range=list(kinds.values())), legend=None)
-    whole = alt.Chart(_data([{"x0": base, "text": "whole model"}])).encode(x="x0:Q")
+    whole = alt.Chart(values([{"x0": base, "text": "whole model"}])).encode(x="x0:Q")
     side = {"align": "right", "dx": -6} if max(heights) + min(heights) < 0 else {"align": "left", "dx": 6}
     made = alt.layer(
         shown.mark_bar(**gap, cursor=hand).encode(color=colour),
         whole.mark_rule(color="theme:ink", strokeWidth=2),
         whole.mark_text(baseline="top", y=0, fontWeight=600, **side).encode(text="text:N"),
-        shown.mark_bar(color="theme:ink", **gap, cursor=hand).encode(opacity=_where("datum.unit === picked")),
+        shown.mark_bar(color="theme:ink", **gap, cursor=hand).encode(opacity=where("datum.unit === picked")),
     ).add_params(_picked())
-    return _chart(name, f"how many {noun} leave the model at which {metric} when each is closed alone", made, 240)
+    return finished(name, f"how many {noun} leave the model at which {metric} when each is closed alone", made, 240)
 
 
 def _bin_width(values: Sequence[float], base: float, bins: int) -> float:
@@ -172,11 +172,11 @@ def ranking(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
     """
     import altair as alt
 
-    shown = alt.Chart(_data(rows)).encode(
+    shown = alt.Chart(values(rows)).encode(
         x=alt.X(
             "rank:Q", title=f"{noun}, least important first", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1)
         ),
-        tooltip=_tip("text"),
+        tooltip=tip("text"),
     )
     colour = alt.Color(
         "gone:N", scale=alt.Scale(domain=[False, True], range=["theme:accent", "theme:warn"]), legend=None
@@ -189,21 +189,21 @@ def ranking(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
         shown.mark_point(filled=True, size=34, opacity=1, cursor="pointer").encode(y=y, color=colour),
         _ring(shown).encode(y=y),
     ).add_params(_picked())
-    return _chart(name, f"scores of all {noun} in their order, with two standard errors", made, 240)
+    return finished(name, f"scores of all {noun} in their order, with two standard errors", made, 240)
 
 
 def spread(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
     """Many units summed up: per site the lowest, quartiles and highest score. `rows`: site, low, q1, mid, q3, high, text."""
     import altair as alt
 
-    shown = alt.Chart(_data(rows)).encode(y=alt.Y("site:N", title=None, sort=None), tooltip=_tip("text"))
+    shown = alt.Chart(values(rows)).encode(y=alt.Y("site:N", title=None, sort=None), tooltip=tip("text"))
     title = f"score by {by}"
     made = alt.layer(
         shown.mark_rule(color="theme:bar", strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q"),
         shown.mark_bar(color="theme:accent", size=8).encode(x=alt.X("q1:Q", title=title), x2="q3:Q"),
         shown.mark_tick(color="theme:ink", thickness=2, size=14).encode(x=alt.X("mid:Q", title=title)),
     )
-    return _chart(name, f"the spread of scores of {noun} in each site", made, min(900, 34 + 18 * len(rows)))
+    return finished(name, f"the spread of scores of {noun} in each site", made, min(900, 34 + 18 * len(rows)))
 
 
 def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, noun: str) -> Chart:
@@ -216,7 +216,7 @@ def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, nou
     kinds = alt.Scale(domain=["shown", "not shown"], range=["theme:accent", "theme:warn"])
     colour = alt.Color("outcome:N", scale=kinds, legend=alt.Legend())
     title = f"worse by, in {metric}" if unit == metric else f"{unit} of {metric} lost"
-    shown = alt.Chart(_data(rows)).encode(
+    shown = alt.Chart(values(rows)).encode(
         x=alt.X(
             "removed:Q",
             title=f"{noun} removed",
@@ -224,9 +224,9 @@ def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, nou
             axis=alt.Axis(tickMinStep=1),
         ),
         color=colour,
-        tooltip=_tip("text"),
+        tooltip=tip("text"),
     )
-    allowed = alt.Chart(_data([{"bound": drop, "text": f"allowed: {drop:g}"}])).encode(y=alt.Y("bound:Q", title=title))
+    allowed = alt.Chart(values([{"bound": drop, "text": f"allowed: {drop:g}"}])).encode(y=alt.Y("bound:Q", title=title))
     made = alt.layer(
         allowed.mark_rule(color="theme:warn", strokeDash=[6, 4], strokeWidth=1.5),
         allowed.mark_text(color="theme:warn", align="left", x=4, dy=-8, fontWeight=600).encode(text="text:N"),
@@ -234,23 +234,23 @@ def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, nou
         shown.mark_tick(thickness=3, size=16, orient="horizontal", opacity=1).encode(y=alt.Y("bound:Q", title=title)),
         shown.mark_point(filled=True, size=44, opacity=1).encode(y=alt.Y("damage:Q", title=title)),
         shown.mark_point(filled=False, size=190, strokeWidth=2.5).encode(
-            y=alt.Y("damage:Q", title=title), color=alt.value("theme:ink"), opacity=_where("datum.removed === step")
+            y=alt.Y("damage:Q", title=title), color=alt.value("theme:ink"), opacity=where("datum.removed === step")
         ),
     ).add_params(alt.param(name="step", value=-1))
     words = f"measured loss and its upper bound at each step, against {drop:g} {unit} allowed"
-    return _chart(name, words, made, 300)
+    return finished(name, words, made, 300)
 
 
 def scatter(name: str, rows: Rows, *, one: str, other: str, metric: str, noun: str) -> Chart:
     """The damage of each unit on two data sets. `rows` have unit, x, y and text."""
     import altair as alt
 
-    zero = alt.Chart(_data([{"x": 0, "y": 0}])).mark_rule(color="theme:rule")
+    zero = alt.Chart(values([{"x": 0, "y": 0}])).mark_rule(color="theme:rule")
     lost = f"{metric} {'added' if metric in ('loss', 'perplexity') else 'lost'} on"
-    shown = alt.Chart(_data(rows)).encode(
+    shown = alt.Chart(values(rows)).encode(
         x=alt.X("x:Q", title=f"{lost} {one}"),
         y=alt.Y("y:Q", title=f"{lost} {other}"),
-        tooltip=_tip("text"),
+        tooltip=tip("text"),
     )
     made = alt.layer(
         zero.encode(x="x:Q"),
@@ -258,7 +258,7 @@ def scatter(name: str, rows: Rows, *, one: str, other: str, metric: str, noun: s
         shown.mark_point(filled=True, size=50, opacity=0.75, color="theme:accent", cursor="pointer"),
         _ring(shown),
     ).add_params(_picked())
-    return _chart(name, f"damage of closing each of the {noun} on two data sets", made, 320)
+    return finished(name, f"damage of closing each of the {noun} on two data sets", made, 320)
 
 
 def speed(name: str, rows: Rows, *, reference: str) -> Chart:
@@ -273,14 +273,14 @@ def speed(name: str, rows: Rows, *, reference: str) -> Chart:
     title = f"times as fast as {reference}"
     places = len({row["place"] for row in rows})
     bands = alt.Scale(paddingInner=0.35, paddingOuter=min(1.0, max(0.3, (5 - places) / 2)))  # a single bar is no wall
-    shown = alt.Chart(_data(rows)).encode(
+    shown = alt.Chart(values(rows)).encode(
         x=alt.X("place:N", title=None, sort=None, axis=alt.Axis(labelAngle=0, labelLimit=90), scale=bands),
         xOffset=alt.XOffset("model:N", sort=models),
-        tooltip=_tip("text"),
+        tooltip=tip("text"),
     )
     legend = alt.Legend() if len(models) > 1 else None
     ratio = alt.Y("ratio:Q", title=title, scale=alt.Scale(zero=False, nice=True))  # bars begin at one: no change
-    one = alt.Chart(_data([{"ratio": 1}])).mark_rule(color="theme:muted").encode(y=ratio)
+    one = alt.Chart(values([{"ratio": 1}])).mark_rule(color="theme:muted").encode(y=ratio)
     colour = alt.Color("model:N", scale=colours, legend=legend)
     made = alt.layer(
         shown.mark_bar(opacity=0.85).encode(y=ratio, y2=alt.Y2Datum(1), color=colour),
@@ -290,7 +290,7 @@ def speed(name: str, rows: Rows, *, reference: str) -> Chart:
             y=alt.Y("limit:Q", title=title)
         ),
     )
-    return _chart(name, f"measured speed relative to {reference} and the limit by multiply-adds", made, 260)
+    return finished(name, f"measured speed relative to {reference} and the limit by multiply-adds", made, 260)
 
 
 def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
@@ -305,7 +305,7 @@ def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
         if diverging
         else alt.Scale(range=["theme:seq-low", "theme:seq-high"])
     )
-    shown = alt.Chart(_data(rows)).encode(
+    shown = alt.Chart(values(rows)).encode(
         x=alt.X("column:N", title="unit", sort=columns, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("site:N", title=None, sort=sites),
     )
@@ -313,21 +313,23 @@ def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
         shown.mark_rect(stroke="theme:surface", strokeWidth=2).encode(
             color=alt.Color("value:Q", scale=scale, legend=alt.Legend(title=label, orient="right"))
         ),
-        shown.mark_text(text="×", fontSize=14, color="theme:warn").encode(opacity=_where("datum.gone")),
+        shown.mark_text(text="×", fontSize=14, color="theme:warn").encode(opacity=where("datum.gone")),
     )
-    return _chart(name, f"{label} of every unit; those removed are crossed", made, max(60, 24 * len(sites)))
+    return finished(name, f"{label} of every unit; those removed are crossed", made, max(60, 24 * len(sites)))
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------------
 
 
-def _data(rows: Rows) -> Any:
+def values(rows: Rows) -> Any:
+    """The rows as the data of a chart."""
     import altair as alt
 
     return alt.Data(values=[dict(row) for row in rows])
 
 
-def _tip(field: str) -> Any:
+def tip(field: str) -> Any:
+    """The text that is shown at the mouse."""
     import altair as alt
 
     return alt.Tooltip(f"{field}:N")
@@ -339,7 +341,7 @@ def _picked() -> Any:
     return alt.param(name="picked", value="")
 
 
-def _where(test: str) -> Any:
+def where(test: str) -> Any:
     """Seen where the test holds. The marks are there all the same: an empty layer would have no extent."""
     import altair as alt
 
@@ -349,9 +351,10 @@ def _where(test: str) -> Any:
 def _ring(shown: Any) -> Any:
     """A ring around the unit that is chosen on the map."""
     ring = shown.mark_point(filled=False, size=190, strokeWidth=2.5, color="theme:ink", cursor="pointer")
-    return ring.encode(opacity=_where("datum.unit === picked"))
+    return ring.encode(opacity=where("datum.unit === picked"))
 
 
-def _chart(name: str, alt_text: str, made: Any, height: int) -> Chart:
+def finished(name: str, alt_text: str, made: Any, height: int) -> Chart:
+    """An Altair chart as it goes into the page: as wide as there is room, and in our look."""
     spec = made.properties(width="container", height=height, description=alt_text).to_dict()
     return Chart(name, alt_text, {**spec, "config": config()})

@@ -15,7 +15,10 @@ from ..plans import Plan
 from ..results import Comparison
 from ..runs import RUN, Record, read
 
-KINDS = ("prune", "curves", "scores", "ablation", "all-but-one", "transfer", "bench", "result", "roles")
+KINDS = (
+    *("prune", "learned", "curves", "over", "training", "scores", "ablation", "all-but-one", "transfer", "bench"),
+    *("result", "roles"),
+)
 MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
 MOST_IN_A_ROW = 128
 ALPHA = 0.05
@@ -45,6 +48,21 @@ class Effect(NamedTuple):
 
     unit: str
     comparison: Comparison
+
+
+class Lesson(NamedTuple):
+    """What one run of learned gates came to: the units that are gone, and the model without them beside the whole one."""
+
+    label: str  # the method, and what tells it from another run of it
+    units: str
+    seed: str
+    kept: int
+    of: int
+    gone: tuple[str, ...]
+    full: dict[str, Any]
+    result: dict[str, Any]
+    comparison: Comparison
+    document: Document
 
 
 class Grid(NamedTuple):
@@ -96,10 +114,20 @@ class Part:
         )  # those that were used first
         found = [_measured(one) for one in documents]
         once: dict[Any, Measured] = {}
-        for one in found:  # several runs may keep the same scores
+        for one in found:  # several runs may keep the same scores; of a learned method, the first run stands for all
+            learned = self.lesson_of(one.document)
             if one.by != "random":
-                once.setdefault((one.by, tuple(one.values.items())), one)
+                once.setdefault(learned.label if learned else (one.by, tuple(one.values.items())), one)
         return list(once.values()) or found[:1]
+
+    @cached_property
+    def lessons(self) -> list[Lesson]:
+        """What every run of learned gates came to; runs of one method that differ in more than the seed are told apart."""
+        return _told_apart([checked(one, lambda data, one=one: _lesson(data, one)) for one in self.of("learned")])
+
+    def lesson_of(self, document: Document) -> Lesson | None:
+        """What the run of a document learned, if it did."""
+        return next((one for one in self.lessons if one.document.run is document.run), None)
 
     @cached_property
     def effects(self) -> list[tuple[Document, list[Effect]]]:
@@ -151,6 +179,7 @@ class Part:
                 seen |= dict.fromkeys(units_of(points[-1]["plan"]) if points else ())
         for one in self.prunes:
             seen |= dict.fromkeys(map(str, one.data.get("order") or ()))
+        seen |= dict.fromkeys(unit for one in self.lessons for unit in one.gone)
         seen |= dict.fromkeys(sorted(self.removed))
         return iter(seen)
 
@@ -348,6 +377,48 @@ def _measured(one: Document) -> Measured:
 
 def _effects(data: dict[str, Any]) -> list[Effect]:
     return [Effect(str(row["closed"]), comparison_of(row)) for row in data["ablations"]]
+
+
+def _lesson(data: dict[str, Any], one: Document) -> Lesson:
+    gone, of = tuple(units_of(data["plan"])), int(data["of"])
+    full, result = (
+        data[key] | {end: number(data[key][end]) for end in ("value", "low", "high")} for key in ("full", "learned")
+    )
+    told = (str(data["label"]), str(data["units"]), str(data.get("seed", "")))
+    return Lesson(*told, of - len(gone), of, gone, full, result, comparison_of(data["comparison"]), one)
+
+
+def _told_apart(lessons: list[Lesson]) -> list[Lesson]:
+    """Where runs of one label have equal seeds, how they were trained tells them apart, or else their folders."""
+    for told in (_trained, lambda one, _: f" ({plain(one.document.run.folder.name)})"):
+        same: dict[Any, list[Lesson]] = {}
+        for one in lessons:
+            same.setdefault((one.label, one.seed, one.kept, report_set(one.document)), []).append(one)
+        unclear = {key[0] for key, group in same.items() if len(group) > 1}
+        among = {label: [one for one in lessons if one.label == label] for label in unclear}
+        lessons = [
+            one._replace(label=one.label + told(one, among[one.label])) if one.label in unclear else one
+            for one in lessons
+        ]
+    return lessons
+
+
+def _trained(one: Lesson, among: Sequence[Lesson]) -> str:
+    """What is not the same in how some runs were trained."""
+    recipes = [_dict(each.document.data.get("trained")) for each in among]
+    keys = [key for key in _dict(one.document.data.get("trained")) if key != "seed"]
+    unequal = [key for key in keys if len({repr(recipe.get(key)) for recipe in recipes}) > 1]
+    return "".join(f", {key} {one.document.data['trained'][key]}" for key in unequal)
+
+
+def report_set(document: Document) -> str:
+    """What tells the examples that a run reports on from others."""
+    tasks = _dict(document.run.question.get("tasks"))
+    return str(_dict(tasks.get("report", tasks.get("data"))).get("fingerprint", ""))
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:

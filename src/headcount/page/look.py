@@ -1,7 +1,7 @@
 """How a report looks: its colours in light and dark, its type, and how charts are drawn with them. No torch.
 
-A chart says `theme:ink` where it means a colour; `painted` puts the colours of a palette there, in Python for files and
-in the page for light and dark.
+A chart says `theme:ink` where it means a colour, and `theme:seq:40` for 40 % of the way from the low to the high end of
+what runs in steps; `painted` puts the colours of a palette there, in Python for files and in the page for light and dark.
 """
 
 from __future__ import annotations
@@ -60,9 +60,17 @@ def painted(spec: Any, palette: Mapping[str, str]) -> Any:
         return {key: one if key in ("values", "datasets") else painted(one, palette) for key, one in spec.items()}
     if isinstance(spec, list):
         return [painted(one, palette) for one in spec]
+    if isinstance(spec, str) and spec.startswith("theme:seq:"):
+        return _between(palette["seq-low"], palette["seq-high"], int(spec[10:]) / 100)
     if isinstance(spec, str) and spec.startswith("theme:"):
         return palette.get(spec[6:], spec)
     return spec
+
+
+def _between(low: str, high: str, share: float) -> str:
+    """A colour on the way from one to another."""
+    pairs = [(int(low[n : n + 2], 16), int(high[n : n + 2], 16)) for n in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 def config() -> Spec:

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..tables import difference_text, digits_for, digits_of, fixed, probability, result_text, signed, three, unit_of
+from ..tables import (
+    counted,
+    difference_text,
+    digits_for,
+    digits_of,
+    fixed,
+    probability,
+    result_text,
+    signed,
+    three,
+    unit_of,
+)
 from .drawing import Drawn, draw
 from .findings import (
     Document,
     Effect,
+    Lesson,
     Measured,
     Part,
     beyond_chance,
@@ -159,7 +171,9 @@ def _folder(document: Document) -> str:
 
 def score_names(part: Part) -> list[str]:
     """The names of the part's scores."""
-    return names_of([one.document for one in part.scores], [one.by for one in part.scores])
+    learned = [part.lesson_of(one.document) for one in part.scores]
+    names = [f"{it.label}, {it.kept} kept" if it else one.by for one, it in zip(part.scores, learned, strict=True)]
+    return names_of([one.document for one in part.scores], names)
 
 
 def ablation_names(part: Part) -> list[str]:
@@ -174,6 +188,29 @@ def ranks(scores: Measured) -> dict[str, int]:
 
 
 def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
+    """All that the slider can follow: orders of removal, and what learned gates took away at each number of units."""
+    return [*orders(part, numbers), *learned_tracks(part, numbers)]
+
+
+def learned_tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
+    """A track for each learned method and seed; unlike along an order, what is gone at one stop may be back at the next."""
+    found: dict[tuple[str, int], list[Stop]] = {}
+    for one in part.lessons:
+        detail = f"{difference_text(one.comparison)}, p = {probability(one.comparison.p)}"
+        gone = sorted(numbers[unit] for unit in one.gone if unit in numbers)
+        whole = Stop(0, [], result_text(one.full), "the whole model")
+        stops = found.setdefault((track_name(one, part.lessons), one.of), [whole])
+        stops.append(Stop(len(one.gone), gone, result_text(one.result), detail))
+    return [Track(name, of, sorted(stops, key=lambda stop: stop.removed)) for (name, of), stops in found.items()]
+
+
+def track_name(one: Lesson, among: Sequence[Lesson]) -> str:
+    """The name of a learned method, with the seed where it has several."""
+    several = len({other.seed for other in among if other.label == one.label}) > 1
+    return f"{one.label}, seed {one.seed}" if several else one.label
+
+
+def orders(part: Part, numbers: Mapping[str, int]) -> list[Track]:
     """The orders that the slider can follow, with what `prune` chose among its stops."""
     chosen = _chosen(part, numbers)
     out, by_chosen = [], str((part.prune or {}).get("by"))
@@ -299,6 +336,8 @@ def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
     for name, one in zip(score_names(part), part.scores, strict=True):
         if one.by in told and not set(one.values).isdisjoint(part.scores[0].values):
             continue  # the same criterion on other examples: on the map and in the table, not here
+        if part.lesson_of(one.document) and len({lesson.label for lesson in part.lessons}) > 2:
+            continue  # of many methods, in how many runs it was kept says more
         told.add(one.by)
         rank = ranks(one)
         shown = {
@@ -319,11 +358,19 @@ def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
         order = [str(unit) for unit in part.prune["order"]]
         places = {unit: f"{n} of {len(order)}" for n, unit in enumerate(order, 1)}
         facts.append(_texts("Place in the order of removal", units, places))
-    for track in [] if part.prune else tracks(part, {unit: n for n, unit in enumerate(units)}):
+    for track in [] if part.prune else orders(part, {unit: n for n, unit in enumerate(units)}):
         facts.append(Fact(f"Goes, by {track.name}", _leaving(track, len(units))))
+    facts.append(_kept(part, units))
     if part.prune is not None:
         facts.append(Fact("Removed", ["yes" if unit in part.removed else "no" for unit in units]))
     return [fact for fact in facts if any(fact.texts)]
+
+
+def _kept(part: Part, units: Sequence[str]) -> Fact:
+    """In how many runs of learned gates each unit stayed."""
+    counts = {unit: sum(unit not in one.gone for one in part.lessons) for unit in units} if part.lessons else {}
+    runs = counted(len(part.lessons), "run")
+    return _texts("Kept by learned gates", units, {unit: f"in {count} of {runs}" for unit, count in counts.items()})
 
 
 def _transfer_facts(part: Part, units: Sequence[str]) -> list[Fact]:

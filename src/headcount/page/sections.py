@@ -201,6 +201,9 @@ def _criterion(one: Measured) -> str:
         "taylor": f"Expected sensitivity to a gate on each head: {MICHEL}, equation 2.",
         "ablation": f"The loss without the unit, measured: {MICHEL}, section 3.",
         "confidence": "Mean of the largest attention weight: Voita et al. 2019.",
+        "l0": "How open a learned gate is: Voita et al. 2019, after Louizos, Welling and Kingma 2018.",
+        "subset": "The logit of a learned gate: Li, Cotterell and Sachan 2021.",
+        "movement": "How far training moved a gate away from zero: Sanh, Wolf and Rush 2020.",
     }
     return known.get(one.by, "")
 

@@ -11,7 +11,9 @@
       return Object.fromEntries(Object.entries(spec).map(([key, one]) =>
         [key, key === "values" || key === "datasets" ? one : painted(one)]));
     }
-    return typeof spec === "string" && spec.startsWith("theme:") ? `var(--${spec.slice(6)})` : spec;
+    if (typeof spec !== "string" || !spec.startsWith("theme:")) return spec;
+    if (spec.startsWith("theme:seq:")) return `color-mix(in srgb, var(--seq-high) ${Number(spec.slice(10))}%, var(--seq-low))`;
+    return `var(--${spec.slice(6)})`;
   };
   const views = new Map();
   const drawing = every(document, "[data-chart]").map(async (element) => {

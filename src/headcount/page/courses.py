@@ -1,0 +1,138 @@
+"""Charts of what training does: learned gates beside orders of removal, gates closing, losses, curves of checkpoints. No torch.
+
+As in `charts`, data never reach an expression.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .charts import Chart, Rows, finished, tip, values, where
+from .look import ORDERS
+
+DASHES = ([1, 0], [7, 4], [2, 3])  # whole, dashed, dotted
+STROKES: Any = {"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5}
+MOST_NAMED = 10  # entries of a legend; beyond it, some stand for those between them
+
+
+def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, noun: str, of: int, base: float) -> Chart:
+    """What is left with so many units kept: a line per learned method, thin ones for orders of removal.
+
+    `runs` have line, track, kept, removed, value, low, high, alone (the only seed) and text; `means` have line, kept,
+    value, alone and text; `orders` have line, kept, value and text.
+    """
+    import altair as alt
+
+    methods = list(dict.fromkeys(row["line"] for row in means))
+    thin = list(dict.fromkeys(row["line"] for row in orders))
+    colours = [f"theme:{ORDERS[n % len(ORDERS)]}" for n in range(len(methods))] + ["theme:muted"] * len(thin)
+    dashes = [DASHES[n // len(ORDERS) % 3] for n in range(len(methods))] + [DASHES[n % 3] for n in range(len(thin))]
+    names = [*methods, *thin]
+    legend = alt.Legend(columns=2, offset=34, **STROKES)
+    x = alt.X("kept:Q", title=f"{noun} kept, of {of}", scale=alt.Scale(domain=[0, of], nice=False, padding=8))
+    y = alt.Y("value:Q", title=metric, scale=alt.Scale(zero=False))
+    colour = alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
+    dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend)
+    whole = alt.Chart(values([{"value": base, "text": "whole model"}])).encode(y=y)
+    each = alt.Chart(values(runs)).encode(x=x, y=y, color=colour)
+    mean = alt.Chart(values(means)).encode(x=x, y=y, color=colour)
+    layers: list[Any] = [
+        whole.mark_rule(strokeDash=[4, 4], color="theme:ink", opacity=0.6),
+        whole.mark_text(align="right", baseline="bottom", x="width", dy=-4, color="theme:muted").encode(text="text:N"),
+    ]
+    if orders:
+        drawn = alt.Chart(values(orders)).encode(x=x, y=y, color=colour)
+        layers.append(drawn.mark_line(strokeWidth=1.25).encode(strokeDash=dash))
+        layers.append(drawn.mark_point(size=14, filled=True, opacity=0.9).encode(tooltip=tip("text")))
+    layers += [
+        each.mark_rule(strokeWidth=1.5).encode(
+            y=alt.Y("low:Q", title=metric), y2="high:Q", opacity=_seen("datum.alone", 0.5)
+        ),
+        mean.mark_line(strokeWidth=2.5).encode(strokeDash=dash),
+        each.mark_point(size=30, filled=False, strokeWidth=1.5).encode(
+            opacity=_seen("!datum.alone", 0.9), tooltip=tip("text")
+        ),
+        mean.mark_point(size=58, filled=True, opacity=1).encode(tooltip=tip("text")),
+        each.mark_point(size=190, strokeWidth=2.5, filled=False).encode(
+            color=alt.value("theme:ink"), opacity=where("datum.removed === step && datum.track === track")
+        ),
+    ]
+    made = alt.layer(*layers).add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
+    words = f"{metric} against the number of {noun} kept by learned gates"
+    return finished(name, words + (", beside orders of removal" if orders else ""), made, 360)
+
+
+def closing(name: str, rows: Rows, *, noun: str, of: int) -> Chart:
+    """How many gates are expected to be open as they learn, a line per run. `rows` have line, run, step, open and text."""
+    import altair as alt
+
+    methods = list(dict.fromkeys(row["line"] for row in rows))
+    colours = [f"theme:{ORDERS[n % len(ORDERS)]}" for n in range(len(methods))]
+    dashes = [DASHES[n // len(ORDERS) % 3] for n in range(len(methods))]
+    legend = alt.Legend(columns=2, offset=34, **STROKES) if len(methods) > 1 else None
+    made = (
+        alt.Chart(values(rows))
+        .mark_line(strokeWidth=1.75, opacity=0.85)
+        .encode(
+            x=alt.X("step:Q", title="step", scale=alt.Scale(nice=False)),
+            y=alt.Y(
+                "open:Q", title=f"{noun} expected to be open, of {of}", scale=alt.Scale(domain=[0, of], nice=False)
+            ),
+            color=alt.Color("line:N", scale=alt.Scale(domain=methods, range=colours), legend=legend),
+            strokeDash=alt.StrokeDash("line:N", scale=alt.Scale(domain=methods, range=dashes), legend=legend),
+            detail="run:N",
+            tooltip=tip("text"),
+        )
+    )
+    return finished(name, f"expected number of open gates against the step, for each run, of {of} {noun}", made, 220)
+
+
+def over(name: str, rows: Rows, *, metric: str, noun: str, relative: bool) -> Chart:
+    """What is left of each checkpoint as units go (Figure 5 of Michel et al.): the later it is, the stronger its line.
+
+    `rows` have checkpoint, share, value, relative (to that checkpoint whole, or null) and text.
+    """
+    import altair as alt
+
+    names = list(dict.fromkeys(row["checkpoint"] for row in rows))
+    colours = [
+        f"theme:seq:{100 - round(75 * (len(names) - 1 - n) / max(1, len(names) - 1))}" for n in range(len(names))
+    ]
+    every = -(-len(names) // MOST_NAMED)
+    legend = alt.Legend(values=names[::-1][::every][::-1], columns=3, offset=34, **STROKES)
+    field = "relative:Q" if relative else "value:Q"
+    title = f"{metric} relative to the whole model" if relative else metric
+    axis = alt.Axis(format="%") if relative else alt.Axis()
+    shown = alt.Chart(values(rows)).encode(
+        x=alt.X("share:Q", title=f"{noun} removed", axis=alt.Axis(format="%"), scale=alt.Scale(nice=False, padding=6)),
+        y=alt.Y(field, title=title, axis=axis, scale=alt.Scale(zero=False)),
+        color=alt.Color("checkpoint:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
+    )
+    made = alt.layer(
+        shown.mark_line(strokeWidth=2.5),
+        shown.mark_point(filled=True, size=34, opacity=1).encode(tooltip=tip("text")),
+    )
+    words = f"{metric} of every checkpoint against the share of {noun} removed"
+    return finished(name, words + (", relative to its whole model" if relative else ""), made, 300)
+
+
+def course(name: str, rows: Rows, *, field: str, title: str, of: str) -> Chart:
+    """A number along a training. `rows` have place, value and text; `of` is what places are."""
+    import altair as alt
+
+    shown = alt.Chart(values(rows)).encode(
+        x=alt.X("place:Q", title=of, scale=alt.Scale(nice=False, padding=6), axis=alt.Axis(tickMinStep=1)),
+        y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
+        tooltip=tip("text"),
+    )
+    colour = "theme:accent" if field == "loss" else "theme:accent2"
+    dots = shown.mark_point(filled=True, size=46 if len(rows) <= 30 else 14, color=colour, opacity=1)
+    made = alt.layer(shown.mark_line(strokeWidth=2, color=colour), dots)
+    return finished(name, f"{title} against the {of}", made, 180)
+
+
+def _seen(test: str, opacity: float) -> Any:
+    """As `where`, but less than wholly seen."""
+    import altair as alt
+
+    return alt.condition(test, alt.value(opacity), alt.value(0))
