@@ -31,6 +31,7 @@ coverage: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gates.py
+	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/scores.py
 	$(BIN)/python benchmarks/ablation.py
 	$(BIN)/python benchmarks/cut.py
