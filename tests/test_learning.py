@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount import concrete, methods, subsets
 from headcount.errors import BadPlan
+from headcount.gates import applied
 from headcount.methods import Budget
 
 WIDE = torch.float64
@@ -267,7 +268,7 @@ def test_gradients_reach_the_weights_through_what_was_drawn() -> None:
     again = weights.requires_grad_()
     methods.Subset().gates(again, noise, budgets, progress).backward(by_gate)
     assert any(0.01 < float(g) < 0.99 for gate in drawn.values() for g in gate)
-    assert torch.allclose(seen[0], again.grad, rtol=1e-5, atol=1e-10)
+    assert torch.allclose(seen[0], again.grad, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("units", ["heads", "mlps", "attentions"])
@@ -295,6 +296,32 @@ def test_movement_closes_ever_more_gates_by_the_cubic_schedule() -> None:
             assert gates.expected() == seen[-1]
             gates.step()
     assert seen == [round(2 + (of - 2) * max(0.0, 1 - n / (0.7 * 80)) ** 3) for n in range(100)]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("count", [1, 12])
+def test_gates_on_weights_and_gates_on_activations_are_the_same(count: int, trains: bool) -> None:
+    """Where a matrix trains and is smaller than what it reads, its columns are gated instead: the same numbers."""
+    model, batch = still(small.classifier()), {"input_ids": small.texts(count, length=4 if count == 1 else 9)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(trains)
+    values = {site.name: torch.linspace(0.2, 1.4, len(site)) for site in hc.find(model).sites}
+
+    def seen(gates: dict[str, Any], leaves: dict[str, Tensor]) -> list[Tensor]:
+        model.zero_grad(set_to_none=True)
+        with applied(model, hc.find(model), gates):
+            logits = model(**batch).logits
+            logits.square().sum().backward()
+        assert "weight" not in next(iter(hc.find(model).sites)).writer.__dict__
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return [logits.detach(), *(leaf.grad for leaf in leaves.values()), *grads]
+
+    plain = {name: value.clone().requires_grad_() for name, value in values.items()}
+    moving = {name: value.clone().requires_grad_() for name, value in values.items()}
+    found = seen(plain, plain), seen({name: (lambda g=gate: g) for name, gate in moving.items()}, moving)
+    assert len(found[0]) == len(found[1])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_passes_between_two_steps_add_up() -> None:

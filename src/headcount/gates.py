@@ -92,6 +92,11 @@ def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor | Live
                 stack.callback(module.register_forward_hook(partial(_unshadow, part), always_call=True).remove)
                 stack.callback(_unshadow, part)  # an interrupt in the middle skips the hook
             else:
+                if callable(gate):
+                    fresh = partial(_unshadow, part)
+                    stack.callback(part.writer.register_forward_pre_hook(fresh, prepend=True).remove)
+                    stack.callback(part.writer.register_forward_hook(fresh, always_call=True).remove)
+                    stack.callback(_unshadow, part)
                 hook = partial(_multiply, part, gate)
                 stack.callback(part.writer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
@@ -151,6 +156,9 @@ def _multiply(
     gate = _now(given)
     name = None if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
+    if callable(given) and _folds(site, x):
+        _shadow(site, given)
+        return args, kwargs
     axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
     columns = _columns(site, gate.to(x.device, x.dtype))
     if gate.dim() == 3 or axis != x.dim() - 1:
@@ -162,6 +170,15 @@ def _multiply(
         columns = columns.view(shape)
     x = x * columns
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
+
+
+def _folds(site: Site, x: Tensor) -> bool:
+    """Whether it is cheaper to gate the columns of the weight than the activations: it trains, and is the smaller one.
+
+    The gradient of the weight is computed anyway then, and that of the gates comes from it.
+    """
+    weight = site.writer._parameters.get("weight") if type(site.writer) is nn.Linear else None
+    return weight is not None and weight.requires_grad and torch.is_grad_enabled() and x.numel() > weight.numel()
 
 
 def _columns(site: Site, gate: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ def learn(
     `score` ("taylor", "random", ...) or "plan": then the units are chosen first and the model without them trains on,
     which is recovery, and the control that learned gates must beat (Budhraja et al. 2020). With `scratch` it trains from
     random weights instead: the same shape, nothing inherited (Voita et al. 2019). Without a `recipe` nothing is trained.
-    `choose` is the criterion by which a model trained with layerdrop loses its units; else they are evenly spaced.
+    `choose` is the criterion by which a model trained with layerdrop loses its units; else those that stay are evenly
+    spaced. Without `keep` such a model stays whole, to be cut to any depth later.
 
     After all of that the smaller model may train once more, by the recipe `recover`. A `teacher`, a copy of the full
     model, adds distillation. Criteria look at 1024 of the training examples. With a run, it goes on where it was.
@@ -121,7 +122,8 @@ def learn(
     else:
         scores = _scored(model, task, method, kinds, names, allowed, seed, run, rows)
         chosen, of = _fewest(scores, keep), len(scores)
-    cut(model, chosen, check=to_device(task.batch(), device_of(unwrap(model))), dialects=rows)
+    if chosen:
+        cut(model, chosen, check=to_device(task.batch(), device_of(unwrap(model))), dialects=rows)
     smaller = reborn(model, seed) if scratch else model
     if not gated and recipe is not None:
         trained = train(smaller, task, recipe, name="learn", **common)
@@ -165,8 +167,8 @@ def _sensible(
         raise BadPlan(f"Nothing is learned about units by {method}: leave pipelined and the settings of gates out.")
     if choose is not None and (method != "layerdrop" or choose not in CRITERIA):
         raise BadPlan(f"choose is a criterion for layerdrop: {', '.join(CRITERIA)}; I got {choose!r:.40} for {method}.")
-    if method == "layerdrop" and keep is None:
-        raise BadPlan("Say how many units stay with keep.")
+    if choose is not None and keep is None:
+        raise BadPlan("choose says which units go, and keep how many stay: say both.")
 
 
 def _scored(

@@ -11,7 +11,7 @@ from .charts import Chart, Rows, finished, tip, values, where
 from .look import ORDERS
 
 DASHES = ([1, 0], [7, 4], [2, 3])  # whole, dashed, dotted
-STROKES: Any = {"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5}
+STROKES: Any = {"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5, "symbolOpacity": 1}
 MOST_NAMED = 10  # entries of a legend; beyond it, some stand for those between them
 
 
@@ -29,8 +29,15 @@ def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, no
     dashes = [DASHES[n // len(ORDERS) % 3] for n in range(len(methods))] + [DASHES[n % 3] for n in range(len(thin))]
     names = [*methods, *thin]
     legend = alt.Legend(columns=2, offset=34, **STROKES)
-    x = alt.X("kept:Q", title=f"{noun} kept, of {of}", scale=alt.Scale(domain=[0, of], nice=False, padding=8))
-    y = alt.Y("value:Q", title=metric, scale=alt.Scale(zero=False))
+    ticks = sorted({0, of, *(row["kept"] for row in means)})
+    x = alt.X(
+        "kept:Q",
+        title=f"{noun} kept, of {of}",
+        # small numbers are where methods differ, and zero must have a place too
+        scale=alt.Scale(type="symlog", constant=2, domain=[0, of], nice=False, padding=8),
+        axis=alt.Axis(values=ticks, grid=False, labelOverlap="greedy"),
+    )
+    y = alt.Y("value:Q", title=metric, scale=alt.Scale(zero=False, nice=False, domain=_window(runs, base)))
     colour = alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
     dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend)
     whole = alt.Chart(values([{"value": base, "text": "whole model"}])).encode(y=y)
@@ -38,28 +45,36 @@ def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, no
     mean = alt.Chart(values(means)).encode(x=x, y=y, color=colour)
     layers: list[Any] = [
         whole.mark_rule(strokeDash=[4, 4], color="theme:ink", opacity=0.6),
-        whole.mark_text(align="right", baseline="bottom", x="width", dy=-4, color="theme:muted").encode(text="text:N"),
+        whole.mark_text(align="left", baseline="bottom", x=4, dy=-4, color="theme:muted").encode(text="text:N"),
     ]
     if orders:
         drawn = alt.Chart(values(orders)).encode(x=x, y=y, color=colour)
-        layers.append(drawn.mark_line(strokeWidth=1.25).encode(strokeDash=dash))
-        layers.append(drawn.mark_point(size=14, filled=True, opacity=0.9).encode(tooltip=tip("text")))
+        layers.append(drawn.mark_line(strokeWidth=1.25, clip=True).encode(strokeDash=dash))
+        layers.append(drawn.mark_point(size=14, filled=True, opacity=0.9, clip=True).encode(tooltip=tip("text")))
     layers += [
-        each.mark_rule(strokeWidth=1.5).encode(
+        each.mark_rule(strokeWidth=1.5, clip=True).encode(
             y=alt.Y("low:Q", title=metric), y2="high:Q", opacity=_seen("datum.alone", 0.5)
         ),
-        mean.mark_line(strokeWidth=2.5).encode(strokeDash=dash),
-        each.mark_point(size=30, filled=False, strokeWidth=1.5).encode(
+        mean.mark_line(strokeWidth=2.5, clip=True).encode(strokeDash=dash),
+        each.mark_point(size=30, filled=False, strokeWidth=1.5, clip=True).encode(
             opacity=_seen("!datum.alone", 0.9), tooltip=tip("text")
         ),
-        mean.mark_point(size=58, filled=True, opacity=1).encode(tooltip=tip("text")),
-        each.mark_point(size=190, strokeWidth=2.5, filled=False).encode(
+        mean.mark_point(size=58, filled=True, opacity=1, clip=True).encode(tooltip=tip("text")),
+        each.mark_point(size=190, strokeWidth=2.5, filled=False, clip=True).encode(
             color=alt.value("theme:ink"), opacity=where("datum.removed === step && datum.track === track")
         ),
     ]
     made = alt.layer(*layers).add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
     words = f"{metric} against the number of {noun} kept by learned gates"
     return finished(name, words + (", beside orders of removal" if orders else ""), made, 360)
+
+
+def _window(runs: Rows, base: float) -> list[float]:
+    """The values to show: those of models that were trained; what was only cut may lie far below, and leaves the chart."""
+    trained = [row["value"] for row in runs if not str(row["line"]).endswith("not recovered")]
+    shown = [base, *(trained or [row["value"] for row in runs])]
+    margin = 0.08 * (max(shown) - min(shown)) or 0.01 * abs(base) or 1.0
+    return [min(shown) - margin, max(shown) + margin]
 
 
 def closing(name: str, rows: Rows, *, noun: str, of: int) -> Chart:

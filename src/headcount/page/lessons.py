@@ -48,8 +48,8 @@ def learned(part: Part) -> list[Section]:
         about = (
             "Gates that learn which units to keep, beside the orders of removal that were measured on the same examples: "
             "the higher a line, the better. A point is one run, with its 95 % interval; where there are several seeds, the "
-            "line goes through their mean and open circles are the seeds. Thin lines are curves without any training"
-            + (f". {sets[:1].upper()}{sets[1:]}." if sets else ".")
+            "line goes through their mean and open circles are the seeds. Thin lines are curves without any training; they, "
+            "and what was not recovered, may leave the chart" + (f". {sets[:1].upper()}{sets[1:]}." if sets else ".")
         )
         methods = dict.fromkeys(str(one.document.data.get("method", "")) for one in lessons)
         source = "; ".join(SOURCES[name] for name in methods if name in SOURCES)
@@ -80,8 +80,11 @@ def comparable(part: Part) -> list[list[Lesson]]:
 def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
     """Learned runs and the curves of the same units on the same examples, in one chart."""
     runs, means = [], []
+    several = any(
+        len(group) > 1 for group in _ordered(lessons)
+    )  # then seeds show the spread, and intervals would hide it
     for group in _ordered(lessons):
-        alone = len(group) == 1
+        alone = len(group) == 1 and not several
         for one in group:
             text = f"{one.label}, {one.kept} kept, seed {one.seed}: {result_text(one.result)}; {_difference(one)}"
             place = {"line": one.label, "kept": one.kept, "alone": alone, "text": text}
@@ -90,9 +93,9 @@ def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
         found = [one.result["value"] for one in group]
         mean = sum(found) / len(found)
         text = runs[-1]["text"]
-        if not alone:
-            several = f"mean of {len(group)} seeds, {three(min(found))} to {three(max(found))}"
-            text = f"{group[0].label}, {group[0].kept} kept: {three(mean)}, {several}"
+        if len(group) > 1:
+            seeds = f"mean of {len(group)} seeds, {three(min(found))} to {three(max(found))}"
+            text = f"{group[0].label}, {group[0].kept} kept: {three(mean)}, {seeds}"
         means.append({"line": group[0].label, "kept": group[0].kept, "value": mean, "alone": alone, "text": text})
     first = lessons[0]
     return courses.learned(
