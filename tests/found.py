@@ -301,8 +301,9 @@ def folder(
     fingerprint: str = "f",
     finished: bool = True,
     others: Sequence[tuple[str, str]] = (("smaller", "c3d4"),),
+    **options: Any,
 ) -> Path:
-    """A run folder with these documents; `bench` asks about several models and no data."""
+    """A run folder with these documents; `bench` asks about several models and no data; `options` are those of `learn`."""
     roles = {"transfer": ("one", "other"), "curve": ("select", "report"), "over": ("select", "report")}
     roles |= {"learn": ("train", "report"), "train": ("train", "report")}
     tasks = {
@@ -311,6 +312,8 @@ def folder(
     }
     question = {"command": command, "model": {"name": model, "weights": weights}, "tasks": tasks}
     question |= {"run": {"dtype": "float32", "seed": 0}, "options": {"by": "taylor", "folder": path.name}}
+    if command == "learn":
+        question["options"] = {"only": [], "pipelined": False, "freeze": [], **options}
     if command == "bench":
         question["others"] = [{"name": name, "weights": weights} for name, weights in others]
         del question["tasks"]

@@ -118,6 +118,12 @@ def test_the_gradient_of_a_relaxed_subset_is_that_of_finite_differences(keep: fl
     assert torch.autograd.gradcheck(lambda w: subsets.relaxed(w, keep, temperature), weights, atol=1e-6)
 
 
+def test_several_rows_at_once_and_halving_find_the_same_thresholds() -> None:
+    rows = torch.stack([numbers(40, seed) for seed in range(3)])
+    together = subsets.relaxed(rows, 7.5, 0.4)
+    assert torch.allclose(together, torch.stack([subsets.relaxed(row, 7.5, 0.4) for row in rows]), atol=1e-9)
+
+
 def test_a_cold_subset_is_the_largest() -> None:
     weights = numbers(50)
     assert torch.allclose(subsets.relaxed(weights, 12, 1e-4), subsets.largest(weights, 12), atol=1e-6)
@@ -128,7 +134,9 @@ def test_a_cold_subset_is_the_largest() -> None:
 def test_the_published_form_sums_to_its_size_too(keep: int, temperature: float) -> None:
     chosen = subsets.published(numbers(12), keep, temperature)
     assert abs(float(chosen.sum()) - keep) < 1e-9
-    if temperature == 1000:
+    if keep == 12:
+        assert torch.equal(chosen, torch.ones_like(chosen)), "all of them is all of them"
+    elif temperature == 1000:
         assert torch.allclose(chosen, torch.full_like(chosen, keep / 12), atol=0.01)
     if temperature == 1 and keep == 5:
         assert chosen.max() > 1, "which is why it is not our default"
@@ -153,8 +161,11 @@ def test_the_largest_are_exactly_so_many_also_with_ties(values: list[float], dat
         assert weights[kept == 1].min() >= weights[kept == 0].max()
 
 
-def test_of_equal_weights_the_first_are_kept() -> None:
-    assert subsets.largest(torch.zeros(500), 37).tolist() == [1] * 37 + [0] * 463
+def test_of_equal_weights_the_first_go_as_they_do_by_scores() -> None:
+    assert subsets.largest(torch.zeros(500), 37).tolist() == [0] * 463 + [1] * 37
+    units = tuple(hc.Unit("0", place) for place in range(500))
+    scores = hc.Scores(units, np.zeros(500), "x", {"0": "head"}, {"0": None})
+    assert set(hc.plan(scores, 463)) == set(units[:463])
 
 
 def test_straight_through_is_hard_and_hands_the_gradient_on() -> None:
@@ -490,3 +501,91 @@ def test_nothing_is_left_behind_after_an_error() -> None:
     with pytest.raises(RuntimeError), hc.learning(model, "subset", keep=3, steps=4):
         raise RuntimeError
     assert not taken.changed()
+
+
+# --- what stays -----------------------------------------------------------------------------------------------------
+
+
+def marian(layers: int = 3) -> nn.Module:
+    from transformers import MarianConfig, MarianMTModel
+
+    sides = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
+             {"layers": layers, "attention_heads": 2, "ffn_dim": 8}.items()}  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MarianMTModel(MarianConfig(vocab_size=20, d_model=8, pad_token_id=0, decoder_start_token_id=0, **sides))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("method", ["l0", "subset", "movement", "layerdrop"])
+@pytest.mark.parametrize("keep", [2, 3, 5])
+def test_no_stack_loses_all_of_its_layers(method: str, keep: int, seed: int) -> None:
+    model = marian()
+    with hc.learning(model, method, units="layers", keep=keep, steps=3, seed=seed) as gates:
+        with torch.no_grad():
+            gates.weights.copy_(numbers(6, seed) if method != "layerdrop" else gates.weights)
+            if method != "layerdrop" and seed % 2:
+                gates.weights[:3] -= 100  # nothing of the encoder would stay
+        plan = gates.plan()
+    assert len(plan) == 6 - keep
+    left = {"encoder.layers": 3, "decoder.layers": 3}
+    for unit in plan:
+        left[unit.site] -= 1
+    assert min(left.values()) >= 1
+    hc.cut(model, plan)
+
+
+def test_fewer_layers_than_stacks_are_refused_before_anything_is_trained() -> None:
+    model = marian()
+    with says(BadPlan, about="encoder.layers, decoder.layers"), hc.learning(model, units="layers", keep=1, steps=3):
+        pass
+
+
+@pytest.mark.parametrize("units", ["layers", "mlps", "attentions"])
+@pytest.mark.parametrize("keep", [1, 2, 3, 5, 6])
+def test_structured_dropout_keeps_evenly_spaced_units_and_its_scores_agree(units: str, keep: int) -> None:
+    model = small.classifier(layers=6)
+    with hc.learning(model, "layerdrop", units=units, keep=keep, steps=3) as gates:
+        plan, scores = gates.plan(), gates.scores()
+    names = [f"{layer}{'.mlp' * (units == 'mlps')}" for layer in range(6)]
+    stays = {names.index(unit.site) if units != "layers" else unit.index for unit in set(scores.units) - set(plan)}
+    assert sorted(stays) == subsets.every_other(6, keep)
+    assert set(hc.plan(scores, len(plan))) == set(plan)
+
+
+def test_gates_that_are_steered_must_know_how_many_steps_too() -> None:
+    model = small.classifier()
+    with hc.learning(model, "l0", keep=3) as gates, says(BadPlan, about="steps"):
+        gates.step()
+
+
+def test_a_copy_of_a_writer_is_gated_like_the_writer() -> None:
+    """DataParallel calls copies of the modules, hooks and all; their weight is their own."""
+    model = still(small.classifier())
+    site = hc.find(model).heads[0]
+    gates = torch.zeros(len(site))
+    copied = nn.Linear(*reversed(site.writer.weight.shape))
+    with applied(model, hc.find(model), {site.name: lambda: gates}):
+        copied._forward_pre_hooks = site.writer._forward_pre_hooks
+        copied._forward_pre_hooks_with_kwargs = site.writer._forward_pre_hooks_with_kwargs
+        x = torch.randn(400, copied.in_features)
+        assert torch.allclose(copied(x), copied.bias.expand(400, -1))
+        assert torch.allclose(site.writer(x), site.writer.bias.expand(400, -1))
+
+
+def test_a_pipelined_block_gives_the_weights_back() -> None:
+    model = small.classifier()
+    with hc.learning(model, "subset", keep=3, steps=2, pipelined=True):
+        model.requires_grad_(False)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_many_gates_are_drawn_in_no_time_and_sum_to_their_number() -> None:
+    weights = numbers(40_000).requires_grad_()
+    chosen = subsets.relaxed(weights, 1234, 0.5)
+    assert abs(float(chosen.detach().sum()) - 1234) < 1e-3
+    slope = numbers(40_000, seed=1)
+    (chosen * slope).sum().backward()
+    near = chosen.detach() * (1 - chosen.detach())
+    by_hand = near / 0.5 * (slope - (near * slope).sum() / near.sum())
+    assert torch.allclose(weights.grad, by_hand, atol=1e-9)

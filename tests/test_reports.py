@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 from headcount import reports, tables
 from headcount.cli import app
 from headcount.errors import BadRun
-from headcount.page import answers, charts, look, maps, sections
+from headcount.page import answers, charts, courses, look, maps, sections, telling
 from headcount.page.again import how
-from headcount.page.findings import gather, kind_of, type_of
+from headcount.page.findings import gather
+from headcount.page.units import kind_of, type_of
 from headcount.plans import Plan
 from headcount.runs import Run
 from headcount.tables import Column, Table
@@ -386,7 +387,8 @@ def drawn(spec: Any) -> list[dict[str, Any]]:
         return [row for one in spec for row in drawn(one)]
     if not isinstance(spec, dict):
         return []
-    return list(spec.get("values", [])) + [row for key, one in spec.items() if key != "values" for row in drawn(one)]
+    own = [row for row in spec.get("values", []) if isinstance(row, dict)]  # not the ticks of an axis
+    return own + [row for key, one in spec.items() if key != "values" for row in drawn(one)]
 
 
 def test_the_charts_have_the_numbers_of_the_documents(runs, page) -> None:
@@ -900,8 +902,11 @@ def test_the_chart_of_learned_gates_has_every_run_their_mean_and_the_curves(taug
         track = f"{one['label']}, seed {one['seed']}" if one["label"] == "subset, joint" else one["label"]
         expected[one["label"], one["keep"], track] = one["learned"]["value"]
     assert shown == expected
-    spans = {(row["line"], row["kept"]): (row["low"], row["high"]) for row in rows if row.get("alone") and "low" in row}
-    assert spans == {("l0", keep): (v - 0.04, v + 0.04) for keep, v in ((4, 0.9 - 0.03), (7, 0.9 - 0.008))}
+    assert not [row for row in rows if row.get("alone")]  # there are seeds, and they show the spread
+    (part,) = gather([taught[0] / f"learn-l0-{keep}-0" for keep in (4, 7)])
+    alone = [row for row in drawn(reports.lessons.learned(part)[0].charts[0].spec) if row.get("alone") and "low" in row]
+    spans = {row["kept"]: (row["low"], row["high"]) for row in alone}
+    assert spans == {keep: (v - 0.04, v + 0.04) for keep, v in ((4, 0.9 - 0.03), (7, 0.9 - 0.008))}
     means = lines([row for row in rows if "alone" in row and "track" not in row], "line", "kept")
     # seeds lose 0, 0.001 and 0.004 more than 0.004 (12 - kept): 5 / 3 thousandths on average
     by_hand = {("subset, joint", keep): 0.9 - 0.004 * (12 - keep) - 0.005 / 3 for keep in (4, 8)}
@@ -966,15 +971,139 @@ def test_only_what_was_measured_on_the_same_examples_shares_a_chart(tmp_path) ->
     assert {row["line"] for row in drawn(section.charts[0].spec) if "line" in row} == {"subset"}
 
 
+def labels(root: Path) -> list[str]:
+    (part,) = gather([root])
+    return [one.label for one in part.lessons]
+
+
 def test_runs_of_one_method_that_differ_in_more_than_the_seed_are_no_seeds(tmp_path) -> None:
-    for name, seed, lr in (("a", 0, 0.1), ("b", 0, 0.2), ("c", 1, 0.1)):
-        trained = {"lr": lr, "steps": 40, "seed": seed}
+    for name, seed, lr in (("a", 0, 0.0001), ("b", 0, 0.02), ("c", 1, 0.0001)):
+        trained = {"epochs": 3.0, "lr": lr, "steps": 40, "seed": seed}
         found.folder(tmp_path / name, "learn", {"learned": found.learned(seed=seed, trained=trained)})
+    assert labels(tmp_path) == ["subset (lr 1e-4)", "subset (lr 0.02)", "subset (lr 1e-4)"]
+    again = {"epochs": 3.0, "lr": 0.0001, "steps": 40, "seed": 0}
+    found.folder(tmp_path / "d", "learn", {"learned": found.learned(trained=again)})
+    assert labels(tmp_path)[2:] == ["subset (lr 1e-4)", "subset (lr 1e-4) (d)"]  # nothing but the folder differs
+
+
+def test_a_line_joins_only_runs_of_the_same_training(tmp_path) -> None:
+    for name, keep, steps in (("a", 4, 6), ("b", 8, 12), ("c", 6, 12)):
+        trained = {"epochs": steps / 2, "lr": 3e-5, "steps": steps, "seed": 0}
+        found.folder(tmp_path / name, "learn", {"learned": found.learned(keep=keep, trained=trained)})
     (part,) = gather([tmp_path])
-    assert [one.label for one in part.lessons] == ["subset, lr 0.1", "subset, lr 0.2", "subset, lr 0.1"]
-    found.folder(tmp_path / "d", "learn", {"learned": found.learned(trained={"lr": 0.1, "steps": 40, "seed": 0})})
+    (section,) = reports.lessons.learned(part)
+    shown = lines([row for row in drawn(section.charts[0].spec) if "track" in row], "line", "kept")
+    assert set(shown) == {("subset (6 steps)", 4), ("subset (12 steps)", 8), ("subset (12 steps)", 6)}
+    # what is not in the recipe counts as well: settings, and of older documents what the command was asked
+    for name, settings in (("d", {"settle": 0.2, "choose": None}), ("e", {"settle": 0.2, "choose": "taylor"})):
+        learned = found.learned(label="layerdrop", settings=settings)
+        found.folder(tmp_path / "new" / name, "learn", {"learned": learned})
+    assert labels(tmp_path / "new") == ["layerdrop", "layerdrop (choose taylor)"]
+    for name, options in (("f", {}), ("g", {"teacher": {"name": "models/large", "weights": "x"}})):
+        found.folder(tmp_path / "old" / name, "learn", {"learned": found.learned()}, **options)
+    assert labels(tmp_path / "old") == ["subset", "subset (teacher large)"]
+    for name, n in (("h", 3), ("i", 5)):  # a penalty is another way to say how many are kept
+        found.folder(tmp_path / "l0" / name, "learn", {"learned": found.learned(label="l0", keep=n)}, l0=n / 10)
+    assert labels(tmp_path / "l0") == ["l0", "l0"]
+
+
+def test_trainings_are_told_apart_in_few_words() -> None:
+    many = [{"steps": n, "lr": 0.1 * n, "warmup": n, "settle": n > 1, "distill": 0.5} for n in (1, 2)]
+    assert telling.differences(many) == ["1 steps", "2 steps"]
+    square = [{"lr": lr, "batch_size": size} for lr in (0.1, 0.2) for size in (8, 16)]
+    assert telling.differences(square)[:2] == ["lr 0.1, batch size 8", "lr 0.1, batch size 16"]
+    assert telling.differences([{"lr": 0.1}, {"lr": 0.1}]) == ["", ""]
+    # a document from before settings were noted is not said to have had none
+    old = telling.training_of({"trained": {"steps": 4}}, {})
+    new = telling.training_of({"trained": {"steps": 4}, "settings": {"settle": 0.2}}, {})
+    assert telling.differences([old, new]) == ["", ""]
+
+
+def test_places_are_named_by_what_differs() -> None:
+    heads = telling.Place("f", "accuracy", 50, "heads", 12, ())
+    layers = heads._replace(units="layers", of=3)
+    assert list(telling.place_names({heads: "a", layers: "a"}).values()) == ["heads", "layers"]
+    fewer, cross = heads._replace(examples="g", n=40), heads._replace(only=("cross",))
+    names = telling.place_names({heads: "a", fewer: "a", cross: "a", layers: "a"})
+    assert list(names.values()) == ["heads, 50 examples", "heads, 40 examples", "heads (cross)", "layers"]
+    other = heads._replace(examples="g")
+    assert list(telling.place_names({heads: "a", other: "b"}).values()) == ["heads, on a", "heads, on b"]
+    assert list(telling.place_names({heads: "a", other: "a"}).values()) == ["heads", "heads (2)"]
+
+
+def control(**other: Any) -> dict[str, Any]:
+    return found.learned(label="random, not recovered", trained=None, penalty=None, open=None, history=[], **other)
+
+
+def test_what_was_chosen_first_is_not_called_learned(tmp_path) -> None:
+    found.folder(tmp_path / "a", "learn", {"learned": control()})
     (part,) = gather([tmp_path])
-    assert [one.label for one in part.lessons][:2] == ["subset, lr 0.1 (a)", "subset, lr 0.2"]
+    chapter = reports._chapter(part, 1)
+    said = [chapter.answer, chapter.main.title, chapter.main.about]
+    said += [text for placed in chapter.sections for text in (placed.section.title, placed.section.about[:80])]
+    assert chapter.answer.startswith(
+        "With 4 of 11 heads kept (“random, not recovered”), accuracy is 0.890, where the whole"
+    )
+    assert [placed.section.title for placed in chapter.sections[:2]] == ["Chosen first: heads", "Every run: heads"]
+    assert not [text for text in said if "gate" in text or "learned" in text]
+    assert "Kept by gates that learned" not in [fact.label for fact in chapter.map.facts]
+
+
+def test_only_runs_with_a_gate_for_it_count_for_a_unit(tmp_path) -> None:
+    stack = {"layers": ("layer", None, 3)}
+    layers = found.learned(stack, "layerdrop", 2, units="layers")
+    plans = {seed: found.learned(keep=4, seed=seed) for seed in range(2)}
+    for seed, document in plans.items():
+        found.folder(tmp_path / f"gates-{seed}", "learn", {"learned": document})
+    found.folder(tmp_path / "control", "learn", {"learned": control(keep=4, seed=5)})
+    found.folder(tmp_path / "layers", "learn", {"learned": layers})
+    whole = found.learned(
+        keep=2, units="attentions", of=3
+    )  # a whole attention is a unit here, and its heads are no units
+    found.folder(tmp_path / "whole", "learn", {"learned": whole})
+    part_of = {"0": found.CLASSIFIER["0"]}  # gates for the heads of one layer alone
+    learned = found.learned(part_of, keep=1)
+    kept = {"learned": learned, "scores": found.scores(part_of, "subset").to_json()}
+    found.folder(tmp_path / "only", "learn", kept, only=["0"])
+    (part,) = gather([tmp_path])
+    made = maps.build(part)
+    (fact,) = [fact for fact in made.facts if fact.label == "Kept by gates that learned"]
+    for unit, text in zip(made.units, fact.texts, strict=True):
+        runs = [layers] if unit.startswith("layers") else list(plans.values())
+        runs += [learned] if unit.startswith("0:") else []
+        count = sum(unit not in set(map(str, Plan.from_json(one["plan"]))) for one in runs)
+        assert text == f"in {count} of {len(runs)} run" + "s" * (len(runs) > 1)
+    titles = [section.title for section in [*reports.lessons.learned(part), *reports.lessons.gates(part)]]
+    assert len(set(titles)) == len(titles)
+    assert {"Learned gates: heads", "Learned gates: layers", "How the gates closed: heads (0)"} <= set(titles)
+    (stop,) = [track.stops[-1] for track in made.tracks if track.name == "subset [attentions]"]
+    assert stop.removed == 1
+
+
+def test_points_differ_in_more_than_colour_and_intervals_are_in_sight(tmp_path) -> None:
+    for n in range(12):
+        found.folder(tmp_path / str(n), "learn", {"learned": found.learned(label=f"method {n}", keep=n % 3 + 1)})
+    (part,) = gather([tmp_path])
+    (section,) = reports.lessons.learned(part)
+    assert "stretched at small numbers" in section.about
+    layers = section.charts[0].spec["layer"]
+    points = [one["encoding"] for one in layers if "shape" in one["encoding"]]
+    looks = [list(zip(*(one[key]["scale"]["range"] for key in ("color", "shape")), strict=True)) for one in points]
+    assert all(len(set(look)) == 12 for look in looks)
+    assert {one["encoding"]["shape"].get("legend", {}) is None for one in layers if "shape" in one["encoding"]} == {
+        False
+    }
+    row = {"line": "a", "value": 0.8, "low": 0.7, "high": 0.9, "alone": True}
+    low, high = courses._window([row], 0.85)
+    assert low < 0.7
+    assert high > 0.9
+    near = [
+        {**row, "value": 0.8 + n / 1000} for n in range(9)
+    ]  # the intervals are as wide as all of them many times over
+    low, high = courses._window(near, 0.808)
+    assert 0.008 < high - low < 0.05
+    low, high = courses._window([{**one, "alone": False} for one in near], 0.808)
+    assert high - low == pytest.approx(0.008 * 1.16)
 
 
 def test_the_map_shows_what_learned_gates_keep(taught) -> None:
@@ -993,14 +1122,14 @@ def test_the_map_shows_what_learned_gates_keep(taught) -> None:
     assert [view.name for view in made.views] == ["Score: l0, 4 kept", "Score: subset, joint, 4 kept"]
     facts = {fact.label: dict(zip(made.units, fact.texts, strict=True)) for fact in made.facts}
     runs = [Plan.from_json(one["plan"]) for name, one in taught[1].items() if name.startswith("learn-")]
-    for unit, text in facts["Kept by learned gates"].items():
+    for unit, text in facts["Kept by gates that learned"].items():
         assert text == f"in {sum(unit not in set(map(str, plan)) for plan in runs)} of 8 runs"
 
 
 def test_learned_gates_are_put_into_a_sentence(taught, tmp_path) -> None:
     (part,) = gather([taught[0] / "learn-l0-7-0"])
     assert answers.answer(part) == (
-        "7 of 11 heads (64\u00a0%), as “l0” learned them, reach accuracy 0.892 where the whole model has 0.900: "
+        "With 7 of 11 heads kept (“l0”), accuracy is 0.892, where the whole model has 0.900: "
         "−0.8 [−2.9, +1.3] points on 200 examples. This describes what was run; it is not a guarantee."
     )
     made = reports._chapter(part, 1)
@@ -1008,11 +1137,18 @@ def test_learned_gates_are_put_into_a_sentence(taught, tmp_path) -> None:
     assert ("heads kept", "7 of 11") in [(tile.label, tile.value) for tile in made.tiles]
     (part,) = gather([taught[0] / f"learn-subset-8-{seed}" for seed in range(3)])
     assert answers.answer(part).startswith(
-        "8 of 11 heads (73\u00a0%), as “subset, joint” learned them, reach accuracy 0.882 on average over 3 seeds where the "
-        "whole model has 0.900: −1.8 points, from −2.0 to −1.6, on 200 examples."
+        "With 8 of 11 heads kept (“subset, joint”), accuracy is 0.882 on average over 3 seeds, where the whole model has "
+        "0.900: −1.8 points, from −2.0 to −1.6, on 200 examples. This describes what was run; it is not a guarantee."
     )
     (part,) = gather([taught[0]])  # 7 heads lose less than a point; 4 would be fewer, and lose more
-    assert answers.answer(part).startswith("7 of 11 heads")
+    assert answers.answer(part).startswith("With 7 of 11 heads kept")
+    assert answers.answer(part).endswith(
+        "Of 8 runs, this keeps fewest heads for at most 1 point lost; it was chosen on these very examples, and is not a "
+        "guarantee."
+    )
+    assert "can go without training" in [tile.label for tile in answers.tiles(part)]
+    (part,) = gather([taught[0] / name for name in ("learn-l0-4-0", "learn-subset-4-0")])
+    assert "Of 2 runs, this loses least; it was chosen on these very examples" in answers.answer(part)
     (part,) = gather([taught[0] / "over"])
     assert answers.answer(part) == (
         "Of the heads of each checkpoint, 0\u00a0% at epoch-01 (accuracy 0.700) and 27\u00a0% at epoch-10 (accuracy 0.900) can "

@@ -399,20 +399,49 @@ def test_the_state_of_another_recipe_is_refused(tmp_path: Path, change: dict[str
 
 def test_the_state_of_another_model_or_other_data_is_refused(tmp_path: Path) -> None:
     _stopped(tmp_path, QUICK, freeze=["encoder"])
-    wider, moved = reader(), reader()
+    wider, moved, other = reader(), reader(), reader()
     wider.out = nn.Linear(8, 12).double()
     with torch.no_grad():
         moved.encoder.layers[0].linear1.weight[0, 0] += 1
+        other.out.weight[0, 0] += 1
     with Run.open(tmp_path, {}) as run:
         for model, asked, freeze, about in (
             (wider, words_task(), ["encoder"], "shape is"),
             (moved, words_task(), ["encoder"], "what is frozen is"),
+            (other, words_task(), ["encoder"], "what it began with is"),
             (reader(), words_task(), [], "shape is"),
             (reader(), words_task(12), ["encoder"], "data is"),
         ):
             with says(BadRun, about=about):
                 train(model, asked, QUICK, run=run, freeze=freeze)
         train(reader(), words_task(), QUICK, run=run, freeze=["encoder"])
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"settle": 0.5}, {"keep": 3}, {"lr": 0.3}, {"pipelined": True}])
+def test_the_state_of_other_gates_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    asked = {"method": "subset", "keep": 2}
+    with Run.open(tmp_path, {}) as run:
+        model = reader()
+        with learning(model, **asked) as gates:
+            train(model, words_task(), replace(QUICK, epochs=1), gates=gates, run=run)
+        model = reader()
+        with learning(model, **{**asked, **change}) as gates, says(BadRun, about="another training"):
+            train(model, words_task(), replace(QUICK, epochs=1), gates=gates, run=run)
+
+
+def test_gates_with_another_number_of_steps_are_refused() -> None:
+    model = reader()
+    with learning(model, keep=2, steps=1000) as gates, says(Refused, about="1000 steps"):
+        train(model, words_task(), QUICK, gates=gates)
+
+
+def test_a_teacher_that_cannot_be_asked_is_refused_before_anything_is_trained() -> None:
+    model, asked = _asked("classification")
+    translator, _ = _asked("translation")
+    before = Fingerprint(model)
+    with says(Refused, about="The teacher"):
+        train(model, asked, QUICK, teacher=translator)
+    assert not before.changed()
 
 
 def test_a_damaged_state_is_refused(tmp_path: Path) -> None:

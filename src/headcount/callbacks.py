@@ -67,7 +67,7 @@ def _begin(gates: Gates, args: Any, state: Any) -> None:
         raise Refused("With auto_find_batch_size the training may begin again halfway; set the batch size yourself.")
     if gates.steps is None:
         gates.steps = state.max_steps
-    if gates.steps > state.max_steps:
+    if gates.steps > state.max_steps or (gates.weights_frozen and gates.steps < state.max_steps):
         raise Refused(
             f"The gates learn for {gates.steps} steps and the Trainer trains for {state.max_steps}; make the two equal, or "
             "leave steps= out to take the Trainer's."

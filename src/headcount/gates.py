@@ -150,13 +150,14 @@ def _check_shape(part: Site | Stack, gate: Any) -> None:
 
 
 def _multiply(
-    site: Site, given: Tensor | Live, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    site: Site, given: Tensor | Live, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
     gate = _now(given)
     name = None if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
-    if callable(given) and _folds(site, x):
+    # a copy of the module, as DataParallel makes for every device, has a weight of its own
+    if callable(given) and module is site.writer and _folds(site, x):
         _shadow(site, given)
         return args, kwargs
     axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1

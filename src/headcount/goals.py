@@ -13,7 +13,9 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from .asking import Batch, Goal, count_targets
 from .encoding import IGNORED
-from .errors import BadData, Refused
+from .errors import BadData, HeadcountError, Refused
+from .evaluation import is_out_of_memory, to_device
+from .proof import evaluating
 
 if TYPE_CHECKING:
     from .tasks import Task
@@ -61,6 +63,23 @@ def must_be_trainable(task: Task, smoothing: float, teacher: nn.Module | None) -
         raise Refused("A teacher needs logits, and a task of one's own has only a loss; train without a teacher.")
     if smoothing and (task.goal is None or task.kind == "regression"):
         raise Refused(f"Labels of a task of kind {task.kind} cannot be smoothed; leave label_smoothing at 0.")
+
+
+def must_answer(teacher: nn.Module, task: Task, device: torch.device) -> None:
+    """Refuse a teacher that cannot be asked about the examples of a task: one of another kind, or with other tokens."""
+    assert task.goal is not None
+    batch = to_device(task.collate(task.batches()[-1][:1]), device)
+    try:
+        with evaluating(teacher), torch.no_grad():
+            task.goal(teacher, batch)
+    except (HeadcountError, RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Refused(
+            f"The teacher ({type(teacher).__name__}) cannot be asked about {task.name} ({first:.160}); take a model of the "
+            "same kind, with the same tokenizer."
+        ) from None
 
 
 def _hard(goal: Goal, smoothing: float) -> tuple[Tensor, Tensor]:

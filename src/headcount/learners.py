@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,18 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from . import __version__, methods, subsets
-from .anatomy import Anatomy, Site, Stack
-from .criteria import KINDS, parts_of
+from .candidates import Chosen, budgets, one_of_each, one_wish, parts_with_gates, shares, starts
 from .dialects import Dialect
 from .errors import BadPlan
 from .evaluation import device_of
 from .finding import find, unwrap
+from .fingerprints import fingerprint
 from .gates import applied
-from .methods import Budget, LayerDrop, Method, method_of
+from .methods import LayerDrop, Method, method_of
 from .plans import Plan, Unit
-from .scores import Scores, how_many
+from .scores import Scores
 
-WHOLE = {"mlps": "neurons", "attentions": "heads"}  # units that are all units of a site, under one gate
 FEW = 4096  # gates
 SETTLE = 0.2  # share of the steps, at the end, in which the choice stands and only the model learns
 
@@ -60,43 +60,28 @@ def learning(
     model learns on. With `pipelined` the model's weights are meant to stay as they are (`train` sees to it), and nothing
     settles.
 
-    In evaluation mode the gates are 0 or 1 and never random: what is kept by now (for layerdrop: everything).
+    In evaluation mode the gates are 0 or 1 and never random: what is kept by now (for layerdrop: everything). A copy of
+    the model that is made inside the block keeps the hooks of it: copy a teacher before.
     """
     rows = tuple(dialects)
     anatomy, root = find(model, rows), unwrap(model)
     names = [only] if isinstance(only, str) else list(only)
-    found = _chosen(anatomy, [units] if isinstance(units, str) else list(units), [n for n in names if n])
+    found = parts_with_gates(anatomy, [units] if isinstance(units, str) else list(units), [n for n in names if n])
     skipped = set(skip)
     chosen = [(part, whole) for part, whole in found if part.name not in skipped]
+    if not chosen:
+        raise BadPlan("Every site that would get gates is to be skipped; skip fewer.")
     share = (0.0 if pipelined else SETTLE) if settle is None else settle
     if not 0 <= share < 1:
         raise BadPlan(f"settle is a share of the steps, from 0 to below 1; I got {settle!r:.40}.")
     made = Gates(root, chosen, method_of(method, **settings), keep, steps, share, pipelined, seed)
-    with applied(root, anatomy, made.live()):
-        yield made
-
-
-def _chosen(anatomy: Anatomy, units: list[str], only: list[str]) -> list[tuple[Site | Stack, bool]]:
-    """The parts that get gates, and whether one gate stands for the whole part."""
-    words = [word.strip() for text in units for word in text.split(",")]
-    unknown = [word for word in words if word not in (*KINDS, *WHOLE)]
-    if unknown:
-        raise BadPlan(f"Units with gates are {', '.join([*KINDS, *WHOLE])}; I got {unknown[0]!r:.40}.")
-    plain = parts_of(anatomy, [WHOLE.get(word, word) for word in words])
-    out: list[tuple[Site | Stack, bool]] = []
-    for word in dict.fromkeys(words):
-        kind = KINDS[WHOLE.get(word, word)]
-        out += [(part, word in WHOLE) for part in plain if part.kind == kind and _wanted(part, only)]
-    if len({part.name for part, _ in out}) < len(out):
-        raise BadPlan(f"Units that contain each other cannot have gates of their own; I got {', '.join(words)}.")
-    if not out:
-        raise BadPlan(f"No unit of {anatomy.model_name} is {' or '.join(only)}; `headcount inspect` lists their types.")
-    return out
-
-
-def _wanted(part: Site | Stack, only: list[str]) -> bool:
-    """Whether a part is of one of these attention types, or has that in its name ("encoder.layers", "decoder.3.mlp")."""
-    return not only or getattr(part, "attention", None) in only or bool(set(part.name.split(".")) & set(only))
+    needed = [one for one in root.parameters() if one.requires_grad]
+    try:
+        with applied(root, anatomy, made.live()):
+            yield made
+    finally:
+        for one in needed if pipelined else ():  # whoever froze them for it may have been interrupted
+            one.requires_grad_(True)
 
 
 class Gates:
@@ -108,7 +93,7 @@ class Gates:
     def __init__(
         self,
         root: nn.Module,
-        chosen: Sequence[tuple[Site | Stack, bool]],
+        chosen: Chosen,
         method: Method,
         keep: int | float | str | None,
         steps: int | None,
@@ -119,10 +104,11 @@ class Gates:
         self._root, self._chosen, self._how, self._seed = root, tuple(chosen), method, seed
         self.steps, self.settle, self.weights_frozen, self.done = steps, settle, pipelined, 0
         self.sizes = tuple(1 if whole else len(part) for part, whole in chosen)
-        self.budgets = _budgets(chosen, self.sizes, keep, method)
-        self._device = device_of(root)
+        one_wish(keep, method)
+        self.budgets = budgets(chosen, keep)
         # a few hundred gates are drawn faster on the CPU than a GPU can be told to
-        home = self._device if sum(self.sizes) > FEW and self._device.type == "cuda" else torch.device("cpu")
+        device = device_of(root)
+        home = device if sum(self.sizes) > FEW and device.type == "cuda" else torch.device("cpu")
         start = method.begin(self.sizes, self._generator(0))
         self.weights = nn.Parameter(start.to(home), requires_grad=bool(method.lr))
         self._prices = torch.zeros(len(self.budgets), dtype=start.dtype, device=home)  # of an open gate, where found
@@ -150,6 +136,16 @@ class Gates:
     def units(self) -> tuple[Unit, ...]:
         """Every unit that has a gate."""
         return tuple(unit for part, _ in self._chosen for unit in part.units)
+
+    def question(self) -> dict[str, Any]:
+        """What tells these gates from others, as plain JSON."""
+        how = {f"gates' {name}": value for name, value in asdict(self._how).items()}
+        about = {"gates' settle": self.settle, "gates' seed": self._seed, "pipelined": self.weights_frozen}
+        sites = [[part.name, [*part.ids], whole] for part, whole in self._chosen]
+        return {
+            "method": self.method, "steps": self.steps, "keep": [b.keep for b in self.budgets], "units": fingerprint(sites),
+            **how, **about,
+        }  # fmt: skip
 
     @property
     def keep(self) -> int | None:
@@ -197,7 +193,7 @@ class Gates:
 
     def step(self) -> None:
         """Learn from the gradients that came back since the last step, and draw the gates of the next one."""
-        if self.steps is None and self._how.needs_keep:
+        if self.steps is None and self.keep is not None and not isinstance(self._how, LayerDrop):
             raise BadPlan("The gates do not know how many steps there will be; say learning(..., steps=...).")
         if self.weights.requires_grad and not self.settled:
             self._learn()
@@ -254,7 +250,7 @@ class Gates:
 
     def _placed(self, gates: Tensor) -> list[Tensor]:
         """Gates where the model is, part by part, a number for every column of its writer."""
-        columns = gates.detach().float()[self._owner].to(self._device)
+        columns = gates.detach().float()[self._owner].to(device_of(self._root))
         return [one.detach() for one in columns.split(self._columns)]
 
     def _parts(self, gates: Tensor) -> list[Tensor]:
@@ -284,21 +280,20 @@ class Gates:
             some = self.weights[first:last]
             assert keep is not None or isinstance(self._how, methods.L0)
             out[first:last] = self._how.open(some) if keep is None else subsets.largest(some, keep)
-        return out
+        return one_of_each(out, self.weights, self.sizes, [part.kind == "layer" for part, _ in self._chosen])
 
     def _spaced(self) -> Tensor:
-        """Evenly spaced units of every part, as many as its share of the budget."""
-        out = torch.ones_like(self.weights)
+        """Evenly spaced units: of every stack or site its share; parts that go whole are spaced among themselves."""
+        out, places = torch.ones_like(self.weights), starts(self.sizes)
         for first, last, keep in self.budgets:
             if keep is None:
                 continue
-            place, left = first, keep
-            while place < last:
-                size = next(s for s, start in zip(self.sizes, _starts(self.sizes), strict=True) if start == place)
-                here = round(left * size / (last - place))
-                out[place : place + size] = 0
-                out[[place + one for one in subsets.every_other(size, here)]] = 1
-                place, left = place + size, left - here
+            inside = [(start, size) for start, size in zip(places, self.sizes, strict=True) if first <= start < last]
+            lists = inside if any(size > 1 for _, size in inside) else [(first, last - first)]
+            out[first:last] = 0
+            layers = any(part.kind == "layer" for part, _ in self._chosen)  # no stack of which can be empty
+            for (start, size), here in zip(lists, shares(keep, [size for _, size in lists], int(layers)), strict=True):
+                out[[start + one for one in subsets.every_other(size, here)]] = 1
         return out
 
     def plan(self) -> Plan:
@@ -314,7 +309,9 @@ class Gates:
 
     def scores(self) -> Scores:
         """What the gates were drawn from, unit by unit: bigger = matters more."""
-        raw = np.concatenate([part.cpu().double().numpy() for part in self._parts(self.weights.detach())])
+        # evenly spaced sets are not nested, so no fixed order has them all: what stays comes after what goes
+        spaced = self._kept() if isinstance(self._how, LayerDrop) and self.keep is not None else 0
+        raw = np.concatenate([p.cpu().double().numpy() for p in self._parts(self.weights.detach() + spaced)])
         kinds = {part.name: part.kind for part, _ in self._chosen}
         types = {part.name: getattr(part, "attention", None) for part, _ in self._chosen}
         said = {
@@ -356,36 +353,9 @@ def _owners(sizes: Sequence[int], columns: Sequence[int]) -> Tensor:
     """For every column of every part, the number of the gate that it belongs to."""
     found = [
         torch.arange(size).repeat_interleave(wide // size) + start
-        for size, wide, start in zip(sizes, columns, _starts(sizes), strict=True)
+        for size, wide, start in zip(sizes, columns, starts(sizes), strict=True)
     ]
     return torch.cat(found)
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:place]) for place in range(len(sizes))]
-
-
-def _budgets(
-    chosen: Sequence[tuple[Site | Stack, bool]], sizes: Sequence[int], keep: int | float | str | None, method: Method
-) -> tuple[Budget, ...]:
-    """One stretch of gates for each kind of unit, and how many of it stay."""
-    kinds = list(dict.fromkeys((part.kind, whole) for part, whole in chosen))
-    if keep is None and (method.needs_keep or (isinstance(method, methods.L0) and method.l0 is None)):
-        also = " or the price of an open gate with l0" if isinstance(method, methods.L0) else ""
-        raise BadPlan(f"Say how many units stay with keep{also}.")
-    if keep is not None and isinstance(method, methods.L0) and method.l0 is not None:
-        raise BadPlan("keep finds the price of an open gate, and l0 gives one: say one of them.")
-    if len(kinds) > 1 and (isinstance(keep, int) or (isinstance(keep, str) and keep.strip().isdigit())):
-        raise BadPlan("With several kinds of units, keep is a share of each, such as 0.5 or 50%; I got a count.")
-    out, place = list[Budget](), 0
-    for key in kinds:
-        count = sum(size for size, (part, whole) in zip(sizes, chosen, strict=True) if (part.kind, whole) == key)
-        stay = None if keep is None else how_many(keep, count)
-        if stay == 0:
-            raise BadPlan(f"keep is {keep!r:.20}, which is none of {count} units; at least one must stay.")
-        out.append(Budget(place, place + count, stay))
-        place += count
-    return tuple(out)
 
 
 def _averaged(gradient: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import splits
-from .errors import BadData
+from .errors import BadData, BadPlan
 from .options import Given, Only, dialects_of, load_model, make_task, other_task, out, quieten, running
 from .regimen import Regimen, flag, held_out, is_main, own_device
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 GATES, AFTER = "How gates learn", "After that"
+MOST_SHOWN = 600  # characters of a plan
 FRESH_RATE = 5e-4  # a learning rate for weights that begin at random
 
 
@@ -112,27 +113,42 @@ def learn(
     quieten()
     from . import checkpoints, lessons
     from .evaluation import evaluate
-    from .methods import PUBLISHED
+    from .methods import METHODS, PUBLISHED
     from .plans import Plan
     from .recipes import Recipe
+    from .training import frozen_by
 
     given = replace(given, batch_size=regimen.batch_size, device=own_device(given))
     subject = load_model(model, given)
     train, report, sets = _two_sets(model, subject, given, report_data, report_limit)
-    usual = FRESH_RATE if scratch else Recipe.lr
     trains = bool(regimen.epochs) or regimen.steps is not None
+    if method not in METHODS:
+        sets = sets.replace("learned on", "chosen and trained on" if trains or recover_epochs else "chosen on", 1)
+    usual = FRESH_RATE if scratch else Recipe.lr
     recipe = regimen.recipe(given.seed, usual) if trains else None
     again = regimen.recipe(given.seed, usual, epochs=recover_epochs, steps=None) if recover_epochs else None
     wanted = None if plan is None else Plan.read(plan)
-    settings: dict[str, Any] = dict(PUBLISHED.get(method, {})) if published else {}
+    if published and method not in PUBLISHED:
+        raise typer.BadParameter(
+            f"--published is for {' and '.join(PUBLISHED)}; {method} has no settings of a paper's code."
+        )
+    settings: dict[str, Any] = dict(PUBLISHED[method]) if published else {}
     named = {"l0": l0, "form": form, "rate": rate, "lr": gate_lr, **_settings(setting or [])}
     settings |= {name: value for name, value in named.items() if value is not None}
+    unknown = [name for name in settings if method in METHODS and name not in METHODS[method].__dataclass_fields__]
+    if unknown:
+        raise BadPlan(f"{method} has no setting {unknown[0]!r:.40}; `headcount learn --help` lists what there is.")
+    names = [word.strip() for word in only.split(",") if word.strip()]
+    rows = dialects_of(given.dialect)
+    wish = lessons.Asked(method, keep, units, names, pipelined, settle, wanted, choose, scratch)
+    lessons.prepared(subject, wish, recipe, again, tuple(rows), settings)  # before any work is done
+    frozen_by(subject, regimen.frozen)
     tutor, told_teacher = regimen.loaded_teacher(given)
     how = {
         "method": method,
         "keep": keep,
         "units": units,
-        "only": [word.strip() for word in only.split(",") if word.strip()],
+        "only": names,
         "pipelined": pipelined,
         "settle": settle,
         "choose": choose,
@@ -150,7 +166,7 @@ def learn(
         "teacher": tutor,
         "save_every": regimen.save_every,
         "seed": given.seed,
-        "dialects": dialects_of(given.dialect),
+        "dialects": rows,
     }
     if not is_main():  # the first process opens the run folder, tells the others where it stands, and writes
         lessons.learn(subject, train, **work)
@@ -160,7 +176,9 @@ def learn(
         full = evaluate(subject, report, run=folder)
         found = lessons.learn(subject, train, **work, run=folder)
         after, compared = _measured(found, report, full, folder, given)
-        told = _told(found, method, units, given, (full, after, compared), recipe, sets)
+        extra = {**settings, "pipelined": pipelined, "settle": settle, "choose": choose, "scratch": scratch}
+        extra |= {"teacher": regimen.teacher, "only": names, "freeze": regimen.frozen, "recover_epochs": recover_epochs}
+        told = _told(found, method, given, (full, after, compared), (recipe, extra), sets)
         if found.scores is not None:
             folder.write_json("scores", found.scores.to_json(), replace=True)
         folder.write_json("plan", found.plan.to_json(), replace=True)
@@ -217,20 +235,23 @@ def _measured(found: Learned, report: Task, full: Result, folder: Any, given: Gi
 def _told(
     found: Learned,
     method: str,
-    units: str,
     given: Given,
     results: tuple[Result, Result, Comparison],
-    recipe: Any,
+    how: tuple[Any, dict[str, Any]],
     sets: str,
 ) -> dict[str, Any]:
     """learned.json."""
-    full, after, compared = results
+    (full, after, compared), (recipe, extra) = results, how
     history: Sequence[Any] = () if found.trained is None else found.trained.history
     trained = None if recipe is None or found.trained is None else {**asdict(recipe), "steps": found.trained.steps}
+    if trained is not None:  # what had no say is left out
+        silent = ["epochs"] * (recipe.steps is not None) + ["distill", "temperature"] * (extra["teacher"] is None)
+        trained = {name: value for name, value in trained.items() if name not in silent}
     return {
         "label": found.label,
         "method": method,
-        "units": units,
+        "units": found.units,
+        "settings": {name: value for name, value in extra.items() if value not in (None, False, [], 0.0)},
         "keep": found.kept,
         "of": found.of,
         "seed": given.seed,
@@ -262,7 +283,13 @@ def _show(
     lines = [told["sets"], "", f"{found.label}: {found.kept} of {found.of} {told['units']} stay"]
     if found.price is not None:
         lines.append(f"an open gate cost {found.price:.3g} in the end; {found.open} were open by themselves")
-    lines += [f"full:    {full}", f"smaller: {after}", f"         {compared}", f"gone: {found.plan}"]
+        if told["settings"].get("l0") is None and abs((found.open or 0) - found.kept) > 0.1 * found.of:
+            lines.append(
+                "note: that is far from what was asked for, so which ones stay is uncertain; give it more steps"
+            )
+    gone = str(found.plan)
+    gone = gone if len(gone) <= MOST_SHOWN else f"{len(found.plan):,} units of {len(found.plan.by_site())} sites"
+    lines += [f"full:    {full}", f"smaller: {after}", f"         {compared}", f"gone: {gone}"]
     lines += [f"left alone: {reason}" for _, reason in found.left_alone[:3]]
     if found.trained is not None:
         lines.append(f"{found.trained.steps:,} steps in {found.trained.seconds:,.0f} s")

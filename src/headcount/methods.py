@@ -254,4 +254,6 @@ def method_of(name: str, **settings: Any) -> Method:
     unknown = [key for key in given if key not in known]
     if unknown:
         raise BadPlan(f"{name} has no setting {unknown[0]!r:.40}; it has {', '.join(known)}.")
+    if not given.get("lr", 0) >= 0:
+        raise BadPlan(f"The learning rate of the gates is {given['lr']}; it must be 0 or more.")
     return METHODS[name](**given)

@@ -13,9 +13,10 @@ from .errors import BadRun
 from .page import again, answers, charts, drawing, lessons, look, maps, outcomes, sections
 from .page.again import Again
 from .page.charts import Chart
-from .page.findings import Part, gather, index_of, site_of
+from .page.findings import Part, gather
 from .page.maps import Map
 from .page.sections import Section
+from .page.units import index_of, site_of
 from .runs import write_whole
 from .tables import Table, counted, listed
 
@@ -176,8 +177,9 @@ def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
         about = "Loss of each plan tested, and its upper bound; the first one that reaches above what is allowed is the end."
         return Main(f"{anchor}-main", "How much may go", about, drawn["guarantee"])
     if "learned" in drawn:
-        about = "Vertical lines are 95 % intervals of single runs, the dashed line is the whole model."
-        return Main(f"{anchor}-main", "What learned gates keep", about, drawn["learned"])
+        runs = next(iter(part.places.values()))
+        title = "What learned gates keep" if any(one.gated for one in runs) else f"What {runs[0].units} are left"
+        return Main(f"{anchor}-main", title, lessons.how_to_read(runs), drawn["learned"])
     return None
 
 

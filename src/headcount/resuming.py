@@ -52,9 +52,9 @@ def question(
     shapes = [[name, list(one.shape), str(one.dtype)] for name, one in changing(root).items()]
     rest = [(name, one) for name, one in root.named_parameters() if not one.requires_grad]
     asked = {**recipe, "data": data, "the model's shape": fingerprint(shapes), "what is frozen": sampled(rest)}
+    asked["what it began with"] = sampled(changing(root).items())
     if gates is not None:
-        asked |= {"method": gates.method, "units": fingerprint([str(unit) for unit in gates.units])}
-        asked |= {name: getattr(gates, name, None) for name in ("keep", "steps")}
+        asked |= gates.question()
     if teacher is not None:
         asked["teacher"] = sampled(teacher.named_parameters())
     return plain_json(asked, "What a training is asked")
@@ -90,9 +90,10 @@ def read(
     for name in {**about["asked"], **asked}:
         there, here = (canonical(one.get(name, "not given"))[:60] for one in (about["asked"], asked))
         if there != here:
+            hashed = len(there) == len(here) == 34 and not {*there[1:-1], *here[1:-1]} - {*"0123456789abcdef"}
+            what = f"{name} is not the same" if hashed else f"{name} is {there} there and {here} here"
             raise BadRun(
-                f"{path} belongs to another training: {name} is {there} there and {here} here; "
-                "delete it to start anew, or choose another run folder."
+                f"{path} belongs to another training: {what}; delete it to start anew, or choose another run folder."
             )
     mine = changing(root)
     model = {name: tensors.get(f"model/{name}") for name in mine}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from scipy.optimize import brentq
+from scipy.special import expit
 from torch import Tensor
 
-GRID = 128  # places tried at once when a threshold is looked for
-REFINED = 4  # how often the grid is laid anew between two neighbours of the last one
+HALVINGS = 50
 
 
 def gumbel(noise: Tensor) -> Tensor:
@@ -38,20 +39,21 @@ def relaxed(weights: Tensor, keep: float, temperature: float) -> Tensor:
 
 
 def _threshold(weights: Tensor, keep: float, temperature: float) -> Tensor:
-    """Where sigmoids over it sum to `keep`, found without asking the device for a number: a grid, refined a few times."""
+    """Where sigmoids over it sum to `keep`: found by Brent's method, or on a GPU, which is not to be waited for, by halving."""
     far = temperature * (math.log(weights.shape[-1]) + 40)
+    if weights.device.type == "cpu" and weights.dim() == 1:
+        plain = weights.double().numpy()
+
+        def over(place: float) -> float:
+            return float(expit((plain - place) / temperature).sum()) - keep
+
+        found = brentq(over, plain.min() - far, plain.max() + far, xtol=1e-9 * temperature, rtol=1e-15)
+        return torch.tensor([found], dtype=weights.dtype)
     low, high = weights.min(-1, keepdim=True).values - far, weights.max(-1, keepdim=True).values + far
-    places = torch.linspace(0, 1, GRID, dtype=weights.dtype, device=weights.device)
-    # at a low temperature the threshold lies between two neighbours in rank: begin there
-    ranked = weights.sort(-1, descending=True).values
-    below, above = min(max(math.floor(keep), 1), weights.shape[-1] - 1), max(math.ceil(keep), 1)
-    low = torch.maximum(low, ranked[..., above : above + 1] - far if above < weights.shape[-1] else low)
-    high = torch.minimum(high, ranked[..., below - 1 : below] + far)
-    for _ in range(REFINED):
-        tried = low + (high - low) * places  # (..., GRID)
-        sums = torch.sigmoid((weights.unsqueeze(-1) - tried.unsqueeze(-2)) / temperature).sum(-2)
-        over = (sums >= keep).sum(-1, keepdim=True).clamp(1, GRID - 1)  # sums fall from left to right
-        low, high = tried.gather(-1, over - 1), tried.gather(-1, over)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        above = torch.sigmoid((weights - middle) / temperature).sum(-1, keepdim=True) >= keep
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     return (low + high) / 2
 
 
@@ -60,6 +62,8 @@ def published(weights: Tensor, keep: int, temperature: float) -> Tensor:
 
     The sum is `keep`; single entries may exceed 1, and at a high temperature all are keep / units.
     """
+    if keep >= weights.shape[-1]:
+        return torch.ones_like(weights)  # the sum would be right and single entries not
     tiny = torch.finfo(weights.dtype).tiny
     rest, total = weights, torch.zeros_like(weights)
     for _ in range(keep):
@@ -70,15 +74,15 @@ def published(weights: Tensor, keep: int, temperature: float) -> Tensor:
 
 
 def largest(weights: Tensor, keep: int) -> Tensor:
-    """1 for the `keep` largest, 0 for the rest: exactly so many, of equal ones those that come first."""
-    chosen = weights.argsort(dim=-1, descending=True, stable=True)[..., :keep]
-    return torch.zeros_like(weights).scatter(-1, chosen, 1.0)
+    """1 for the `keep` largest, 0 for the rest: exactly so many; of equal ones the first go, as in `Scores.order`."""
+    order = weights.argsort(dim=-1, stable=True)
+    return torch.zeros_like(weights).scatter(-1, order[..., weights.shape[-1] - keep :], 1.0)
 
 
 def straight_through(weights: Tensor, keep: int) -> Tensor:
     """`largest`, with the gradient of the gates handed to the weights as it is (Bengio et al. 2013)."""
     hard = largest(weights.detach(), keep)
-    return hard + weights - weights.detach()
+    return hard + (weights - weights.detach())
 
 
 def annealed(first: float, last: float, progress: float) -> float:

@@ -95,6 +95,7 @@ def train(
     recipe = regimen.recipe(given.seed, FRESH_RATE if scratch or model == NEW else training.Recipe.lr)
     given = replace(given, batch_size=regimen.batch_size, device=own_device(given))
     lesson = _lesson(model, given, sizes, dev_data, dev_limit, scratch, new_head)
+    training.frozen_by(lesson.model, regimen.frozen)  # what is wrong is said before any work is done
     tutor, about_tutor = regimen.loaded_teacher(given)
     asked = {
         "recipe": asdict(recipe),

@@ -23,7 +23,7 @@ from . import progress, resuming
 from .errors import BadCheckpoint, NotFound, Refused
 from .evaluation import device_of
 from .finding import unwrap
-from .goals import must_be_trainable
+from .goals import must_answer, must_be_trainable
 from .proof import evaluating
 from .recipes import Recipe
 from .stepping import Work, accelerating, agreed, broadcast, safe_step
@@ -80,6 +80,8 @@ def train(
     root, device = unwrap(model), device_of(unwrap(model))
     must_be_trainable(task, recipe.label_smoothing, teacher)
     _must_fit(root, device, recipe, gates, teacher)
+    if teacher is not None:
+        must_answer(teacher, task, device)
     trained = _trained(root, freeze, gates)
     with ExitStack() as stack:
         accelerator = stack.enter_context(accelerating(recipe.precision, device))
@@ -88,6 +90,10 @@ def train(
         work = Work(root, task, recipe, accelerator, device, trained, gates, teacher)
         if gates is not None and gates.steps is None:
             gates.steps = work.steps
+        if gates is not None and gates.steps != work.steps:
+            raise Refused(
+                f"The gates learn for {gates.steps} steps and the training has {work.steps}; leave steps= out of learning."
+            )
         keep = _Keeper(work, run, name, checkpoints, save_every, tokenizer)
         keep.begin()
         if not work.main:
@@ -106,8 +112,8 @@ def train(
 # --- what trains ----------------------------------------------------------------------------------------------------
 
 
-def _trained(root: nn.Module, freeze: Iterable[str], gates: Gates | None) -> list[nn.Parameter]:
-    """The parameters that train: those that need a gradient, without the ones that are frozen, shared ones once."""
+def frozen_by(root: nn.Module, freeze: Iterable[str]) -> set[nn.Parameter]:
+    """The parameters in parts of these names, shared ones included; a name without any is `NotFound`."""
     frozen: set[nn.Parameter] = set()
     everywhere = list(root.named_parameters(remove_duplicate=False))
     for asked in [freeze] if isinstance(freeze, str) else freeze:
@@ -119,6 +125,12 @@ def _trained(root: nn.Module, freeze: Iterable[str], gates: Gates | None) -> lis
                 f"No parameter lies in {asked!r:.60}, which is to be frozen; the model's parts are {parts:.200}."
             )
         frozen |= found
+    return frozen
+
+
+def _trained(root: nn.Module, freeze: Iterable[str], gates: Gates | None) -> list[nn.Parameter]:
+    """The parameters that train: those that need a gradient, without the ones that are frozen, shared ones once."""
+    frozen = frozen_by(root, freeze)
     if gates is not None and gates.weights_frozen:
         return []
     left = [one for one in root.parameters() if one.requires_grad and one not in frozen]

@@ -27,10 +27,9 @@ from .findings import (
     beyond_chance,
     checked,
     comparison_of,
-    kind_of,
     number,
-    report_set,
 )
+from .units import kind_of
 
 DROP = 1.0  # points, for the sentence about a curve
 
@@ -76,21 +75,23 @@ def tiles(part: Part) -> list[Tile]:
     for _, effects in part.effects[:1]:
         lasting = [e for e in effects if beyond_chance(e.comparison)]
         out.append(Tile("shown to matter", whole(len(lasting)), f"of {len(effects)} alone, after Holm's correction"))
-    for group in _best_lessons(part)[:1]:
-        first, lost = group[0], sum(one.comparison.difference for one in group) / len(group)
-        told = f"{signed(lost * first.comparison.points)} {unit_of(first.comparison)}, learned by “{first.label}”"
+    best, made = _best_lesson(part), _first_curve(part)
+    if best is not None:
+        first, lost = best.group[0], sum(one.comparison.difference for one in best.group) / len(best.group)
+        told = f"{signed(lost * first.comparison.points)} {unit_of(first.comparison)}, “{first.label}”"
         out.append(Tile(f"{first.units} kept", f"{first.kept} of {first.of}", told))
-    made = _first_curve(part)
     if made is not None:
         point = _safe(made)
-        out.append(Tile("can go", percent(point["removed"] / made["of"]), _before(made)))
+        label, by = ("can go", "") if best is None else ("can go without training", f"by {made['by']}, ")
+        out.append(Tile(label, percent(point["removed"] / made["of"]), by + _before(made)))
     return out + _bench_tiles(part)
 
 
 def base_of(part: Part) -> dict[str, Any] | None:
     """The whole model's result, from whichever run measured it."""
+    for runs in part.places.values():
+        return runs[0].full
     for kind, find in (
-        ("learned", lambda data: data["full"]),
         ("curves", lambda data: data["curves"][0]["points"][0]["result"]),
         ("ablation", lambda data: data["base"]),
         ("all-but-one", lambda data: data["base"]),
@@ -153,39 +154,55 @@ def lesson_groups(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
     """Runs that differ in their seeds alone: of one method, with equally many units kept, on the same examples."""
     groups: dict[Any, list[Lesson]] = {}
     for one in lessons:
-        groups.setdefault((report_set(one.document), one.label, one.units, one.of, one.kept), []).append(one)
+        groups.setdefault((one.place, one.label, one.kept), []).append(one)
     return list(groups.values())
 
 
-def _best_lessons(part: Part) -> list[list[Lesson]]:
-    """Groups of learned runs, first the one that keeps fewest of those that lose little; else the one that loses least."""
+class _Best(NamedTuple):
+    """The runs to speak of first, and how they were found."""
 
-    def place(group: list[Lesson]) -> tuple[bool, float, float]:
-        lost = sum(one.comparison.damage for one in group) / len(group)
-        first = group[0].comparison
-        little = lost <= (DROP if unit_of(first) == "points" else abs(first.before) / 10)
-        return not little, group[0].kept / group[0].of if little else 0.0, lost
+    group: list[Lesson]
+    how: str  # empty where there was no choice
 
-    return sorted(lesson_groups(part.lessons), key=place)
+
+def _best_lesson(part: Part) -> _Best | None:
+    """Of most runs that compare: those that keep fewest units of those that lose little; else those that lose least."""
+    if not part.places:
+        return None
+    runs = next(iter(part.places.values()))
+    groups = lesson_groups([one for one in runs if one.kept < one.of] or runs)
+    first = runs[0].comparison
+    little = DROP if unit_of(first) == "points" else abs(first.before) / 10
+
+    def lost(group: list[Lesson]) -> float:
+        return sum(one.comparison.damage for one in group) / len(group)
+
+    fine = [group for group in groups if lost(group) <= little]
+    best = min(fine, key=lambda group: (group[0].kept, lost(group))) if fine else min(groups, key=lost)
+    much = "1 point" if unit_of(first) == "points" else f"a tenth of the {first.metric}"
+    how = f"keeps fewest {runs[0].units} for at most {much} lost" if fine else "loses least"
+    return _Best(best, f"Of {len(runs)} runs, this {how}" if len(groups) > 1 else "")
 
 
 def _told_by_lessons(part: Part) -> str:
-    for group in _best_lessons(part):
-        one = group[0]
-        values = [each.result["value"] for each in group]
-        after = fixed(sum(values) / len(values), len(result_text(one.full, interval=False).partition(".")[2]))
-        seeds = f" on average over {len(group)} seeds" if len(group) > 1 else ""
-        size = difference_text(one.comparison)
-        if seeds:
-            changes = [each.comparison.difference * each.comparison.points for each in group]
-            mean, low, high = (signed(change) for change in (sum(changes) / len(changes), min(changes), max(changes)))
-            size = f"{mean} {unit_of(one.comparison)}, from {low} to {high},"
-        return (
-            f"{one.kept} of {one.of} {one.units} ({percent(one.kept / one.of)}), as “{one.label}” learned them, reach "
-            f"{one.full['metric']} {after}{seeds} where the whole model has {result_text(one.full, interval=False)}: {size} "
-            f"on {one.result['n']} examples. This describes what was run; it is not a guarantee."
-        )
-    return ""
+    best = _best_lesson(part)
+    if best is None:
+        return ""
+    group, one = best.group, best.group[0]
+    values = [each.result["value"] for each in group]
+    after = fixed(sum(values) / len(values), len(result_text(one.full, interval=False).partition(".")[2]))
+    seeds = f" on average over {len(group)} seeds" if len(group) > 1 else ""
+    size = difference_text(one.comparison)
+    if seeds:
+        changes = [each.comparison.difference * each.comparison.points for each in group]
+        mean, low, high = (signed(change) for change in (sum(changes) / len(changes), min(changes), max(changes)))
+        size = f"{mean} {unit_of(one.comparison)}, from {low} to {high},"
+    chosen = f"{best.how}; it was chosen on these very examples" if best.how else "This describes what was run"
+    return (
+        f"With {one.kept} of {one.of} {one.units} kept (“{one.label}”), {one.full['metric']} is {after}{seeds}, where the "
+        f"whole model has {result_text(one.full, interval=False)}: {size} on {one.result['n']} examples. {chosen}"
+        f"{', and is' if best.how else '; it is'} not a guarantee."
+    )
 
 
 def _told_by_over(part: Part) -> str:

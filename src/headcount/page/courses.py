@@ -5,13 +5,25 @@ As in `charts`, data never reach an expression.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .charts import Chart, Rows, finished, tip, values, where
-from .look import ORDERS
+from .look import LINES
 
 DASHES = ([1, 0], [7, 4], [2, 3])  # whole, dashed, dotted
 STROKES: Any = {"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5, "symbolOpacity": 1}
+SHAPES = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+)  # not as many as colours
+FEW = 6  # runs that can be told apart in whatever room
+MOST_ROOM = 1.5  # for intervals on each side, in times of what values span
 MOST_NAMED = 10  # entries of a legend; beyond it, some stand for those between them
 
 
@@ -25,10 +37,8 @@ def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, no
 
     methods = list(dict.fromkeys(row["line"] for row in means))
     thin = list(dict.fromkeys(row["line"] for row in orders))
-    colours = [f"theme:{ORDERS[n % len(ORDERS)]}" for n in range(len(methods))] + ["theme:muted"] * len(thin)
-    dashes = [DASHES[n // len(ORDERS) % 3] for n in range(len(methods))] + [DASHES[n % 3] for n in range(len(thin))]
-    names = [*methods, *thin]
-    legend = alt.Legend(columns=2, offset=34, **STROKES)
+    shapes = [SHAPES[n % len(SHAPES)] for n in range(len(methods))]
+    legend = alt.Legend(columns=2, offset=34, symbolSize=80, symbolStrokeWidth=1.5, symbolOpacity=1)
     ticks = sorted({0, of, *(row["kept"] for row in means)})
     x = alt.X(
         "kept:Q",
@@ -38,8 +48,9 @@ def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, no
         axis=alt.Axis(values=ticks, grid=False, labelOverlap="greedy"),
     )
     y = alt.Y("value:Q", title=metric, scale=alt.Scale(zero=False, nice=False, domain=_window(runs, base)))
-    colour = alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
-    dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend)
+    colour = alt.Color("line:N", scale=alt.Scale(domain=methods, range=_colours(methods)), legend=legend)
+    dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=methods, range=_dashes(methods)), legend=None)
+    shape = alt.Shape("line:N", scale=alt.Scale(domain=methods, range=shapes), legend=legend)
     whole = alt.Chart(values([{"value": base, "text": "whole model"}])).encode(y=y)
     each = alt.Chart(values(runs)).encode(x=x, y=y, color=colour)
     mean = alt.Chart(values(means)).encode(x=x, y=y, color=colour)
@@ -48,33 +59,59 @@ def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, no
         whole.mark_text(align="left", baseline="bottom", x=4, dy=-4, color="theme:muted").encode(text="text:N"),
     ]
     if orders:
-        drawn = alt.Chart(values(orders)).encode(x=x, y=y, color=colour)
-        layers.append(drawn.mark_line(strokeWidth=1.25, clip=True).encode(strokeDash=dash))
-        layers.append(drawn.mark_point(size=14, filled=True, opacity=0.9, clip=True).encode(tooltip=tip("text")))
+        drawn = alt.Chart(values(orders)).encode(x=x, y=y, color=alt.value("theme:muted"))
+        plain = alt.StrokeDash(
+            "line:N",
+            scale=alt.Scale(domain=thin, range=[DASHES[n % 3] for n in range(len(thin))]),
+            legend=alt.Legend(columns=3, offset=34, symbolStrokeColor="theme:muted", **STROKES),
+        )
+        layers.append(drawn.mark_line(strokeWidth=1.25, clip=True).encode(strokeDash=plain))
+        layers.append(
+            drawn.mark_point(size=14, filled=True, opacity=0.9, clip=True).encode(detail="line:N", tooltip=tip("text"))
+        )
     layers += [
         each.mark_rule(strokeWidth=1.5, clip=True).encode(
             y=alt.Y("low:Q", title=metric), y2="high:Q", opacity=_seen("datum.alone", 0.5)
         ),
         mean.mark_line(strokeWidth=2.5, clip=True).encode(strokeDash=dash),
         each.mark_point(size=30, filled=False, strokeWidth=1.5, clip=True).encode(
-            opacity=_seen("!datum.alone", 0.9), tooltip=tip("text")
+            shape=shape, opacity=_seen("!datum.alone", 0.9), tooltip=tip("text")
         ),
-        mean.mark_point(size=58, filled=True, opacity=1, clip=True).encode(tooltip=tip("text")),
+        mean.mark_point(size=70, filled=True, opacity=1, clip=True).encode(shape=shape, tooltip=tip("text")),
         each.mark_point(size=190, strokeWidth=2.5, filled=False, clip=True).encode(
             color=alt.value("theme:ink"), opacity=where("datum.removed === step && datum.track === track")
         ),
     ]
-    made = alt.layer(*layers).add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
-    words = f"{metric} against the number of {noun} kept by learned gates"
-    return finished(name, words + (", beside orders of removal" if orders else ""), made, 360)
+    made = alt.layer(*layers).resolve_scale(strokeDash="independent")
+    made = made.add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
+    words = f"{metric} against the number of {noun} kept"
+    chart = finished(name, words + (", beside orders of removal" if orders else ""), made, 360)
+    below = {"layout": {"top": {"direction": "vertical", "anchor": "start", "margin": 4}}}  # one legend under the other
+    chart.spec["config"]["legend"] |= below
+    return chart
 
 
 def _window(runs: Rows, base: float) -> list[float]:
-    """The values to show: those of models that were trained; what was only cut may lie far below, and leaves the chart."""
-    trained = [row["value"] for row in runs if not str(row["line"]).endswith("not recovered")]
-    shown = [base, *(trained or [row["value"] for row in runs])]
-    margin = 0.08 * (max(shown) - min(shown)) or 0.01 * abs(base) or 1.0
-    return [min(shown) - margin, max(shown) + margin]
+    """The values to show: those of models that were trained; what was only cut may lie far below, and leaves the chart.
+
+    Intervals that are drawn are in it, unless they would leave no room to tell many runs apart: then they are clipped.
+    """
+    trained = [row for row in runs if "not recovered" not in str(row["line"])] or list(runs)
+    shown = [base, *(row["value"] for row in trained)]
+    ends = [*shown, *(row[end] for row in trained if row["alone"] for end in ("low", "high"))]
+    room = max(shown) - min(shown)
+    beyond = MOST_ROOM * room if len(trained) > FEW else max(ends) - min(ends)
+    low, high = max(min(ends), min(shown) - beyond), min(max(ends), max(shown) + beyond)
+    margin = 0.08 * (high - low) or 0.01 * abs(base) or 1.0
+    return [low - margin, high + margin]
+
+
+def _colours(methods: Sequence[str]) -> list[str]:
+    return [f"theme:{LINES[n % len(LINES)]}" for n in range(len(methods))]
+
+
+def _dashes(methods: Sequence[str]) -> list[list[int]]:
+    return [DASHES[n // len(LINES) % 3] for n in range(len(methods))]
 
 
 def closing(name: str, rows: Rows, *, noun: str, of: int) -> Chart:
@@ -82,8 +119,7 @@ def closing(name: str, rows: Rows, *, noun: str, of: int) -> Chart:
     import altair as alt
 
     methods = list(dict.fromkeys(row["line"] for row in rows))
-    colours = [f"theme:{ORDERS[n % len(ORDERS)]}" for n in range(len(methods))]
-    dashes = [DASHES[n // len(ORDERS) % 3] for n in range(len(methods))]
+    colours, dashes = _colours(methods), _dashes(methods)
     legend = alt.Legend(columns=2, offset=34, **STROKES) if len(methods) > 1 else None
     made = (
         alt.Chart(values(rows))

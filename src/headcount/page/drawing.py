@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from .findings import Grid, index_of
+from .findings import Grid
+from .units import index_of
 
 CELL, GAP, TOP = 34, 4, 22  # of a map, in its own units; it scales to the width there is
 SMALLEST = 22  # pixels of a cell that a finger can choose; a map that would have smaller ones is scrolled

@@ -14,6 +14,8 @@ from ..errors import BadRun, HeadcountError
 from ..plans import Plan
 from ..results import Comparison
 from ..runs import RUN, Record, read
+from .telling import GATES, Place, differences, place_names, training_of
+from .units import by_place, in_order, kind_of, site_of, type_of
 
 KINDS = (
     *("prune", "learned", "curves", "over", "training", "scores", "ablation", "all-but-one", "transfer", "bench"),
@@ -53,16 +55,30 @@ class Effect(NamedTuple):
 class Lesson(NamedTuple):
     """What one run of learned gates came to: the units that are gone, and the model without them beside the whole one."""
 
-    label: str  # the method, and what tells it from another run of it
-    units: str
+    label: str  # the method, and what tells it from another training of it
+    place: Place  # what it can be compared with
     seed: str
     kept: int
-    of: int
     gone: tuple[str, ...]
     full: dict[str, Any]
     result: dict[str, Any]
     comparison: Comparison
     document: Document
+
+    @property
+    def units(self) -> str:
+        """What is kept and goes: heads, layers, ..."""
+        return self.place.units
+
+    @property
+    def of(self) -> int:
+        """How many units there were."""
+        return self.place.of
+
+    @property
+    def gated(self) -> bool:
+        """Whether gates learned what to keep; all other methods choose first."""
+        return self.document.data.get("method") in GATES
 
 
 class Grid(NamedTuple):
@@ -114,10 +130,13 @@ class Part:
         )  # those that were used first
         found = [_measured(one) for one in documents]
         once: dict[Any, Measured] = {}
-        for one in found:  # several runs may keep the same scores; of a learned method, the first run stands for all
-            learned = self.lesson_of(one.document)
+        for (
+            one
+        ) in found:  # several runs may keep the same scores; of a method that trains, the first run stands for all
+            run = self.lesson_of(one.document)
+            of = (one.by, tuple(one.values.items())) if run is None else (run.label if run.gated else one.by, run.place)
             if one.by != "random":
-                once.setdefault(learned.label if learned else (one.by, tuple(one.values.items())), one)
+                once.setdefault(of, one)
         return list(once.values()) or found[:1]
 
     @cached_property
@@ -125,9 +144,27 @@ class Part:
         """What every run of learned gates came to; runs of one method that differ in more than the seed are told apart."""
         return _told_apart([checked(one, lambda data, one=one: _lesson(data, one)) for one in self.of("learned")])
 
+    @cached_property
+    def places(self) -> dict[Place, list[Lesson]]:
+        """Learned runs that can be compared, in groups: the same units, reported on the same examples; most runs first."""
+        groups: dict[Place, list[Lesson]] = {}
+        for one in self.lessons:
+            groups.setdefault(one.place, []).append(one)
+        return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+    @cached_property
+    def place_names(self) -> dict[Place, str]:
+        """What to call each of them: its units, and what else tells it from the others."""
+        return place_names({place: _report_name(runs[0].document) for place, runs in self.places.items()})
+
     def lesson_of(self, document: Document) -> Lesson | None:
         """What the run of a document learned, if it did."""
         return next((one for one in self.lessons if one.document.run is document.run), None)
+
+    def scored_by(self, lesson: Lesson) -> frozenset[str]:
+        """The units that a learned run scored, which are those that it had gates for; none where it kept no scores."""
+        found = [one for one in self.of("scores") if one.run is lesson.document.run]
+        return frozenset(unit for one in found for unit in _measured(one).values)
 
     @cached_property
     def effects(self) -> list[tuple[Document, list[Effect]]]:
@@ -161,7 +198,7 @@ class Part:
             )
             grids.setdefault((kind, type_), {}).setdefault(site, []).append(unit)
         ordered = sorted(grids, key=lambda key: (_RANK.get(key[0], 9), _RANK.get(str(key[1]), 9)))
-        return [Grid(*key, {site: _sorted(grids[key][site]) for site in _by_place(grids[key])}) for key in ordered]
+        return [Grid(*key, {site: in_order(grids[key][site]) for site in by_place(grids[key])}) for key in ordered]
 
     def _sites(self) -> dict[str, tuple[str, str | None]]:
         out: dict[str, tuple[str, str | None]] = {}
@@ -236,35 +273,6 @@ def number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r:.40} is not a finite number")
     return float(value)
-
-
-def site_of(unit: str) -> str:
-    """The site of a unit: "decoder.3.cross:7" -> "decoder.3.cross"."""
-    return unit.rpartition(":")[0]
-
-
-def index_of(unit: str) -> str:
-    """The part after the site: an index, a range of neurons, or * for all of it."""
-    return unit.rpartition(":")[2]
-
-
-def kind_of(unit: str) -> str:
-    """What a unit is, by its name: heads are what is nothing else."""
-    site, index = site_of(unit), index_of(unit)
-    if index == "*":
-        return "whole"
-    if not index.isdecimal():
-        return "block"
-    last = site.split(".")[-1]
-    return "layer" if last == "layers" else "neuron" if last == "mlp" else "head"
-
-
-def type_of(site: str) -> str | None:
-    """The attention type of a site, by its name; a site that does not say is None."""
-    parts = site.split(".")
-    if "cross" in parts:
-        return "cross"
-    return next((part for part in parts if part in ("encoder", "decoder")), None)
 
 
 def units_of(plan: Any) -> list[str]:
@@ -384,51 +392,44 @@ def _lesson(data: dict[str, Any], one: Document) -> Lesson:
     full, result = (
         data[key] | {end: number(data[key][end]) for end in ("value", "low", "high")} for key in ("full", "learned")
     )
-    told = (str(data["label"]), str(data["units"]), str(data.get("seed", "")))
-    return Lesson(*told, of - len(gone), of, gone, full, result, comparison_of(data["comparison"]), one)
+    only = _dict(one.run.question.get("options")).get("only")
+    within = tuple(map(str, plain(only))) if isinstance(only, list) else ()
+    place = Place(report_set(one), str(full["metric"]), int(result["n"]), str(data["units"]), of, within)
+    told = (str(data["label"]), place, str(data.get("seed", "")), int(number(data.get("keep", of - len(gone)))))
+    return Lesson(*told, gone, full, result, comparison_of(data["comparison"]), one)
 
 
 def _told_apart(lessons: list[Lesson]) -> list[Lesson]:
-    """Where runs of one label have equal seeds, how they were trained tells them apart, or else their folders."""
-    for told in (_trained, lambda one, _: f" ({plain(one.document.run.folder.name)})"):
-        same: dict[Any, list[Lesson]] = {}
-        for one in lessons:
-            same.setdefault((one.label, one.seed, one.kept, report_set(one.document)), []).append(one)
-        unclear = {key[0] for key, group in same.items() if len(group) > 1}
-        among = {label: [one for one in lessons if one.label == label] for label in unclear}
-        lessons = [
-            one._replace(label=one.label + told(one, among[one.label])) if one.label in unclear else one
-            for one in lessons
-        ]
-    return lessons
-
-
-def _trained(one: Lesson, among: Sequence[Lesson]) -> str:
-    """What is not the same in how some runs were trained."""
-    recipes = [_dict(each.document.data.get("trained")) for each in among]
-    keys = [key for key in _dict(one.document.data.get("trained")) if key != "seed"]
-    unequal = [key for key in keys if len({repr(recipe.get(key)) for recipe in recipes}) > 1]
-    return "".join(f", {key} {one.document.data['trained'][key]}" for key in unequal)
+    """Runs of one label and place are told apart by how they were trained; where that is the same too, by their folders."""
+    same: dict[Any, list[int]] = {}
+    for n, one in enumerate(lessons):
+        same.setdefault((one.place, one.label), []).append(n)
+    out, seen = list(lessons), set[Any]()
+    for numbers in same.values():
+        documents = [lessons[n].document for n in numbers]
+        told = differences([training_of(one.data, one.run.question) for one in documents])
+        for n, words in zip(numbers, told, strict=True):
+            label = f"{lessons[n].label} ({words})" if words else lessons[n].label
+            made = (lessons[n].place, label, lessons[n].seed, lessons[n].kept)
+            again = f"{label} ({plain(lessons[n].document.run.folder.name)})"
+            out[n] = lessons[n]._replace(label=again if made in seen else label)
+            seen.add(made)
+    return out
 
 
 def report_set(document: Document) -> str:
     """What tells the examples that a run reports on from others."""
+    return str(_reported(document).get("fingerprint", ""))
+
+
+def _report_name(document: Document) -> str:
+    return str(plain(str(_reported(document).get("data", "other examples"))))
+
+
+def _reported(document: Document) -> dict[str, Any]:
     tasks = _dict(document.run.question.get("tasks"))
-    return str(_dict(tasks.get("report", tasks.get("data"))).get("fingerprint", ""))
+    return _dict(tasks.get("report", tasks.get("data")))
 
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _natural(text: str) -> list[tuple[int, int, str]]:
-    """A sort key under which 10 follows 9."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,9})", text)]
-
-
-def _sorted(units: list[str]) -> list[str]:
-    return sorted(units, key=lambda unit: _natural(index_of(unit)))
-
-
-def _by_place(sites: Mapping[str, Any]) -> list[str]:
-    return sorted(sites, key=_natural)

@@ -27,6 +27,7 @@ from .answers import lesson_groups, noun_of_curve
 from .charts import Chart
 from .findings import Document, Lesson, Part, checked, comparison_of, number, report_set, units_of
 from .sections import MICHEL, MOST_ROWS, Section
+from .telling import Place, place_names
 
 SOURCES = {
     "l0": "Voita et al. 2019; Louizos, Welling and Kingma 2018",
@@ -42,20 +43,25 @@ SOURCES = {
 def learned(part: Part) -> list[Section]:
     """Every set of runs that can be compared: the same units of the model, measured on the same examples."""
     out = []
-    for lessons in comparable(part):
-        first = lessons[0]
-        sets = str(first.document.data.get("sets", ""))
+    for place, lessons in part.places.items():
+        sets = str(lessons[0].document.data.get("sets", ""))
+        gated, chosen = any(one.gated for one in lessons), any(not one.gated for one in lessons)
         about = (
-            "Gates that learn which units to keep, beside the orders of removal that were measured on the same examples: "
-            "the higher a line, the better. A point is one run, with its 95 % interval; where there are several seeds, the "
-            "line goes through their mean and open circles are the seeds. Thin lines are curves without any training; they, "
-            "and what was not recovered, may leave the chart" + (f". {sets[:1].upper()}{sets[1:]}." if sets else ".")
+            f"Gates that learn which {place.units} to keep" if gated else f"Which {place.units} to keep, chosen first"
         )
+        about += ", beside runs that chose them first" if gated and chosen else ""
+        about += f": the {'higher' if lessons[0].comparison.higher_is_better else 'lower'}, the better. {how_to_read(lessons)}"
+        about += (
+            " Thin lines are curves without any training; they, and what was not recovered, may leave the chart."
+            if _curves(part, lessons)
+            else ""
+        )
+        about += f" {sets[:1].upper()}{sets[1:]}." if sets else ""
         methods = dict.fromkeys(str(one.document.data.get("method", "")) for one in lessons)
         source = "; ".join(SOURCES[name] for name in methods if name in SOURCES)
         table = Table(
             "learned",
-            f"{first.result['metric']} with learned gates, n = {first.result['n']}; whole model {result_text(first.full)}.",
+            f"{place.metric} by {place.units} kept, n = {place.n}; whole model {result_text(lessons[0].full)}.",
             _columns(lessons),
             tuple(_row(group) for group in _ordered(lessons)),
         )
@@ -64,32 +70,36 @@ def learned(part: Part) -> list[Section]:
             "a single run with the whole model and is not corrected for the number of runs.",
         )
         chart = learned_chart(part, lessons)
-        out.append(Section("learned", "Learned gates", about, source and f"{source}.", (chart,), (table,), notes))
+        title = f"{'Learned gates' if gated else 'Chosen first'}: {part.place_names[place]}"
+        out.append(Section("learned", title, about, source and f"{source}.", (chart,), (table,), notes))
     return out
 
 
-def comparable(part: Part) -> list[list[Lesson]]:
-    """Learned runs that belong on one chart, in the order of the documents."""
-    groups: dict[Any, list[Lesson]] = {}
-    for one in part.lessons:
-        key = (report_set(one.document), one.full["metric"], one.result["n"], one.units, one.of)
-        groups.setdefault(key, []).append(one)
-    return list(groups.values())
+def how_to_read(lessons: Sequence[Lesson]) -> str:
+    """What points, lines and axes of the chart mean."""
+    if _several(lessons):
+        points = "Lines go through the mean of the seeds, and open marks are the seeds."
+    else:
+        points = "A point is one run, with its 95 % interval; lines join runs of the same training."
+    return f"{points} The dashed line is the whole model. The axis of {lessons[0].units} is stretched at small numbers."
+
+
+def _several(lessons: Sequence[Lesson]) -> bool:
+    """Whether there are several seeds of anything: then they show the spread, and intervals would hide it."""
+    return any(len(group) > 1 for group in lesson_groups(lessons))
 
 
 def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
     """Learned runs and the curves of the same units on the same examples, in one chart."""
     runs, means = [], []
-    several = any(
-        len(group) > 1 for group in _ordered(lessons)
-    )  # then seeds show the spread, and intervals would hide it
+    several = _several(lessons)
     for group in _ordered(lessons):
         alone = len(group) == 1 and not several
         for one in group:
             text = f"{one.label}, {one.kept} kept, seed {one.seed}: {result_text(one.result)}; {_difference(one)}"
             place = {"line": one.label, "kept": one.kept, "alone": alone, "text": text}
             span = {key: one.result[key] for key in ("value", "low", "high")}
-            runs.append({**place, **span, "removed": len(one.gone), "track": maps.track_name(one, part.lessons)})
+            runs.append({**place, **span, "removed": one.of - one.kept, "track": maps.track_name(one, part)})
         found = [one.result["value"] for one in group]
         mean = sum(found) / len(found)
         text = runs[-1]["text"]
@@ -102,12 +112,18 @@ def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
         "learned",
         runs,
         means,
-        [row for document in part.of("curves") for row in checked(document, partial(_orders, document, part, lessons))],
+        _curves(part, lessons),
         metric=str(first.full["metric"]),
         noun=first.units,
         of=first.of,
         base=first.full["value"],
     )
+
+
+def _curves(part: Part, lessons: Sequence[Lesson]) -> list[dict[str, Any]]:
+    """The points of all curves that belong into the chart of these runs."""
+    found = part.of("curves")
+    return [row for document in found for row in checked(document, partial(_orders, document, part, lessons))]
 
 
 def _orders(document: Document, part: Part, lessons: Sequence[Lesson], data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -188,34 +204,40 @@ def _spread(found: Sequence[float]) -> tuple[float, float, float]:
 def gates(part: Part) -> list[Section]:
     """How the gates of every run closed while they learned, and what each run came to."""
     out = []
-    by_units: dict[tuple[str, int], list[Lesson]] = {}
-    for one in part.lessons:
-        by_units.setdefault((one.units, one.of), []).append(one)
-    for (noun, of), lessons in by_units.items():
+    groups: dict[Place, list[Lesson]] = {}
+    for one in part.lessons:  # on whichever examples
+        groups.setdefault(one.place._replace(examples="", n=0), []).append(one)
+    names = place_names(dict.fromkeys(groups, ""))
+    for place, lessons in groups.items():
         rows = []
         for one in lessons:
             rows += checked(one.document, partial(_history, one, charts.MOST_MARKS // len(lessons)))
+        noun, of = place.units, place.of
         chart = (courses.closing("gates", rows, noun=noun, of=of),) if rows else ()
         digits = digits_for(one.result["high"] - one.result["low"] for one in lessons)
         columns = (
-            *(Column("method"), Column("kept", whole, True), Column("seed", str, True)),
-            Column(str(lessons[0].full["metric"]), partial(fixed, digits=digits), True),
+            *(
+                Column("method"),
+                Column("kept", whole, True),
+                Column("seed", str, True),
+                Column("examples", whole, True),
+            ),
+            Column(place.metric, partial(fixed, digits=digits), True),
             *difference_columns([one.comparison for one in lessons]),
             *(Column("p", probability, True), Column("steps", whole, True), Column("penalty", three, True)),
             *(Column("open before the end", partial(fixed, digits=1), True), Column("run")),
         )
         cells = [checked(one.document, partial(_run_row, one)) for group in _ordered(lessons) for one in group]
-        table = Table("runs", f"Every run of learned gates on {of} {noun}.", columns, tuple(cells[:MOST_ROWS]))
+        table = Table("runs", f"Every run on {of} {noun}.", columns, tuple(cells[:MOST_ROWS]))
         about = (
             f"How many of the {of} {noun} are expected to be open at each step, a line per run. "
-            if rows
-            else "What each run came to. "
-        )
-        about += (
             "“Open before the end” is how many gates were open before the number was made exact: far from what is kept, and "
             "the choice had not settled; “penalty” is the price of an open gate at the end."
+            if rows
+            else "What each run came to."
         )
-        out.append(Section("gates", "How the gates closed", about, "", chart, (table,)))
+        title = f"{'How the gates closed' if rows else 'Every run'}: {names[place]}"
+        out.append(Section("gates", title, about, "", chart, (table,)))
     return out
 
 
@@ -230,7 +252,15 @@ def _history(one: Lesson, most: int, data: Mapping[str, Any]) -> list[dict[str, 
 def _run_row(one: Lesson, data: Mapping[str, Any]) -> tuple[Any, ...]:
     steps = (data.get("trained") or {}).get("steps")
     ends = [None if data.get(key) is None else number(data[key]) for key in ("penalty", "open")]
-    told = (one.label, one.kept, one.seed, one.result["value"], *in_points(one.comparison), one.comparison.p)
+    told = (
+        one.label,
+        one.kept,
+        one.seed,
+        one.place.n,
+        one.result["value"],
+        *in_points(one.comparison),
+        one.comparison.p,
+    )
     return (*told, None if steps is None else number(steps), *ends, one.document.run.folder.name)
 
 

@@ -24,6 +24,10 @@ PALETTES: dict[str, dict[str, str]] = {
         "accent": "#1c5d99",
         "accent2": "#12917e",
         "accent3": "#7a4fa3",
+        "accent4": "#b58a00",
+        "accent5": "#cc4f8d",
+        "accent6": "#4aa3df",
+        "accent7": "#6b7d1f",
         "warn": "#a3420d",
         "seq-low": "#eaf0f5",
         "seq-high": "#0d3b6e",
@@ -41,6 +45,10 @@ PALETTES: dict[str, dict[str, str]] = {
         "accent": "#7ab8ee",
         "accent2": "#3f9f8d",
         "accent3": "#c3a0ea",
+        "accent4": "#e3c04d",
+        "accent5": "#ee86b7",
+        "accent6": "#4f86d9",
+        "accent7": "#a9bd5a",
         "warn": "#f7ad75",
         "seq-low": "#222c38",
         "seq-high": "#a5d5ff",
@@ -50,6 +58,7 @@ PALETTES: dict[str, dict[str, str]] = {
     },
 }
 ORDERS = ("accent", "accent2", "accent3", "warn")  # colours of several orders in one chart
+LINES = (*ORDERS, "accent6", "accent4", "accent5", "accent7")  # and of many methods; their points differ in shape, too
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 FIGURE_WIDTH = 560
 

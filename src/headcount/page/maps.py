@@ -31,6 +31,7 @@ from .findings import (
     plain,
     units_of,
 )
+from .units import kind_of
 
 NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
 SCORED = (
@@ -144,7 +145,8 @@ def noun(units: Iterable[str], part: Part) -> str:
 def names_of(documents: Sequence[Document], plain_names: Sequence[str]) -> list[str]:
     """Names that tell documents apart: the plain ones if they do, else with the command, the data or the folder."""
     for told in (_nothing, _command, _data, _folder):
-        names = [name + told(one) for one, name in zip(documents, plain_names, strict=True)]
+        pairs = zip(documents, plain_names, strict=True)
+        names = [name + told(one) if plain_names.count(name) > 1 else name for one, name in pairs]
         if len(set(names)) == len(names):
             return names
     return [f"{name} #{n}" for n, name in enumerate(plain_names, 1)]
@@ -172,7 +174,10 @@ def _folder(document: Document) -> str:
 def score_names(part: Part) -> list[str]:
     """The names of the part's scores."""
     learned = [part.lesson_of(one.document) for one in part.scores]
-    names = [f"{it.label}, {it.kept} kept" if it else one.by for one, it in zip(part.scores, learned, strict=True)]
+    names = [
+        (f"{it.label}, {it.kept} kept" if it and it.gated else one.by) + (_among(it, part) if it else "")
+        for one, it in zip(part.scores, learned, strict=True)
+    ]
     return names_of([one.document for one in part.scores], names)
 
 
@@ -193,21 +198,26 @@ def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
 
 
 def learned_tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
-    """A track for each learned method and seed; unlike along an order, what is gone at one stop may be back at the next."""
+    """A track for each trained method and seed; unlike along an order, what is gone at one stop may be back at the next."""
     found: dict[tuple[str, int], list[Stop]] = {}
-    for one in part.lessons:
+    for one in (one for runs in part.places.values() for one in runs):
         detail = f"{difference_text(one.comparison)}, p = {probability(one.comparison.p)}"
         gone = sorted(numbers[unit] for unit in one.gone if unit in numbers)
         whole = Stop(0, [], result_text(one.full), "the whole model")
-        stops = found.setdefault((track_name(one, part.lessons), one.of), [whole])
-        stops.append(Stop(len(one.gone), gone, result_text(one.result), detail))
+        stops = found.setdefault((track_name(one, part), one.of), [whole])
+        stops.append(Stop(one.of - one.kept, gone, result_text(one.result), detail))
     return [Track(name, of, sorted(stops, key=lambda stop: stop.removed)) for (name, of), stops in found.items()]
 
 
-def track_name(one: Lesson, among: Sequence[Lesson]) -> str:
-    """The name of a learned method, with the seed where it has several."""
-    several = len({other.seed for other in among if other.label == one.label}) > 1
-    return f"{one.label}, seed {one.seed}" if several else one.label
+def track_name(one: Lesson, part: Part) -> str:
+    """The name of a trained method, with the seed where it has several, and its units where there are others."""
+    among = {other.seed for other in part.places[one.place] if other.label == one.label}
+    called = f", seed {one.seed}" if len(among) > 1 else ""
+    return one.label + called + _among(one, part)
+
+
+def _among(one: Lesson, part: Part) -> str:
+    return f" [{part.place_names[one.place]}]" if len(part.places) > 1 else ""
 
 
 def orders(part: Part, numbers: Mapping[str, int]) -> list[Track]:
@@ -367,10 +377,15 @@ def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
 
 
 def _kept(part: Part, units: Sequence[str]) -> Fact:
-    """In how many runs of learned gates each unit stayed."""
-    counts = {unit: sum(unit not in one.gone for one in part.lessons) for unit in units} if part.lessons else {}
-    runs = counted(len(part.lessons), "run")
-    return _texts("Kept by learned gates", units, {unit: f"in {count} of {runs}" for unit, count in counts.items()})
+    """In how many runs of learned gates each unit stayed, of those in which it had a gate of its own."""
+    runs = [(one, part.scored_by(one)) for one in part.lessons if one.gated]
+    texts = {}
+    for unit in units:
+        noun = NOUNS.get(kind_of(unit), "")
+        had = [one for one, gates in runs if noun in one.units.split(",") and (not gates or unit in gates)]
+        if had:
+            texts[unit] = f"in {sum(unit not in one.gone for one in had)} of {counted(len(had), 'run')}"
+    return _texts("Kept by gates that learned", units, texts)
 
 
 def _transfer_facts(part: Part, units: Sequence[str]) -> list[Fact]:
