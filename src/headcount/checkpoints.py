@@ -83,7 +83,9 @@ def may_be_written(target: Path, force: bool, keep: Iterable[Path] = (), only_mo
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not force:
-        raise BadCheckpoint(f"{target} exists and is not empty; choose another folder, or use force (--force) to replace it.")
+        raise BadCheckpoint(
+            f"{target} exists and is not empty; choose another folder, or use force (--force) to replace it."
+        )
     if only_models and not any((target / name).is_file() for name in ("config.json", RECORD)):
         raise BadCheckpoint(f"{target} is not a model folder, so it is not replaced; choose another folder.")
     places = [path.resolve() for path in keep if path.exists()]
