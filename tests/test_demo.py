@@ -19,7 +19,7 @@ from headcount.runs import read
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same walk on fewer examples, timed twice."""
-    fewer = {"--limit": "40", "--seconds": "0.1"}
+    fewer = {"--limit": "40", "--seconds": "0.1", "--steps": "2"}
 
     def short(folder: Path, walk: Any = demo.walk) -> list[list[str]]:
         out = []
@@ -28,6 +28,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             if kept[0] == "prune":  # too few examples for the real promise
                 kept += ["--limit", "160", "--step", "25%"]
                 kept[kept.index("--max-drop") + 1] = "60"
+            if kept[0] == "learn":
+                kept += ["--limit", "160"]
             if kept[0] == "curve":
                 kept += ["--random-seeds", "1", "--step", "50%"]
             out.append(kept)
@@ -44,7 +46,7 @@ def test_one_command_runs_everything_and_ends_with_a_page(small: None, tmp_path:
     assert done.exit_code == 0, done.output
     runs = {path.name: read(path) for path in (folder / "runs").iterdir()}
     assert set(runs) == {
-        *("score", "ablate", "all-but-one", "transfer", "curve", "prune", "bench"),
+        *("score", "ablate", "all-but-one", "transfer", "curve", "prune", "learn", "bench"),
         *("translator-score", "translator-ablate"),
     }
     assert all(run.finished for run in runs.values())

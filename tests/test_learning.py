@@ -589,3 +589,27 @@ def test_many_gates_are_drawn_in_no_time_and_sum_to_their_number() -> None:
     near = chosen.detach() * (1 - chosen.detach())
     by_hand = near / 0.5 * (slope - (near * slope).sum() / near.sum())
     assert torch.allclose(weights.grad, by_hand, atol=1e-9)
+
+
+def test_structured_dropout_of_heads_and_layers_keeps_a_share_of_each() -> None:
+    model = small.classifier(layers=6)
+    of = {"head": sum(len(site) for site in hc.find(model).heads), "layer": 6}
+    with hc.learning(model, "layerdrop", units="heads,layers", keep="20%", steps=2) as gates:
+        plan = gates.plan()
+    layers = sum(unit.site == "layers" for unit in plan)
+    assert (len(plan) - layers, layers) == (of["head"] - of["head"] // 5, 6 - 6 // 5)
+
+
+def test_a_weight_that_somebody_else_computes_is_still_there_afterwards() -> None:
+    from torch.nn.utils import prune
+
+    model = still(small.classifier())
+    writer = hc.find(model).heads[0].writer
+    prune.random_unstructured(writer, "weight", 0.5)  # the weight is an attribute now, set anew in every pass
+    batch = {"input_ids": small.texts(12)}
+    before = model(**batch).logits
+    with hc.learning(model, "subset", keep=12, steps=2) as gates:
+        assert torch.equal(model(**batch).logits, before)
+        gates.step()
+    assert torch.equal(model(**batch).logits, before)
+    assert "weight" in writer.__dict__

@@ -1,7 +1,9 @@
 """Numbers that multiply units while a model runs: `gated` and `closed`. Nothing is changed and nothing is left behind.
 
 A forward pre-hook on the writer multiplies its input, unit by unit, whatever kernel computed it; a layer's gate mixes
-what went into the layer with what came out. A gate of one changes nothing, a gate of zero is a closed unit.
+what went into the layer with what came out. A gate of one changes nothing, a gate of zero is a closed unit. Gates that
+change from step to step while the writer's weight trains are multiplied into a copy of the weight instead, where that is
+less work; what comes out is the same.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ def gated(
         yield dict(gates)
 
 
+SHADOWED = "headcount_shadowed"
 Live = Callable[[], Tensor]  # gates that change while the block is open: asked for whenever they are needed
 
 
@@ -191,11 +194,18 @@ def _shadow(site: Site, given: Tensor | Live, *_: Any) -> None:
     """Pre-hook of an attention that takes its writer's weight without calling it: gate the columns of the weight instead."""
     weight, gate = site.writer.weight, _now(given)
     columns = _columns(site, gate.to(weight.device, weight.dtype))
-    site.writer.__dict__["weight"] = weight * columns  # found before the parameter of the same name, which stays
+    own = site.writer.__dict__
+    own.setdefault(SHADOWED, own.get("weight"))  # what stood there before us, as old weight norms have it
+    own["weight"] = weight * columns  # found before the parameter of the same name, which stays
 
 
 def _unshadow(site: Site, *_: Any) -> None:
-    site.writer.__dict__.pop("weight", None)
+    own = site.writer.__dict__
+    if SHADOWED in own:
+        before = own.pop(SHADOWED)
+        own.pop("weight", None)
+        if before is not None:
+            own["weight"] = before
 
 
 def per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:

@@ -291,7 +291,7 @@ class Gates:
             inside = [(start, size) for start, size in zip(places, self.sizes, strict=True) if first <= start < last]
             lists = inside if any(size > 1 for _, size in inside) else [(first, last - first)]
             out[first:last] = 0
-            layers = any(part.kind == "layer" for part, _ in self._chosen)  # no stack of which can be empty
+            layers = self._chosen[places.index(first)][0].kind == "layer"  # no stack of which can be empty
             for (start, size), here in zip(lists, shares(keep, [size for _, size in lists], int(layers)), strict=True):
                 out[[start + one for one in subsets.every_other(size, here)]] = 1
         return out

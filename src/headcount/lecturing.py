@@ -292,7 +292,8 @@ def _show(
     lines += [f"full:    {full}", f"smaller: {after}", f"         {compared}", f"gone: {gone}"]
     lines += [f"left alone: {reason}" for _, reason in found.left_alone[:3]]
     if found.trained is not None:
-        lines.append(f"{found.trained.steps:,} steps in {found.trained.seconds:,.0f} s")
+        steps = found.trained.steps
+        lines.append(f"{steps:,} step{'s' * (steps != 1)} in {found.trained.seconds:,.0f} s")
     if output is not None:
         lines.append(f"smaller model: {output}")
     out.print("\n".join([*lines, f"run folder: {folder}"]), soft_wrap=True, markup=False)

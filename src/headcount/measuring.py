@@ -253,7 +253,7 @@ def curve(
 
         headcount curve my-translator --data val.de --target val.en --only cross --until-drop 1.0
 
-        headcount curve my-model --over my-model/checkpoints --data dev.tsv --score-data train.tsv
+        headcount curve my-model --over runs/training/checkpoints --data dev.tsv --score-data train.tsv
     """
     if over is not None and scores is not None:
         raise typer.BadParameter(

@@ -45,7 +45,7 @@ class Regimen:
     max_grad_norm: Annotated[float, flag("--max-grad-norm", help="Longer gradients are shortened to this.")] = 1.0
     freeze: Annotated[str, flag("--freeze", help="Parts that stay as they are, such as decoder; commas.")] = ""
     save_every: Annotated[
-        int | None, flag("--save-every", help="Steps between saves to resume from; else an epoch.")
+        int | None, flag("--save-every", help="Steps between saves to resume from; else two minutes.")
     ] = None
     teacher: Annotated[
         str | None, flag("--teacher", panel=WITH, metavar="FOLDER", help="A model to learn from as well.")
