@@ -284,3 +284,17 @@ def test_a_bypassed_attention_says_so() -> None:
     hc.cut(model, "1:*")
     assert "Bypass" in repr(model.bert.encoder.layer[1].attention)
     assert len(hc.find(model)["1"]) == 0
+
+
+def test_heads_of_a_model_that_makes_masks_for_a_fixed_number_of_them_are_refused() -> None:
+    from transformers import BertConfig, BertModel
+
+    class Spreading(BertModel):  # as EoMT does before each of its layers
+        def spread(self, mask: torch.Tensor) -> torch.Tensor:
+            return mask[:, None, ...].expand(-1, self.config.num_attention_heads, -1, -1)
+
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=8, vocab_size=9)
+    with pytest.raises(hc.Refused, match="attention masks"):
+        hc.cut(Spreading(config), "0:1")
+    hc.cut(Spreading(config), "0.mlp:1")
+    hc.cut(BertModel(config), "0:1")

@@ -51,6 +51,7 @@ _WIDTHS = r"(embed_dim|hidden_size|hidden_dim|d_model|channels?|num_channels|C|c
 _FIXED = r"self\.(hidden_size|hidden_dim|d_model|dim|embedding_size|q_dim|kv_dim|q_size|k_size)\b(?!\s*=)"
 _INSIDE = r"\.(?:view|reshape|split)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?"
 _RESHAPE = re.compile(f"{_INSIDE}(?:(?<![\\w.]){_WIDTHS}|{_FIXED})")
+_MASKS = re.compile(r"mask[^=\n]*\.expand\([^)]*config\.num_attention_heads")
 _DIVISION = re.compile(_WIDTHS + r"\s*//\s*(self\.)?(num_heads|num_attention_heads|n_heads|n_head|heads)\b")
 
 
@@ -86,7 +87,15 @@ def refusal(part: Site | Stack, anatomy: Anatomy, root: nn.Module) -> str | None
         return "its weights are quantised, grouped or packed in a way that cannot be sliced unit by unit"
     if _keys_and_values_differ(part):
         return "its keys and its values have different numbers of heads"
+    if part.kind == "head" and masks_every_head(type(root)):
+        return f"{type(root).__name__} makes attention masks for as many heads as its config names"
     return mixes_units(part)
+
+
+@cache
+def masks_every_head(kind: type) -> bool:
+    """Whether the code of a model spreads its attention mask over a fixed number of heads (EoMT)."""
+    return bool(_MASKS.search(source.text(kind)))
 
 
 def _keys_and_values_differ(site: Site) -> bool:
