@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import zoo
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -16,8 +18,11 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
 import headcount as hc
+from headcount import rules
 from headcount.tasks import Task
 
+WORDS = ["the", "film", "is", "good", "bad", "dull", "long", "short", "war", "love", "song"]
+WORDS += ["and", "not", "very", "about", "nobody"]
 CONTRASTIVE = ("clip", "siglip")  # every picture against every text: only the diagonal belongs to one example
 
 
@@ -196,3 +201,30 @@ def ran_json(*arguments: object) -> dict[str, Any]:
     done = ran(*arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
+
+
+def weather(count: int, seed: int, more: int = 4) -> list[tuple[str, str]]:
+    """Texts of five words, `more` of them of one kind, warm or cold, which is the label."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        kind, other = draw.sample(["warm", "cold"], 2)
+        words = [f"{one}{draw.randrange(6)}" for one in [kind] * more + [other] * (5 - more)]
+        draw.shuffle(words)
+        rows.append((" ".join(words), kind))
+    return rows
+
+
+WEATHER = [f"{kind}{number}" for kind in ("warm", "cold") for number in range(6)]
+
+
+def refuses(monkeypatch: pytest.MonkeyPatch, site: str) -> None:
+    """Let a site be one that cannot be cut."""
+    really = rules.refuse
+
+    def refuse(root: Any, anatomy: Any, plan: hc.Plan, scales: Any) -> None:
+        if site in plan.by_site():
+            raise hc.Refused(f"{site} cannot be cut exactly: it mixes heads; it can still be closed.")
+        really(root, anatomy, plan, scales)
+
+    monkeypatch.setattr(rules, "refuse", refuse)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import WORDS, word_tokenizer
 from small import ran as _run
 from small import ran_json as _json
-from small import word_tokenizer
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -29,25 +29,6 @@ from typer.testing import CliRunner
 import headcount as hc
 from headcount.cli import app
 from headcount.runs import read
-
-WORDS = [
-    "the",
-    "film",
-    "is",
-    "good",
-    "bad",
-    "dull",
-    "long",
-    "short",
-    "war",
-    "love",
-    "song",
-    "and",
-    "not",
-    "very",
-    "about",
-    "nobody",
-]
 
 
 def _sentences(count: int, seed: int = 0) -> list[str]:

@@ -14,31 +14,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import says
-from small import ran, ran_json, word_tokenizer
+from small import WORDS, ran, ran_json, word_tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
 import headcount as hc
 from headcount import checkpoints, studies
 from headcount.runs import Run, read
 
-WORDS = [
-    "the",
-    "film",
-    "is",
-    "good",
-    "bad",
-    "dull",
-    "long",
-    "short",
-    "war",
-    "love",
-    "song",
-    "and",
-    "not",
-    "very",
-    "about",
-    "nobody",
-]
 NAMES = ("epoch 9", "epoch 10", "epoch 011")  # by name, 10 would come before 9; a space is not for the name of a piece
 
 

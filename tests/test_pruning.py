@@ -26,7 +26,7 @@ from conftest import Fingerprint, says
 from safetensors.torch import load_file
 from small import ran as _run
 from small import ran_json as _json
-from small import word_tokenizer
+from small import refuses, word_tokenizer
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from typer.testing import CliRunner
 
@@ -406,14 +406,7 @@ def test_speed_is_measured_on_cut_models_and_the_mildest_fast_enough_is_taken(
 
 
 def test_what_cannot_be_cut_is_left_alone_and_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = choosing.rules.refuse
-
-    def refuse(root: Any, anatomy: Any, plan: hc.Plan, scales: Any) -> None:
-        if "1" in plan.by_site():
-            raise hc.Refused("1 cannot be cut exactly: it mixes heads; it can still be closed.")
-        really(root, anatomy, plan, scales)
-
-    monkeypatch.setattr(choosing.rules, "refuse", refuse)
+    refuses(monkeypatch, "1")
     choice = hc.choose(_model(place), remove="100%", score=_task(place, "train"))
     assert set(choice.plan.by_site()) == {"0", "2"}
     assert [site for site, _ in choice.left_alone] == ["1"]

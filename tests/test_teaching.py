@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import fields
 from functools import wraps
 from inspect import signature
@@ -14,7 +13,7 @@ import pytest
 import small
 import torch
 import zoo
-from small import ran, ran_json
+from small import WEATHER, ran, ran_json, weather
 from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel, MarianMTModel
 
@@ -245,24 +244,9 @@ def table(path: Path, columns: tuple[str, str], rows: list[tuple[Any, Any]]) -> 
     return path
 
 
-WORDS = [f"{kind}{number}" for kind in ("warm", "cold") for number in range(6)]
-
-
-def weather(count: int, seed: int) -> list[tuple[str, str]]:
-    """Texts of five words, most of them of one kind, which is the label."""
-    draw = random.Random(seed)
-    rows = []
-    for _ in range(count):
-        kind, other = draw.sample(["warm", "cold"], 2)
-        words = [f"{kind}{draw.randrange(6)}" for _ in range(4)] + [f"{other}{draw.randrange(6)}"]
-        draw.shuffle(words)
-        rows.append((" ".join(words), kind))
-    return rows
-
-
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    return encoder(tmp_path / "base", WORDS)
+    return encoder(tmp_path / "base", WEATHER)
 
 
 @pytest.fixture
@@ -308,7 +292,7 @@ def test_a_new_translator_learns_toy_pairs(pairs: Path, tmp_path: Path) -> None:
     first, last = told["history"][0]["loss"], told["history"][-1]["loss"]
     assert last < first / 10
     assert told["before"] is None
-    assert "(1 that are in both were not trained on)" in told["sets"]
+    assert "(1 that are in both were left out)" in told["sets"]
     model, tokenizer = hc.load(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     made = model.generate(**tokenizer([PAIRS[0][0], "nein"], return_tensors="pt", padding=True))
     assert tokenizer.batch_decode(made, skip_special_tokens=True) == [PAIRS[0][1], "no"]

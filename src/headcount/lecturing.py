@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import splits
-from .errors import BadData, BadPlan
+from .errors import BadPlan
 from .options import Given, Only, dialects_of, load_model, make_task, other_task, out, quieten, running
-from .regimen import Regimen, flag, held_out, is_main, own_device
+from .regimen import FRESH_RATE, Regimen, flag, held_out, is_main, kept_apart, own_device
 
 if TYPE_CHECKING:
     from .lessons import Learned
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 GATES, AFTER = "How gates learn", "After that"
 MOST_SHOWN = 600  # characters of a plan
-FRESH_RATE = 5e-4  # a learning rate for weights that begin at random
 
 
 def learn(
@@ -210,15 +208,8 @@ def _two_sets(
         train, report = (task.subset(some) for some in held_out(digests, given.seed, task.name, "--report-data"))
         return train, report, f"learned on {train.size} examples of {task.name}, reported on {report.size} others of it"
     report = other_task(name, model, given, report_data, limit)
-    unseen = splits.without(task, splits.digests(report))
-    if unseen is None:
-        raise BadData(f"All examples of {task.name} are in {report.name} too; learn and report on different ones.")
-    note = f" ({task.size - unseen.size} that are in both were not learned from)" if unseen.size < task.size else ""
-    return (
-        unseen,
-        report,
-        f"learned on {unseen.size} examples of {task.name}, reported on {report.size} of {report.name}{note}",
-    )
+    unseen, sets = kept_apart(task, report, "learned", "reported")
+    return unseen, report, sets
 
 
 def _measured(found: Learned, report: Task, full: Result, folder: Any, given: Given) -> tuple[Result, Comparison]:

@@ -16,8 +16,10 @@ from .options import Given, load_model, weights_of
 
 if TYPE_CHECKING:
     from .recipes import Recipe
+    from .tasks import Task
 
 HOW, WITH = "How to train", "With a teacher"
+FRESH_RATE = 5e-4  # a learning rate for weights that begin at random; Recipe's is for pretrained ones
 SHARE, MOST = 0.1, 2000  # of --data, set aside to measure on where no other data are given
 
 
@@ -32,9 +34,9 @@ class Regimen:
 
     epochs: Annotated[float, flag("--epochs", help="How often every example is seen.")] = 3.0
     steps: Annotated[int | None, flag("--steps", help="Steps of the optimiser, instead of --epochs.")] = None
-    lr: Annotated[float | None, flag("--lr", help="The highest learning rate; else 3e-5, 5e-4 for random weights.")] = (
-        None
-    )
+    lr: Annotated[
+        float | None, flag("--lr", help=f"The highest learning rate; else 3e-5, {FRESH_RATE:g} for random weights.")
+    ] = None
     batch_size: Annotated[int, flag("--batch-size", help="Examples per step, over all processes.")] = 32
     schedule: Annotated[str, flag("--schedule", help="linear, inverse-sqrt or constant.")] = "linear"
     warmup: Annotated[float, flag("--warmup", help="The share of the steps in which the rate rises.")] = 0.1
@@ -108,6 +110,15 @@ def held_out(examples: Sequence[bytes], seed: int, name: str, flag: str) -> tupl
             f"{len(examples)} examples of {name} are too few to set a tenth aside; give others to measure on with {flag}."
         )
     return rest, aside
+
+
+def kept_apart(task: Task, other: Task, done: str, measured: str) -> tuple[Task, str]:
+    """The task without what it shares with another, and a sentence that says which examples were used for what."""
+    unseen = splits.without(task, splits.digests(other))
+    if unseen is None:
+        raise BadData(f"All examples of {task.name} are in {other.name} too; give different ones to measure on.")
+    note = f" ({task.size - unseen.size} that are in both were left out)" if unseen.size < task.size else ""
+    return unseen, f"{done} on {unseen.size} examples of {task.name}, {measured} on {other.size} of {other.name}{note}"
 
 
 def is_main() -> bool:

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import splits
-from .errors import BadData
 from .options import Given, kind_of, make_task, other_task, out, placed, quieten, running
-from .regimen import Regimen, flag, held_out, is_main, own_device
+from .regimen import FRESH_RATE, Regimen, flag, held_out, is_main, kept_apart, own_device
 
 if TYPE_CHECKING:
     from .results import Result
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 NEW = "new-marian"
-FRESH_RATE = 5e-4  # a learning rate for weights that begin at random; Recipe's is for pretrained ones
 NEWS = f"Sizes of {NEW}"
 
 
@@ -193,11 +190,7 @@ def _lesson(
         sets = f"trained on {learned.size} examples of {task.name}, measured on {aside.size} others of it"
         return Lesson(subject, tokenizer, fresh, learned, aside, sets)
     dev = other_task(name, subject, given, dev_data, dev_limit, **others)
-    unseen = splits.without(task, splits.digests(dev))
-    if unseen is None:
-        raise BadData(f"All examples of {task.name} are in {dev.name} too; train and measure on different ones.")
-    note = f" ({task.size - unseen.size} that are in both were not trained on)" if unseen.size < task.size else ""
-    sets = f"trained on {unseen.size} examples of {task.name}, measured on {dev.size} of {dev.name}{note}"
+    unseen, sets = kept_apart(task, dev, "trained", "measured")
     return Lesson(subject, tokenizer, fresh, unseen, dev, sets)
 
 
