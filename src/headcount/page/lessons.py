@@ -225,7 +225,7 @@ def gates(part: Part) -> list[Section]:
             Column(place.metric, partial(fixed, digits=digits), True),
             *difference_columns([one.comparison for one in lessons]),
             *(Column("p", probability, True), Column("steps", whole, True), Column("penalty", three, True)),
-            *(Column("open before the end", partial(fixed, digits=1), True), Column("run")),
+            *(Column("open before the end", partial(fixed, digits=0), True), Column("run")),
         )
         cells = [checked(one.document, partial(_run_row, one)) for group in _ordered(lessons) for one in group]
         table = Table("runs", f"Every run on {of} {noun}.", columns, tuple(cells[:MOST_ROWS]))

@@ -183,9 +183,11 @@ def rankings(part: Part) -> list[Section]:
                 {"unit": unit, "rank": rank, "score": values[unit], **span, "gone": unit in part.removed, "text": text}
             )
         chart = charts.ranking("ranking", _thinned(rows), noun=noun, by=name)
-        about = (
-            f"Each point is one of the {len(rows)} {noun}; the higher, the more it matters. Lines reach two standard errors up "
-            "and down: where they overlap, the order is a toss-up."
+        about = f"Each point is one of the {len(rows)} {noun}; the higher, the more it matters. "
+        about += (
+            "Lines reach two standard errors up and down: where they overlap, the order is a toss-up."
+            if any(row["low"] < row["high"] for row in rows)
+            else "How sure the order is cannot be told from one run: compare seeds."
         )
         out.append(Section("ranking", f"The order by {name}", about, _criterion(one), (chart,), notes=_stability(one)))
     return out
