@@ -21,18 +21,31 @@ UNKNOWN = -1  # bytes that could not be measured
 
 def counted(model: nn.Module, batch: dict[str, Any]) -> tuple[int, int]:
     """The floating-point operations of one pass, two per multiply-add, and the bytes at its peak."""
+    if device_of(model).type == "cpu":
+        live = LiveBytes(model, batch)
+        with live, counting(model) as now:
+            model(**batch)
+            return sum(now().values()), live.most
+    with gpu_peak(model, batch) as peak, counting(model) as now:
+        model(**batch)
+        done = sum(now().values())
+    return done, peak[0]
+
+
+@contextmanager
+def counting(model: nn.Module) -> Iterator[Callable[[], dict[str, int]]]:
+    """Within the block operations are counted; gives a function that says how many of each kind there were so far."""
     counter = FlopCounterMode(display=False, custom_mapping=_more_formulas())
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole layer, which nobody counts
+
+    def now() -> dict[str, int]:
+        counts = counter.get_flop_counts().get("Global", {})
+        return {str(operation).rpartition(".")[2]: count for operation, count in counts.items()}
+
     try:
-        if device_of(model).type == "cpu":
-            live = LiveBytes(model, batch)
-            with _frozen(model), live, counter:
-                model(**batch)
-            return counter.get_total_flops(), live.most
-        with _frozen(model), gpu_peak(model, batch) as peak, counter:
-            model(**batch)
-        return counter.get_total_flops(), peak[0]
+        with _frozen(model), counter:
+            yield now
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
