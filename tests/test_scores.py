@@ -119,7 +119,7 @@ def test_plan_takes_the_least_important() -> None:
     scores = made(BOTH)
     assert str(hc.plan(scores, 2, only="encoder")) == "encoder.0:0-1"
     assert str(hc.plan(scores, "50%", only=["cross", "encoder"])) == "decoder.0.cross:0-1 encoder.0:0"
-    assert hc.plan(scores, 0.5, only="encoder").why == "the 2 of 4 units with the least test"
+    assert hc.plan(scores, 0.5, only="encoder").why == "the 2 of 4 units with the lowest scores by test"
     with says(hc.BadPlan, about="only 2 can go"):
         hc.plan(scores, 3, only="encoder", least=1)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from . import strategies
 from .ablation import ablate
 from .anatomy import Anatomy, Site, Stack
 from .dialects import Dialect
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 GRANULARITIES = ("example", "token", "batch", "signed")
 KINDS = {"heads": "head", "neurons": "neuron", "layers": "layer"}
+LOOKED_AT = {
+    "taylor": "loss",
+    "fisher": "loss",
+    "confidence": "attention",
+    "entropy": "attention",
+    "contribution": "layers",
+}  # instead of the metric
 BY_PAPER = "by paper"  # the normalisation that the criterion was published with
 
 
@@ -80,6 +88,9 @@ def score(
     - `confidence`, `entropy`: the mean largest attention weight (Voita et al. 2019), and minus the mean entropy.
     - `magnitude`: the l2 norm of all weights that belong to the unit. Needs no task.
     - `random`: uniform numbers from `seed`. Needs no task.
+    - `top`, `bottom`, `alternate`, `alternate-top`, `symmetric`: which layers go first by their place alone (Sajjad et
+      al. 2020). For layers, and without a task.
+    - `contribution`: 1 - the mean cosine of what goes into a layer and what comes out (ibid.). For layers.
 
     `normalize` divides by the l2 norm of each "layer" (each attention, each MLP), each "type", or "global"; by default
     as the criterion was published: per layer for `taylor`, not at all for the others. With a run, what is computed is
@@ -108,7 +119,7 @@ def score(
         "seed": seed if by == "random" else None,
     }
     line = "|".join(f"{key}:{value}" for key, value in said.items() if value is not None)
-    looked_at = {"taylor": "loss", "fisher": "loss", "confidence": "attention", "entropy": "attention"}.get(by)
+    looked_at = LOOKED_AT.get(by)
     about = type(unwrap(model)).__name__
     if task is not None:
         about = signature(model, task, **({"metric": looked_at} if looked_at else {}))
@@ -240,6 +251,26 @@ def _random(asked: _Asked) -> Scored:
     return np.random.default_rng(asked.seed).random(len(asked.units)), None
 
 
+def _by_place(name: str) -> Callable[[_Asked], Scored]:
+    def ranked(asked: _Asked) -> Scored:
+        return np.concatenate([strategies.ranks(name, len(stack)) for stack in _stacks(asked, name)]), None
+
+    return ranked
+
+
+def _contribution(asked: _Asked) -> Scored:
+    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
+    stacks = _stacks(asked, "contribution")
+    return _joined(asked, strategies.contributions(unwrap(asked.model), asked.anatomy, stacks, asked.data, **how))
+
+
+def _stacks(asked: _Asked, by: str) -> list[Stack]:
+    """The stacks that were asked about, or a sentence if other units were."""
+    if any(not isinstance(part, Stack) for part in asked.parts):
+        raise BadPlan(f"{by} is an order of layers; say units layers (--units layers), or score others by taylor.")
+    return [part for part in asked.parts if isinstance(part, Stack)]
+
+
 CRITERIA: dict[str, Callable[[_Asked], Scored]] = {
     "taylor": _taylor,
     "fisher": _fisher,
@@ -248,4 +279,7 @@ CRITERIA: dict[str, Callable[[_Asked], Scored]] = {
     "entropy": _attention("entropy", -1),
     "magnitude": _magnitude,
     "random": _random,
+    **{name: _by_place(name) for name in strategies.ORDERS},
+    "contribution": _contribution,
 }
+NEED_NO_DATA = ("magnitude", "random", *strategies.ORDERS, strategies.EVERY_OTHER)

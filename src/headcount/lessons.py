@@ -267,7 +267,7 @@ def _scored(
     """Scores of the units that may go, on some of the training examples."""
     some = task if task.size <= SCORED_ON else task.split(SCORED_ON / task.size, seed=seed)[0]
     found = score_units(model, some, by, units=units.split(","), seed=seed, run=run, dialects=rows)
-    return found.only(*(part.name for part, _ in chosen))
+    return found.at({part.name for part, _ in chosen})
 
 
 def _fewest(scores: Scores, chosen: Chosen, keep: int | float | str | None) -> Plan:

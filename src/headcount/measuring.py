@@ -79,10 +79,9 @@ def score(
 
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
     """
-    needs_data = by not in ("magnitude", "random")
-    subject, task = _ready(model, given, optional=not needs_data)
     from . import criteria
 
+    subject, task = _ready(model, given, optional=by in criteria.NEED_NO_DATA)
     tasks = {} if task is None else {"data": task}
     options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units}
     with running("score", model, subject, given, tasks, **options) as run:

@@ -98,30 +98,36 @@ def confidence_and_entropy(
     out = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
     with evaluating(root), torch.no_grad(), Bar("attention", total=task.size) as bar:
         for number, numbers in enumerate(task.batches(batch_size)):
-            arrays = runs.piece(run, f"{name}-patterns-{number:06d}", partial(_halved, root, sites, task, numbers))
+            compute = partial(halved, partial(_batch, root, sites, task), "attention", task, numbers)
+            arrays = runs.piece(run, f"{name}-patterns-{number:06d}", compute)
             for kind, by_site in out.items():
-                for name, array in by_site.items():
-                    array[list(numbers)] = arrays[f"{kind}.{name}"]
+                for site, array in by_site.items():
+                    array[list(numbers)] = arrays[f"{kind}.{site}"]
             bar.advance(len(numbers))
     return out
 
 
-def _halved(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-    """A batch, or its halves one after the other where memory runs out: probabilities grow with the square of length."""
+def halved(
+    compute: Callable[[Sequence[int]], dict[str, np.ndarray]], what: str, task: Task, numbers: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """What `compute` gives for a batch, or for its halves one after the other where memory runs out.
+
+    Attention probabilities grow with the square of the length.
+    """
     try:
-        return _batch(root, sites, task, numbers)
+        return compute(numbers)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         if len(numbers) == 1:
             raise OutOfMemory(
-                f"The attention of one example alone does not fit into memory ({task.describe(numbers[0])}): use a "
-                "shorter max_length, a smaller dtype or a larger device."
+                f"There is no memory for the {what} of one example alone ({task.describe(numbers[0])}): use a shorter "
+                "max_length, a smaller dtype or a larger device."
             ) from None
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     half = (len(numbers) + 1) // 2
-    parts = [_halved(root, sites, task, some) for some in (numbers[:half], numbers[half:])]
+    parts = [halved(compute, what, task, some) for some in (numbers[:half], numbers[half:])]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -73,6 +73,8 @@ def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, scales: Mapping[str, T
                 reason = "one of its matrices is tied to another module"
             if any(p.is_meta for p in held) and hasattr(part.writer, "_hf_hook"):
                 reason = "its weights are offloaded; load the model without offloading to cut it"
+        else:
+            reason = reason or "a scale cannot be folded into its output weights, which are packed or grouped"
         if reason is not None:
             raise Refused(f"{name} cannot be cut exactly: {reason}; it can still be closed.")
 

@@ -81,6 +81,13 @@ class Scores:
         if not keep:
             names = sorted({name for unit in self.units for name in self._names(unit) if not name[0].isdigit()})
             raise BadPlan(f"No unit scored here is {' or '.join(what)}; there are {', '.join(names[:8])}.")
+        return self._picked(keep)
+
+    def at(self, sites: Container[str]) -> Scores:
+        """The scores of the units of these sites and stacks, by their exact names."""
+        return self._picked([n for n, unit in enumerate(self.units) if unit.site in sites])
+
+    def _picked(self, keep: list[int]) -> Scores:
         samples = None if self.samples is None else self.samples[:, keep]
         return replace(self, units=tuple(self.units[n] for n in keep), raw=self.raw[keep], samples=samples)
 
@@ -232,7 +239,7 @@ def plan(scores: Scores, remove: float | int | str, *, least: int = 0, only: str
             f"I was asked to remove {count} of {len(chosen)} units, and with at least {least} left per site only "
             f"{len(order)} can go; remove fewer."
         )
-    return Plan(frozenset(order[:count]), f"the {count} of {len(chosen)} units with the least {scores.by}")
+    return Plan(frozenset(order[:count]), f"the {count} of {len(chosen)} units with the lowest scores by {scores.by}")
 
 
 def how_many(amount: float | int | str, of: int) -> int:
