@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from . import __version__, benching, lecturing, measuring, reporting, shipping, teaching
+from . import __version__, benching, lecturing, measuring, raffling, reporting, shipping, teaching
 from .errors import BadPlan, HeadcountError
 from .options import dialects_of, out, quieten, with_data
 
@@ -204,6 +204,7 @@ app.command()(reporting.report)
 app.command()(with_data(shipping.prune))
 app.command()(with_data(teaching.train))
 app.command()(with_data(lecturing.learn))
+app.command()(with_data(raffling.lottery))
 for command in (measuring.evaluate, measuring.score, measuring.ablate, measuring.transfer, measuring.curve):
     app.command()(with_data(command))
 

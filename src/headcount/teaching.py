@@ -176,7 +176,7 @@ def _lesson(
         subject, tokenizer, apart = _new(given, sizes, dev_data is None)
         fresh, others = True, {"tokenizer": tokenizer}
     else:
-        subject, fresh = _old(name, given, new_head)
+        subject, fresh = with_labels(name, given, new_head)
         tokenizer, others = None, {}
         if scratch:
             subject, fresh = building.reborn(subject, given.seed), True
@@ -214,7 +214,7 @@ def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any,
     return model, tokenizer, apart
 
 
-def _old(name: str, given: Given, new_head: bool) -> tuple[Any, bool]:
+def with_labels(name: str, given: Given, new_head: bool) -> tuple[Any, bool]:
     """The model of a folder, with a head for the labels of the data if its task has labels; and whether that is new."""
     import torch
 
