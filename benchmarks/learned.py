@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing as mp
-import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
+
+from jobs import Job, run_all, split_words
 
 ARMS = {
     "l0": "--method l0",
@@ -35,7 +33,7 @@ ARMS = {
 }
 
 
-def jobs_of(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
+def jobs_of(args: argparse.Namespace) -> list[Job]:
     """Names and words of all commands; what needs no seed runs once."""
     own = dict(text.split("=", 1) for text in args.arm)
     arms = {**{name: ARMS[name] for name in args.arms.split(",") if name}, **own}
@@ -49,27 +47,6 @@ def jobs_of(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
                 words_of = ["learn", args.model, *args.rest, "--keep", keep, "--seed", seed, *flags]
                 out.append((folder, [*words_of, "--run", str(Path(args.output) / folder), "--quiet"]))
     return out
-
-
-def work(queue: Any, done: Any) -> None:
-    """Take commands from the queue until there are none."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    import torch
-
-    torch.set_num_threads(1)
-    from headcount.cli import app
-
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    while (job := queue.get()) is not None:
-        name, words = job
-        start = time.perf_counter()
-        try:
-            app(words, standalone_mode=False)
-            for state in Path(words[words.index("--run") + 1]).glob("*-state.safetensors"):
-                state.unlink()  # only of use while the command runs
-            done.put((name, time.perf_counter() - start, ""))
-        except BaseException as error:
-            done.put((name, time.perf_counter() - start, f"{type(error).__name__}: {error}"))
 
 
 def table(folder: Path) -> str:
@@ -107,24 +84,10 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--arms", default=",".join(ARMS), help="which of the arms above")
     parser.add_argument("--arm", action="append", default=[], help="another one: NAME=FLAGS")
     parser.add_argument("--workers", type=int, default=2)
-    split = list(words).index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:split])
-    args.rest = list(words[split + 1 :])
-    context = mp.get_context("spawn")
-    queue, done = context.Queue(), context.Queue()
-    jobs = jobs_of(args)
-    for job in [*jobs, *[None] * args.workers]:
-        queue.put(job)
-    workers = [context.Process(target=work, args=(queue, done), daemon=True) for _ in range(args.workers)]
-    start = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for number in range(len(jobs)):
-        name, seconds, problem = done.get()
-        print(
-            f"{number + 1}/{len(jobs)} {time.perf_counter() - start:6.0f} s  {name} {seconds:.0f} s {problem}",
-            flush=True,
-        )
+    own, rest = split_words(words)
+    args = parser.parse_args(own)
+    args.rest = rest
+    run_all(jobs_of(args), args.workers)
     print("\n" + table(Path(args.output)))
 
 

@@ -290,6 +290,216 @@ def prune(order: Sequence[Unit], removed: int, sites: Sites = CLASSIFIER) -> dic
     }
 
 
+BERT = {str(n): ("head", "encoder", 12) for n in range(12)} | {f"{n}.mlp": ("neuron", None, 3072) for n in range(12)}
+
+
+def structured(
+    widths: Mapping[str, int], deleted: Sequence[int] = (), sites: Sites = BERT, **other: Any
+) -> dict[str, Any]:
+    """What `prune` wrote that left so many units of each site and deleted some layers: a budget, tuned and recovered."""
+    left = {name: widths.get(name, site[2]) for name, site in sites.items()}
+    gone = {Unit(name, n) for name, site in sites.items() for n in range(left[name], site[2])}
+    plan = Plan(frozenset(gone | {Unit("layers", n) for n in deleted}), "least for their cost first")
+    depth = sum(site[0] == "head" for site in sites.values())
+    numbers = [int(name.split(".")[0]) for name in sites]
+    structure = [
+        {
+            "name": name,
+            "kind": site[0],
+            "type": site[1],
+            "layer": n,
+            "units": site[2],
+            "left": 0 if n in deleted else left[name],
+        }
+        for n, (name, site) in zip(numbers, sites.items(), strict=True)
+    ]
+    fits = [
+        {"name": one["name"], "error": 0.05 + 0.02 * n, "tuned": (0.05 + 0.02 * n) * (0.6 if n % 4 else 1.0)}
+        | {"low": 0.71, "high": 1.4 + n / 100, "used": bool(n % 4)}
+        for n, one in enumerate(one for one in structure if one["left"])
+    ]
+    budget = {
+        "what": "flops",
+        "asked": "50%",
+        "whole": 22.4e9,
+        "allowed": 11.2e9,
+        "predicted": 11.15e9,
+        "measured": 11.12e9,
+    }
+    places = [
+        {"name": name, "units": sites[name][2], "left": left[name], "manner": "slim", "parameters": 100 * len(ids)}
+        for name, ids in plan.by_site().items()
+        if name in sites
+    ]
+    units = "heads,neurons,layers" if deleted else "heads,neurons"
+    return {
+        **prune(list(plan), 1, {unit.site: ("head", None, 1) for unit in plan}),
+        "how": {"kind": "flops", "value": "50%"},
+        "sentence": "Half of the FLOPs are gone: accuracy went from 0.900 to 0.894 on 150 examples.",
+        "units": units,
+        "guarantee": None,
+        "order": [],
+        "plan": plan.to_json(),
+        "removed": len(plan),
+        "of": sum(site[2] for site in sites.values()) + (depth if deleted else 0),
+        "sites": places,
+        "structure": structure,
+        "layers": [{"name": "layers", "units": depth, "gone": list(deleted)}],
+        "budget": {**budget, "multiples": {"head": 1, "neuron": 16}},
+        "flops": [22_400_000_000, 11_120_000_000],
+        "tuned": {"examples": 300, "positions": 8000, "sites": fits},
+        "rearranged": 31,
+        "recovered": {"before": 0.871, "epochs": 1.0, "examples": 5000, "distilled": True, "steps": 156},
+        **other,
+    }
+
+
+def lottery(
+    tasks: Sequence[str] = ("SST-2", "QNLI", "RTE"),
+    seeds: Sequence[int] = (0, 1, 2),
+    sites: Sites | None = None,
+    magnitude: bool = True,
+) -> dict[str, Any]:
+    """A lottery in which units survive by the luck of a draw; all summaries are numpy's."""
+    if sites is None:
+        sites = {f"{n}": ("head", "encoder", 12) for n in range(6)} | {f"{n}.mlp": ("mlp", None, 1) for n in range(6)}
+    drawn = np.random.default_rng(5)
+    luck = {name: drawn.uniform(0.2, 1.0, site[2]) for name, site in sites.items()}
+    kinds = {
+        "heads": [n for n, s in sites.items() if s[0] == "head"],
+        "mlps": [n for n, s in sites.items() if s[0] == "mlp"],
+    }
+    of = {kind: sum(sites[name][2] for name in names) for kind, names in kinds.items()}
+    draws, masks = [], {}
+    for place, task in enumerate(tasks):
+        for seed in seeds:
+            alive = {name: drawn.random(site[2]) < luck[name] for name, site in sites.items()}
+            masks[task, seed] = {
+                kind: np.concatenate([alive[n] for n in names]) for kind, names in kinds.items() if names
+            }
+            full = 0.92 - 0.09 * place + 0.002 * seed
+            left = {kind: int(mask.sum()) for kind, mask in masks[task, seed].items()} | {
+                k: 0 for k, n in kinds.items() if not n
+            }
+            draws.append(
+                _draw(task, seed, full, left, of, magnitude)
+                | {"alive": {n: np.flatnonzero(a).tolist() for n, a in alive.items()}}
+            )
+    several = len(seeds) > 1
+
+    def spread(values: Any, axis: int = 0) -> Any:
+        return np.std(values, axis, ddof=1).tolist() if several else None
+
+    survivors = {}
+    for name, site in sites.items():
+        counted = [
+            np.sum([np.isin(np.arange(site[2]), d["alive"][name]) for d in draws if d["seed"] == seed], axis=0)
+            for seed in seeds
+        ]
+        survivors[name] = {"mean": np.mean(counted, 0).tolist(), "sd": spread(counted)}
+    overlap = {}
+    for kind in (kind for kind, names in kinds.items() if names):
+        both = [[[int((masks[a, s][kind] & masks[b, s][kind]).sum()) for b in tasks] for a in tasks] for s in seeds]
+        overlap[kind] = {"mean": np.mean(both, 0).tolist(), "sd": spread(both)}
+    agreement = []
+    for n, task in enumerate(tasks):
+        for kind in overlap:
+            rows = np.array([masks[task, seed][kind] for seed in seeds])
+            size = {"mean": float(rows.sum(1).mean()), "sd": spread(rows.sum(1))}
+            known = (
+                {"kappa": 0.21 + n / 50, "q": 3.1 + n, "p": 0.21 / (n + 1)}
+                if several
+                else dict.fromkeys(("kappa", "q", "p"))
+            )
+            agreement.append({"task": task, "kind": kind, **known, "in_all": int(rows.all(0).sum()), "size": size})
+    return {
+        "format": 1,
+        "model": "all-MiniLM-L6-v2",
+        "class": "BertForSequenceClassification",
+        "threshold": 0.9,
+        "step": 0.1,
+        "seeds": list(seeds),
+        "recipe": {"epochs": 3.0, "lr": 2e-5},
+        "tasks": [
+            {"name": task, "metric": "accuracy", "higher_is_better": True, "majority": 0.51 + n / 100}
+            | {
+                "sets": f"trained on 4000 examples of {task}/train.tsv, chosen on 400, reported on 872 of {task}/dev.tsv"
+            }
+            for n, task in enumerate(tasks)
+        ],
+        "sites": [
+            {"name": name, "kind": site[0], "type": site[1], "layer": n, "units": site[2]}
+            for n, (name, site) in enumerate(sites.items())
+        ],
+        "draws": draws,
+        "survivors": survivors,
+        "overlap": overlap,
+        "agreement": agreement,
+        "table": _lottery_table(tasks, draws, several, magnitude),
+        "sentence": "Good sub-networks, retrained, come within a point of the full model; bad ones come close, too.",
+        "versions": {"headcount": "0.1.0"},
+    }
+
+
+def _draw(task: str, seed: int, full: float, left: Any, of: Any, magnitude: bool) -> dict[str, Any]:
+    """One search: the score falls from step to step, and the last of each phase is taken back."""
+    worth = {
+        ("good", "pruned"): 0.035,
+        ("good", "retrained"): 0.006,
+        ("random", "pruned"): 0.17,
+        ("random", "retrained"): 0.03,
+    }
+    worth |= {("bad", "pruned"): 0.31, ("bad", "retrained"): 0.04}
+    steps, count = [], 5
+    for n in range(1, count + 1):
+        heads, mlps = (round(of[k] + (left[k] - of[k]) * n / count) for k in ("heads", "mlps"))
+        steps.append({"phase": 1, "heads": heads, "mlps": mlps, "value": full - 0.015 * n, "kept": True})
+    steps.append(
+        {"phase": 1, "heads": max(0, left["heads"] - 5), "mlps": left["mlps"], "value": full * 0.86, "kept": False}
+    )
+
+    def networks(size: dict[str, Any], more: float) -> list[dict[str, Any]]:
+        made = []
+        for n, ((what, how), lost) in enumerate(worth.items()):
+            value = full - lost - more - 0.003 * seed * (n + 1)
+            told = {"what": what, "how": how, **size, "value": value, "n": 872}
+            made.append({**told, "comparison": comparison(full, value, 0.01 * (n + 1), n=872)})
+        return made
+
+    other = {"left": 0.34 - seed / 100, "networks": networks({"left": 0.34 - seed / 100}, 0.01)}
+    other["steps"] = [{"left": 1 - n / 10, "value": full - 0.012 * n, "kept": n < 7} for n in range(1, 8)]
+    return {
+        "task": task,
+        "seed": seed,
+        "full": {"select": full, "report": full - 0.01},
+        "left": left,
+        "of": of,
+        "parameters": [22_000_000, 15_000_000 + seed],
+        "steps": steps,
+        "networks": networks({"heads": left["heads"], "mlps": left["mlps"]}, 0.0),
+        "magnitude": other if magnitude else None,
+    }
+
+
+def _lottery_table(tasks: Sequence[str], draws: Sequence[Any], several: bool, magnitude: bool) -> list[dict[str, Any]]:
+    rows = []
+    for task in tasks:
+        own = [draw for draw in draws if draw["task"] == task]
+        groups = {("structured", "full", "whole"): [draw["full"]["report"] for draw in own]}
+        for draw in own:
+            for kind, found in (
+                ("structured", draw["networks"]),
+                ("magnitude", (draw["magnitude"] or {}).get("networks", ())),
+            ):
+                for one in found:
+                    groups.setdefault((kind, one["what"], one["how"]), []).append(one["value"])
+        for (kind, what, how), values in groups.items():
+            sd = float(np.std(values, ddof=1)) if several else None
+            told = {"task": task, "kind": kind, "what": what, "how": how, "mean": float(np.mean(values)), "sd": sd}
+            rows.append({**told, "seeds": len(values)})
+    return rows
+
+
 def folder(
     path: Path,
     command: str,

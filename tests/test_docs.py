@@ -23,7 +23,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from headcount import criteria, kinds, stats
+from headcount import criteria, kinds, stats, strategies
 from headcount.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +94,7 @@ def test_every_command_of_a_page_parses(name) -> None:
         assert command is not None, line
         with command.make_context(verb, rest) as context:  # an unknown flag or a missing argument is a UsageError
             chosen = context.params.get("by") or ""
-        assert set(filter(None, chosen.split(","))) <= set(criteria.CRITERIA), line
+        assert set(filter(None, chosen.split(","))) <= {*criteria.CRITERIA, strategies.EVERY_OTHER}, line
 
 
 def test_there_are_commands_and_programs_to_test() -> None:

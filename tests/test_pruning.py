@@ -15,7 +15,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertFor
 from typer.testing import CliRunner
 
 import headcount as hc
-from headcount import cards, choosing, pruning, shipping, splits
+from headcount import budgeting, cards, choosing, latencies, portions, pruning, splits
 from headcount.cli import app
 from headcount.options import Given
 from headcount.runs import read
@@ -90,7 +89,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speed is measured in tests/test_speed.py; here twice is enough."""
     from headcount import speed
 
-    for module in (pruning, choosing):
+    for module in (pruning, budgeting, latencies):
         monkeypatch.setattr(module, "bench", lambda *models, **asked: speed.bench(*models, **{**asked, "repeats": 2}))
 
 
@@ -243,8 +242,8 @@ def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_p
 # -- three sets that never meet ------------------------------------------------------------------------------------------
 
 
-def _sets(place: Path, given: Given, needs: tuple[bool, bool], *others: Any) -> shipping.Sets:
-    return shipping._sets(str(place / "classifier"), _model(place), given, needs, others)
+def _sets(place: Path, given: Given, needs: tuple[bool, bool], *others: Any) -> portions.Sets:
+    return portions.sets_of(str(place / "classifier"), _model(place), given, needs, others)
 
 
 def test_sets_share_no_example_whatever_files_are_given(place: Path, tmp_path: Path) -> None:
@@ -380,29 +379,6 @@ def test_the_sentence_says_which_way_a_metric_goes_and_when_more_was_lost_than_p
 
 
 # -- how much ------------------------------------------------------------------------------------------------------------
-
-
-def test_speed_is_measured_on_cut_models_and_the_mildest_fast_enough_is_taken(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-
-    def bench(models: dict[str, Any], **_: Any) -> Any:
-        gone = len(hc.removed(models["smaller"]))
-        tried.append(gone)
-        return SimpleNamespace(rows=[None, SimpleNamespace(ratio_low=1 + 0.04 * gone, ratio=1.02 + 0.04 * gone)])
-
-    monkeypatch.setattr(choosing, "bench", bench)
-    model, score = _model(place), _task(place, "train")
-    kept = Fingerprint(model)
-    choice = hc.choose(model, speedup=1.23, score=score, step=1)
-    assert len(choice.plan) == 6  # 1 + 0.04 * 6 is the first of at least 1.23
-    assert len(tried) < 7, "halving, not one after the other"
-    assert not kept.changed()
-    with says(hc.NotShown, about="ran 1.50 times as fast here"):
-        hc.choose(model, speedup=2.0, score=score, step=1)
-    with says(hc.BadPlan, about="factor above 1"):
-        hc.choose(model, speedup=0.5, score=score)
 
 
 def test_what_cannot_be_cut_is_left_alone_and_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ _HOME = {
     "curve": "curves",
     "Curve": "curves",
     "Point": "curves",
+    "Budget": "budgeting",
     "Choice": "choosing",
     "choose": "choosing",
     "Guarantee": "guarantee",
@@ -78,6 +79,9 @@ _HOME = {
     "Recipe": "recipes",
     "Trained": "training",
     "train": "training",
+    "Lot": "lotteries",
+    "Lottery": "agreement",
+    "lottery": "lotteries",
     "Learned": "lessons",
     "learn": "lessons",
     "trainer_callback": "callbacks",
@@ -100,6 +104,7 @@ __all__ = [
     "BadPlan",
     "BadRun",
     "Bench",
+    "Budget",
     "CheckFailed",
     "Choice",
     "Comparison",
@@ -109,6 +114,8 @@ __all__ = [
     "Guarantee",
     "HeadcountError",
     "Learned",
+    "Lot",
+    "Lottery",
     "Metric",
     "NotFinite",
     "NotFound",
@@ -148,6 +155,7 @@ __all__ = [
     "learning",
     "legalize",
     "load",
+    "lottery",
     "measure",
     "new_translator",
     "own_task",
@@ -169,7 +177,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .ablation import Ablation, OneHead, Transfer, ablate, ablate_all_but_one, transfer
+    from .agreement import Lottery
     from .anatomy import Anatomy, Site, Stack
+    from .budgeting import Budget
     from .building import new_translator, reborn
     from .callbacks import trainer_callback
     from .checkpoints import load, save, skeleton
@@ -198,6 +208,7 @@ if TYPE_CHECKING:
     from .kinds import task
     from .learners import Gates, learning
     from .lessons import Learned, learn
+    from .lotteries import Lot, lottery
     from .metrics import Metric
     from .plans import Plan, Unit, legalize
     from .pricing import Price, parameters_removed, prices

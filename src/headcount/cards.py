@@ -11,9 +11,10 @@ from typing import Any
 from .guarantee import unit_of
 from .plans import Plan
 from .results import Comparison
-from .tables import Column, Table, bytes_text, digits_for, markdown_text
+from .tables import Column, Table, bytes_text, counted, digits_for, flops_text, markdown_text, seconds_text, whole
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
+BUDGETS = {"flops": "FLOPs", "params": "parameters", "time": "time"}
 PIPELINES = {
     "classification": "text-classification",
     "regression": "text-classification",
@@ -43,6 +44,72 @@ def card(found: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def amount_text(what: str, amount: float) -> str:
+    """What a budget counts: FLOPs, parameters or seconds."""
+    if what == "params":
+        return f"{whole(amount)} parameters"
+    return flops_text(amount) if what == "flops" else seconds_text(amount)
+
+
+def asked_text(budget: Mapping[str, Any]) -> str:
+    """What a budget was asked for: "50% of the FLOPs", "2 times as fast"."""
+    asked, what = budget["asked"], str(budget["what"])
+    if what == "time" and not isinstance(asked, str):
+        return f"{asked:g} times as fast"
+    return f"{asked if isinstance(asked, str) else f'{asked:g}'} of the {BUDGETS.get(what, what)}"
+
+
+def counts(found: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Units before and after by what they are; all of them together where `prune` chose among one kind."""
+    kinds, structure = [one.strip() for one in str(found["units"]).split(",")], found.get("structure") or ()
+    if len(kinds) < 2 or not structure:
+        return [(str(found["units"]), found["of"], found["of"] - found["removed"])]
+    out = []
+    for noun in kinds:
+        if noun == "layers":
+            pairs = [(one["units"], one["units"] - len(one["gone"])) for one in found.get("layers") or ()]
+        else:
+            pairs = [(one["units"], one["left"]) for one in structure if one["kind"] == noun.removesuffix("s")]
+        out.append((noun, sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)))
+    return out
+
+
+def steps_told(found: Mapping[str, Any]) -> list[str]:
+    """What was done beyond choosing and cutting, a sentence for each: the budget, exchanges, tuning, recovery."""
+    out = []
+    if budget := found.get("budget"):
+        shown = {key: amount_text(budget["what"], budget[key]) for key in ("whole", "allowed", "predicted")}
+        measured = budget.get("measured")
+        end = "" if measured is None else f", {amount_text(budget['what'], measured)} measured"
+        out.append(
+            f"Budget: {asked_text(budget)}, of {shown['whole']}: {shown['allowed']} allowed, {shown['predicted']} "
+            f"predicted{end}."
+        )
+    if found.get("rearranged"):
+        out.append(
+            f"Rearranged: {counted(found['rearranged'], 'unit')} changed places with others of the same site, because units "
+            "that go together cost other than the sum of each alone."
+        )
+    if tuned := found.get("tuned"):
+        used = [site for site in tuned["sites"] if site["used"]]
+        fell = ""
+        if used:
+            before, after = (sum(site[key] for site in used) / len(used) for key in ("error", "tuned"))
+            fell = f", where the squared error of what they write fell from {before:.1%} to {after:.1%} on average"
+        out.append(
+            f"Tuned by least squares on {counted(tuned['examples'], 'example')}, without training: {len(used)} of "
+            f"{counted(len(tuned['sites']), 'site')}{fell}."
+        )
+    if recovered := found.get("recovered"):
+        how = "distilled from the whole model" if recovered.get("distilled") else "trained on the labels"
+        metric, after = found["before"]["metric"], found["after"]["value"]
+        out.append(
+            f"Recovered in {counted(recovered['epochs'], 'epoch')} over {whole(recovered['examples'])} examples "
+            f"({counted(recovered['steps'], 'step')}, {how}): {metric} was {recovered['before']:.4f} as cut, and is {after:.4f}."
+        )
+    return out
+
+
 def _front(found: Mapping[str, Any]) -> str:
     """What the hub reads: in JSON, which is YAML too, so that no name can break out of it."""
     library = "transformers" if found.get("stock") else "headcount"
@@ -63,10 +130,12 @@ def _numbers(found: Mapping[str, Any]) -> str:
     before, after = found["before"], found["after"]
     rows = [
         (f"{before['metric']} (n={before['n']})", _value(before), _value(after)),
-        (found["units"], found["of"], found["of"] - found["removed"]),
+        *((noun, whole(had), whole(has)) for noun, had, has in counts(found)),
         ("parameters", f"{found['parameters'][0]:,}", f"{found['parameters'][1]:,}"),
         ("weights on disk", bytes_text(found["bytes"][0]), bytes_text(found["bytes"][1])),
     ]
+    if found.get("flops"):
+        rows.append(("FLOPs of one example", *(flops_text(count) for count in found["flops"])))
     speed = found.get("speed")
     notes = [f"Difference: {Comparison.from_json(found['comparison'])}."]
     if speed:
@@ -79,7 +148,8 @@ def _numbers(found: Mapping[str, Any]) -> str:
             f"{spread} times as fast (median and quartiles; {speed['device']}, {speed['dtype']}); "
             f"the multiply-adds allow {last['limit']:.2f}."
         )
-    return _table(("", "before", "after"), rows) + "\n\n" + markdown_text(" ".join(notes))
+    more = "".join(f"\n\n{markdown_text(line)}" for line in steps_told(found))
+    return _table(("", "before", "after"), rows) + "\n\n" + markdown_text(" ".join(notes)) + more
 
 
 def _usage(found: Mapping[str, Any]) -> str:
@@ -96,11 +166,16 @@ def _removed(found: Mapping[str, Any]) -> str:
     why = Plan.from_json(found["plan"])
     rows = [(s["name"], s["units"], s["left"], s["manner"], f"-{s['parameters']:,}") for s in found["sites"]]
     gone = {site: indices for site, indices in found["plan"]["remove"].items()}
-    rows = [(name, *rest[:2], gone.get(name, ""), *rest[2:]) for name, *rest in rows]
+    rows = [(name, *rest[:2], shortened(gone.get(name, "")), *rest[2:]) for name, *rest in rows]
     head = ("site", "units", "left", "removed", "manner", "parameters")
     about = f"{why.why[0].upper()}{why.why[1:]}." if why.why else ""
     note = "".join(f"\n\nLeft alone: {markdown_text(one['reason'])}" for one in found.get("left_alone", [])[:3])
     return f"## What was removed\n\n{markdown_text(about)}\n\n{_table(head, rows)}{note}"
+
+
+def shortened(indices: str) -> str:
+    """Many indices with the end left out; plan.json has all of them."""
+    return indices if len(indices) <= 120 else indices[:117].rpartition(",")[0] + ", …"
 
 
 def _promise(found: Mapping[str, Any]) -> str:

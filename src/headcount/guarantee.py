@@ -69,7 +69,7 @@ class Guarantee:
     @property
     def removed(self) -> int:
         """How many units can go under the guarantee; 0 if not even the mildest plan could be shown."""
-        return max((step.removed for step in self.steps if step.shown), default=0)
+        return 0 if self.kept is None else self.kept.removed
 
     @property
     def kept(self) -> Step | None:

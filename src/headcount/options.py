@@ -32,8 +32,14 @@ WHAT, HOW, WHERE = "What to measure on", "How to run", "Where the results go"
 
 # Flags that some commands share
 Criterion = Annotated[
-    str, typer.Option("--by", help="taylor, fisher, ablation, confidence, entropy, magnitude or random.")
+    str,
+    typer.Option(
+        "--by",
+        help="taylor, fisher, ablation, confidence, entropy, magnitude or random; of layers also contribution, top, bottom, "
+        "alternate, alternate-top or symmetric.",
+    ),
 ]
+NO_DATA = ("magnitude", "random", "top", "bottom", "alternate", "alternate-top", "symmetric", "every-other")
 ScoreData = Annotated[
     str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else a part of --data.")
 ]

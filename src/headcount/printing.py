@@ -155,19 +155,25 @@ def _relative(values: Sequence[float] | None, whole: float) -> str:
 
 def pruned_text(found: Mapping[str, Any]) -> str:
     """What `prune` did, from its JSON: before and after side by side, and what is promised."""
-    before, after, of = found["before"], found["after"], found["of"]
-    from .results import Comparison  # numpy is not imported before it is needed
-    from .tables import bytes_text
+    before, after = found["before"], found["after"]
+    from .cards import counts, steps_told  # numpy is not imported before it is needed
+    from .results import Comparison
+    from .tables import bytes_text, flops_text
 
     comparison = Comparison.from_json(found["comparison"])
     (had, has), (took, takes) = found["parameters"], found["bytes"]
     rows = [
         ("", "before", "after", ""),
         (before["metric"], _with_interval(before), _with_interval(after), str(comparison)),
-        (found["units"], str(of), str(of - found["removed"]), f"-{found['removed'] / of:.0%}"),
+        *((noun, f"{was:,}", f"{left:,}", f"{left / max(1, was) - 1:+.0%}") for noun, was, left in counts(found)),
         ("parameters", f"{had:,}", f"{has:,}", f"{has / had - 1:+.1%}"),
         ("on disk", bytes_text(took), bytes_text(takes), f"{takes / took - 1:+.1%}"),
     ]
+    if found.get("flops"):
+        counted, left = found["flops"]
+        rows.append(
+            ("FLOPs of one example", flops_text(counted), flops_text(left), f"{left / max(1, counted) - 1:+.1%}")
+        )
     if found.get("speed"):
         first, last = found["speed"]["rows"][0], found["speed"]["rows"][-1]
         times = f"{last['ratio']:.2f} times [{last['ratio_low']:.2f}, {last['ratio_high']:.2f}], of {last['limit']:.2f} by count"
@@ -176,7 +182,8 @@ def pruned_text(found: Mapping[str, Any]) -> str:
         rows.append((f"examples/s (batch {last['batch']}{at})", *shown, times))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-    return "\n".join([found["sentence"], "", *lines])
+    told = steps_told(found)
+    return "\n".join([found["sentence"], "", *lines, *([""] if told else []), *told])
 
 
 def guarantee_text(found: Guarantee) -> str:

@@ -1,4 +1,4 @@
-"""`prune`: what was chosen, cut for real, saved, loaded again and measured again."""
+"""`prune`: what was chosen, cut for real, perhaps trained once more, saved, loaded again and measured again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from torch import nn
 from .cards import card
 from .checkpoints import appears_whole, load, may_be_written, save, weight_files
 from .choosing import Choice, defined, usual_length
+from .costs import homes, one_example, operations_of
 from .dialects import Dialect
-from .errors import BadCheckpoint, BadData, CheckFailed
-from .evaluation import device_of, evaluate, to_device
-from .finding import unwrap
+from .errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
+from .evaluation import device_of, evaluate, measure, to_device
+from .finding import find, unwrap
 from .fingerprints import versions
 from .gates import closed
 from .guarantee import unit_of
@@ -50,6 +51,8 @@ class Pruned:
     speed: Bench | None
     prices: tuple[Price, ...]
     output: Path
+    flops: tuple[int, int] | None = None  # of one pass of one example of the usual length, two per multiply-add
+    recovered: dict[str, Any] | None = None  # how it was trained once more, and what it was worth before that
 
     def __str__(self) -> str:
         return sentence(self)
@@ -72,6 +75,7 @@ def prune(
     plan_file: dict[str, Any] | None = None,
     about: dict[str, Any] | None = None,
     page: Callable[[Path], None] | None = None,
+    recover: Callable[[nn.Module], dict[str, Any]] | None = None,
 ) -> Pruned:
     """Cut what was chosen, save it to a folder, load it again and measure it on `report`; the model is as it was.
 
@@ -79,7 +83,8 @@ def prune(
     there, and tokenizer and processor come along. What is loaded again must compute what the model computes with the
     same units closed, or there is a `CheckFailed`. The folder appears whole or not at all: with its weights, the plan,
     a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets; `plan_file`
-    is what plan.json says, if it says more than the plan.
+    is what plan.json says, if it says more than the plan. `recover` trains the smaller model in place before it is saved
+    and gives facts about that; what is loaded again must then compute what the trained model computes.
     """
     rows, target = tuple(dialects), Path(output)
     may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
@@ -95,12 +100,23 @@ def prune(
     with closed(model, choice.plan, dialects=rows):
         want = outputs(model, batch)
     cost = tuple(prices(model, choice.plan, dialects=rows))
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    changed, facts = None, None
+    if choice.scale or recover is not None:  # other numbers than those of the source: made here, proved, and written
+        changed = copy.deepcopy(model)
+        cut(changed, choice.plan, scale=choice.scale, check=batch, dialects=rows)
+    if changed is not None and recover is not None:
+        as_cut = measure(changed, report, [Plan()], run=run, name="as-cut")[0]
+        facts = {"before": report.metric.value(as_cut), **recover(changed)}
     with appears_whole(target) as draft:
-        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows)
-        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        took, stock, kept = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed)
+        if changed is not None:  # what was written may have fewer digits than what was tuned or trained
+            _rounded(changed, kept, dtype)
+            want = outputs(changed, batch)
         smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
         if difference := differs(want, outputs(smaller, batch)):
-            raise CheckFailed(f"The checkpoint, loaded again, differs from the closed model by {difference}; not kept.")
+            what = "closed" if changed is None else "tuned" if recover is None else "trained"
+            raise CheckFailed(f"The checkpoint, loaded again, differs from the {what} model by {difference}; not kept.")
         after = Result(report.metric, evaluate(smaller, report).rows, before.signature + "|cut")
         pair = {"whole": model, "smaller": smaller}
         found = Pruned(
@@ -113,6 +129,8 @@ def prune(
             bench(pair, batch_sizes=(batch_size,), lengths=(length or usual_length(report),), seconds=10.0, seed=seed),
             cost,
             target,
+            _operations(model, smaller, length or usual_length(report)),
+            facts,
         )
         told = to_json(found, model, {"task": report.kind, "stock": stock, **_old_card(source), **(about or {})})
         _write_documents(draft, plan_file or choice.plan.to_json(), told, run, page)
@@ -141,6 +159,12 @@ def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str,
         "parameters": list(found.parameters),
         "bytes": list(found.bytes),
         "speed": found.speed.to_json() if found.speed is not None else None,
+        "flops": None if found.flops is None else list(found.flops),
+        "budget": None if choice.budget is None else choice.budget.to_json(),
+        "tuned": None if choice.tuned is None else choice.tuned.to_json(),
+        "rearranged": choice.exchanged,
+        "recovered": found.recovered,
+        **structure(model, choice.plan),
         "sites": [
             {"name": p.name, "units": p.units, "left": p.left, "manner": p.manner, "parameters": p.parameters}
             for p in found.prices
@@ -152,11 +176,32 @@ def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str,
     }
 
 
+def structure(model: nn.Module, plan: Plan) -> dict[str, Any]:
+    """What is left of every attention and MLP, and which layers are gone."""
+    anatomy, gone = find(model), plan.by_site()
+    deleted = {name for name, home in homes(anatomy).items() if home in plan}
+    sites = [
+        {
+            "name": site.name,
+            "kind": site.kind,
+            "type": site.attention,
+            "layer": site.layer,
+            "units": len(site),
+            "left": 0 if site.name in deleted else len(site) - len(gone.get(site.name, ())),
+        }
+        for site in anatomy
+    ]
+    stacks = [{"name": s.name, "units": len(s), "gone": list(gone.get(s.name, ()))} for s in anatomy.stacks]
+    return {"structure": sites, "layers": stacks}
+
+
 def sentence(found: Pruned) -> str:
     """The answer in one sentence."""
     choice, metric = found.choice, found.before.metric
     units = choice.units.replace(",", " and ")
     what = f"{len(choice.plan)} of {choice.of} {units} ({100 * len(choice.plan) / choice.of:.0f} %) are gone"
+    if choice.budget is not None:
+        what += f" and {choice.budget}"
     held = choice.guarantee
     digits = 3 if abs(found.before.value) < 10 else 1  # an accuracy, a loss; a BLEU
     values = f"from {found.before.value:.{digits}f} to {found.after.value:.{digits}f} on {found.before.n} examples"
@@ -173,16 +218,37 @@ def sentence(found: Pruned) -> str:
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 
-def _write(
-    model: nn.Module, plan: Plan, draft: Path, source: str | Path | None, trust: bool, rows: tuple[Dialect, ...]
-) -> tuple[int, bool]:
-    """Write the smaller checkpoint, in the number format of the source.
+def _operations(model: nn.Module, smaller: nn.Module, length: int) -> tuple[int, int] | None:
+    """Operations of one example before and after; None where no example can be made up."""
+    try:
+        batch = one_example(unwrap(model), length)
+        return operations_of(model, batch), operations_of(smaller, batch)
+    except HeadcountError:
+        return None
 
-    Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
+
+def _write(
+    model: nn.Module,
+    plan: Plan,
+    draft: Path,
+    source: str | Path | None,
+    trust: bool,
+    rows: tuple[Dialect, ...],
+    changed: nn.Module | None,
+) -> tuple[int, bool, torch.dtype]:
+    """Write the smaller checkpoint, in the number format of the source: the source, cut, or what has `changed` besides.
+
+    Gives the bytes of the weights before the cut, whether a stock `from_pretrained` reads what was written rightly, and
+    the number format.
     """
     whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
     took = sum(p.numel() * p.element_size() for p in whole.parameters())
-    cut(whole, plan, dialects=rows)
+    kept = next((p.dtype for p in whole.parameters() if p.is_floating_point()), torch.float32)
+    if changed is None:
+        cut(whole, plan, dialects=rows)
+    else:
+        whole = copy.deepcopy(changed)
+        _rounded(whole, kept)
     try:
         save(whole, draft, source=source, force=True)
     except (OSError, RuntimeError) as error:
@@ -192,7 +258,14 @@ def _write(
             raise
         raise _unwritten(error, draft) from None
     root = unwrap(whole)
-    return took, hasattr(root, "config") and not stock_differences(root, root.config)
+    return took, hasattr(root, "config") and not stock_differences(root, root.config), kept
+
+
+def _rounded(model: nn.Module, *formats: torch.dtype) -> None:
+    """Turn the parameters into one number format after the other; buffers stay, because models make them anew."""
+    for parameter in model.parameters():
+        for dtype in formats if parameter.is_floating_point() else ():
+            parameter.data = parameter.data.to(dtype)
 
 
 def _old_card(source: str | Path | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import __version__
 from .errors import BadRun
-from .page import again, answers, charts, drawing, lessons, look, maps, outcomes, sections
+from .page import again, answers, charts, drawing, lessons, look, lottery, maps, outcomes, sections, structure
 from .page.again import Again
 from .page.charts import Chart
 from .page.findings import Part, gather
@@ -130,6 +130,11 @@ def as_script(text: str) -> str:
 def _chapter(part: Part, number: int) -> Chapter:
     anchor = f"m{number}"
     made = [
+        *lottery.lottery(part),
+        *structure.layers(part),
+        *structure.budgets(part),
+        *structure.tuned(part),
+        *structure.recovered(part),
         *lessons.learned(part),
         *sections.curves(part),
         *lessons.over(part),
@@ -168,7 +173,7 @@ def _chapter(part: Part, number: int) -> Chapter:
 
 
 def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
-    """The first curve; without one, the sequence that a guarantee tested, or what learned gates keep."""
+    """The first curve; without one, the sequence that a guarantee tested, what learned gates keep, or what layers keep."""
     for document in part.of("curves")[:1]:
         about = sections.curve_about(document)
         return Main(f"{anchor}-main", "What is left as units go", about, sections.curve_chart(part, document))
@@ -180,6 +185,9 @@ def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
         runs = next(iter(part.places.values()))
         title = "What learned gates keep" if any(one.gated for one in runs) else f"What {runs[0].units} are left"
         return Main(f"{anchor}-main", title, lessons.how_to_read(runs), drawn["learned"])
+    if "structure" in drawn:
+        about = "The share of each layer's units that stay, with their number where there is room; × is a layer that is gone."
+        return Main(f"{anchor}-main", "What is left of each layer", about, drawn["structure"])
     return None
 
 

@@ -178,6 +178,19 @@ def read(folder: Path | str) -> Record:
     return Record(Path(folder), *(document[name] for name in ("question", "signature", "versions", "created")))
 
 
+class InMemory:
+    """Pieces that are kept for as long as this object is, where there is no folder for them: nothing is computed twice."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, Arrays] = {}
+
+    def piece(self, name: str, compute: Callable[[], Mapping[str, Any]]) -> Arrays:
+        """The arrays of the piece, computed the first time."""
+        if name not in self._pieces:
+            self._pieces[name] = piece(None, name, compute)
+        return self._pieces[name]
+
+
 def piece(run: Run | None, name: str, compute: Callable[[], Mapping[str, Any]]) -> Arrays:
     """`run.piece(name, compute)`, or without a run just what `compute` gives, under the same rules for arrays."""
     if run is not None:

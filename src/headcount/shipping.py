@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import splits
-from .errors import BadData, BadPlan
+from .errors import BadPlan
 from .options import (
-    Criterion,
+    NO_DATA,
     Given,
     Only,
     ScoreData,
@@ -21,46 +20,22 @@ from .options import (
     SelectLimit,
     dialects_of,
     load_model,
-    make_task,
-    other_task,
     out,
     quieten,
     running,
 )
+from .portions import USES, Sets, sets_of, used_text
+from .recovering import Recovery
 
 if TYPE_CHECKING:
     from .choosing import Choice
     from .plans import Plan
-    from .tasks import Task
-
-# Shares of one file: what the guarantee is shown on needs the most examples. Without a promise, its share goes to the scores.
-THREE_WAYS = {"score": 0.25, "select": 0.45, "report": 0.3}
-TWO_WAYS = {"score": 0.36, "select": 0.64}
-USES = {
-    "score": "to score the units",
-    "select": "to show the guarantee",
-    "report": "to measure before and after, never to choose",
-}
-
-
-class Sets(NamedTuple):
-    """The examples of each role, which share none, and in words where they come from."""
-
-    score: Task | None
-    select: Task | None
-    report: Task
-    how: str
-    own: dict[str, Any] | None  # which part of --data was chosen on, if it was a part of it: goes into plan.json
-
-    def tasks(self) -> dict[str, Task]:
-        """Those that there are, by role."""
-        given = {"score": self.score, "select": self.select, "report": self.report}
-        return {role: task for role, task in given.items() if task is not None}
 
 
 def prune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
     given: Given,
+    recovery: Recovery,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the smaller model.")
     ] = None,
@@ -70,19 +45,33 @@ def prune(
     remove: Annotated[
         str | None, typer.Option("--remove", help="How many units: a count, or a share such as 40%.")
     ] = None,
+    flops: Annotated[
+        str | None, typer.Option("--flops", help="The share of the multiply-adds that may be left, such as 50%.")
+    ] = None,
+    params: Annotated[
+        str | None, typer.Option("--params", help="The share of the parameters that may be left, such as 60%.")
+    ] = None,
     speedup: Annotated[
         float | None, typer.Option("--speedup", help="How much faster it must run on this machine, such as 1.3.")
     ] = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan file, perhaps edited by hand; with --max-drop it is tested.")
     ] = None,
-    by: Criterion = "taylor",
-    units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
+    by: Annotated[
+        str | None, typer.Option("--by", help="A criterion of `score`; else taylor, fisher for several kinds of units.")
+    ] = None,
+    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers; commas for several.")] = "heads",
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Rearrange and scale what stays so that less is lost: no training.")
+    ] = False,
+    multiple: Annotated[
+        int | None, typer.Option("--multiple", help="Neurons stay in multiples of this; else 16, on a GPU 64.")
+    ] = None,
     alpha: Annotated[
         float, typer.Option("--alpha", help="How often the guarantee may be wrong: 0.05 is 95 % sure.")
     ] = 0.05,
     step: Annotated[
-        str, typer.Option("--step", help="Units between two plans that are tried: a count or a share.")
+        str, typer.Option("--step", help="Units, or for several kinds FLOPs, between two plans that are tried.")
     ] = "5%",
     least: Annotated[int, typer.Option("--least", help="Units that every site keeps.")] = 0,
     only: Only = "",
@@ -106,8 +95,9 @@ def prune(
     """Make a smaller model and prove what it costs: score, choose, cut, save, load again, measure again.
 
     Say how much in one way. --max-drop is a guarantee: plans are tested from the mildest on, on examples that had no part
-    in the scores, and the last one shown to lose less is taken. The final numbers come from a third set of examples. With
-    --data alone, it is split in three; see docs/guarantee.md.
+    in the scores, and the last one shown to lose less is taken. --flops, --params and --speedup are budgets: heads, neurons
+    and layers are weighed against each other for what they cost, and what is left never costs more; see docs/budgets.md.
+    The final numbers come from examples that had no part in it. With --data alone, it is split; see docs/guarantee.md.
 
     Examples:
 
@@ -115,15 +105,20 @@ def prune(
 
         headcount prune my-model --data test.tsv --score-data train.tsv --score-limit 2000 --remove 40% -o smaller
 
-        headcount prune my-model --data dev.tsv --speedup 1.2 --batch-size 32 -o smaller
+        headcount prune my-model --data dev.tsv --units heads,neurons --flops 50% --tune -o smaller
+
+        headcount prune my-model --data dev.tsv --units heads,neurons,layers --speedup 1.5 --batch-size 32 -o smaller
+
+        headcount prune my-model --data dev.tsv --units layers --by top --remove 4 --recover 1 --recover-data train.tsv -o small
 
         headcount prune my-model --data dev.tsv --max-drop 1.0 --dry-run
 
         headcount prune my-model --data dev.tsv --plan plan.json -o smaller
     """
-    _sane(model, given, output, force, dry_run, run, [max_drop, remove, speedup, plan])
+    _sane(model, given, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan])
+    recovery.sane(max_drop is not None, dry_run)
     others = (score_data, score_limit, select_data, select_limit)
-    needs = (plan is None and by not in ("magnitude", "random"), max_drop is not None)
+    needs = (tune or (plan is None and by not in NO_DATA), max_drop is not None)
     _all_used(needs, others)
     quieten()
     from . import choosing, pruning
@@ -134,13 +129,16 @@ def prune(
     subject = load_model(model, given)
     rows = dialects_of(given.dialect)
     wanted, chosen_on = _read_plan(plan) if plan is not None else (None, None)
-    sets = _sets(model, subject, given, needs, others, chosen_on)
+    sets = sets_of(model, subject, given, needs, others, chosen_on)
     length = length or choosing.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
-    how_much = {"remove": remove, "max_drop": max_drop, "speedup": speedup}
+    how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
     settings = {"by": by, "units": units, "step": step, "least": least, "only": names, "alpha": alpha, "length": length}
-    asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json()}
-    with running("prune", model, subject, replace(given, output=run), sets.tasks(), **asked) as folder:
+    settings |= {"tune": tune, "multiple": multiple}
+    asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json(), "recovery": asdict(recovery)}
+    lesson = recovery.task(model, subject, given, sets.report)
+    tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
+    with running("prune", model, subject, replace(given, output=run), tasks, **asked) as folder:
         choice = choosing.choose(
             subject,
             **how_much,
@@ -192,6 +190,7 @@ def prune(
             plan_file=file,
             about=about,
             page=page if report and not missing else None,
+            recover=recovery.trainer(lesson, subject, given, folder),
         )
         told = {**folder.read_json("prune"), "run": str(folder.folder)}
         _show(told, choice, sets, given, output, missing if report else None)
@@ -206,7 +205,9 @@ def _sane(
     if output is None and not dry_run:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
     if all(wish is None for wish in wishes):
-        raise typer.BadParameter("say how much: --max-drop POINTS, --remove 40%, --speedup 1.3, or --plan FILE.")
+        raise typer.BadParameter(
+            "say how much: --max-drop POINTS, --remove 40%, --flops 50%, --params 60%, --speedup 1.3, or --plan FILE."
+        )
     if output is not None and run is not None:
         places = output.resolve(), run.resolve()
         if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
@@ -223,83 +224,13 @@ def _all_used(needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> No
     score_data, score_limit, select_data, select_limit = others
     if (score_data is not None or score_limit is not None) and not needs[0]:
         raise typer.BadParameter(
-            "nothing is scored on data here (--plan, or --by magnitude or random): leave --score-data out."
+            "nothing is scored on data here (--plan, or a criterion that needs none): leave --score-data out."
         )
     if (select_data is not None or select_limit is not None) and not needs[1]:
         raise typer.BadParameter("only --max-drop is shown on data of its own: leave --select-data out.")
     for limit, data, flag in ((score_limit, score_data, "--score"), (select_limit, select_data, "--select")):
         if limit is not None and data is None:
             raise typer.BadParameter(f"{flag}-limit goes with {flag}-data; use --limit for --data.")
-
-
-def _sets(
-    name: str,
-    model: Any,
-    given: Given,
-    needs: tuple[bool, bool],
-    others: tuple[Any, Any, Any, Any],
-    chosen_on: dict[str, Any] | None = None,
-) -> Sets:
-    """Examples to score on, to show the guarantee on and to report on: three sets that share no example.
-
-    A set without data of its own is a part of the data to choose on where there is some, else of --data. Of a plan that
-    was chosen on a part of a file, that part is left out.
-    """
-    score_data, score_limit, select_data, select_limit = others
-    needed = [role for role, wanted in zip(("score", "select"), needs, strict=True) if wanted]
-    notes: list[str] = []
-    task, found = _once(make_task(name, model, given), notes), dict[str, Any]()
-    if chosen_on is not None:
-        unseen = splits.later(task, chosen_on["seed"], chosen_on["share"])
-        if unseen is None:
-            raise BadData(f"The plan was chosen on all of these examples of {task.name}; give others with --data.")
-        notes += [f"{task.size - unseen.size} examples that the plan was chosen on were left out"] * (
-            unseen.size < task.size
-        )
-        task = unseen
-    if score_data is not None:
-        found["score"] = _once(other_task(name, model, given, score_data, score_limit), notes)
-    if select_data is not None:
-        found["select"] = _once(other_task(name, model, given, select_data, select_limit), notes)
-    missing, own = [role for role in needed if role not in found], None
-    if missing and found:  # one of the two was given: it is shared out
-        (whole,) = found.values()
-        found |= splits.shared_out(whole, TWO_WAYS, given.seed)
-        notes.append(f"{whole.name} was split in two")
-    elif missing:
-        both = THREE_WAYS["score"] + THREE_WAYS["select"]
-        shares = THREE_WAYS if len(missing) == 2 else {missing[0]: both, "report": 1 - both}
-        found |= splits.shared_out(task, shares, given.seed, "a plan" if chosen_on is not None else "")
-        own = {"seed": given.seed, "share": both} if chosen_on is None else chosen_on
-        notes.append(f"{task.name} was split in {len(shares)}, no example in two of them")
-    report, used = found.pop("report", task), frozenset[bytes]()
-    for role in needed:
-        found[role] = _apart(found[role], used, role, notes)
-        used |= splits.digests(found[role])
-    report = _apart(report, used, "report", notes)
-    return Sets(found.get("score"), found.get("select"), report, "; ".join(notes), own)
-
-
-def _once(task: Task, notes: list[str]) -> Task:
-    alone = splits.distinct(task)
-    if alone.size < task.size:
-        notes.append(
-            f"{task.size - alone.size} of {task.size} examples of {task.name} were there before and count once"
-        )
-    return alone
-
-
-def _apart(task: Task, used: frozenset[bytes], role: str, notes: list[str]) -> Task:
-    """The task without examples that were used before."""
-    fresh = splits.without(task, used)
-    if fresh is None:
-        raise BadData(
-            f"All {task.size} examples of {task.name} to {role} on are also among those to choose on; never choose and "
-            "report on the same ones: give other data, or --data alone to have it split."
-        )
-    if fresh.size < task.size:
-        notes.append(f"{task.size - fresh.size} examples to {role} on were left out, being among those to choose on")
-    return fresh
 
 
 def _read_plan(path: Path) -> tuple[Plan, dict[str, Any] | None]:
@@ -316,11 +247,6 @@ def _read_plan(path: Path) -> tuple[Plan, dict[str, Any] | None]:
     return plan, chosen_on
 
 
-def _used(sets: Sets) -> list[str]:
-    lines = [f"{task.size:>7} examples of {task.name} {USES[role]}" for role, task in sets.tasks().items()]
-    return lines + ([f"note: {sets.how}"] if sets.how else [])
-
-
 def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Path, rows: list[Any]) -> None:
     from .pricing import prices
     from .printing import guarantee_text
@@ -332,7 +258,7 @@ def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Pat
         found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone]}
         print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
         return
-    lines = [*_used(sets), ""]
+    lines = [*used_text(sets), ""]
     if choice.guarantee is not None:
         lines += [guarantee_text(choice.guarantee), ""]
     lines += [f"remove: {choice.plan}"]
@@ -353,7 +279,7 @@ def _show(
     if given.as_json:
         print(json.dumps({**told, "report": str(page) if page.is_file() else None}, indent=2))
         return
-    lines = [*_used(sets), ""]
+    lines = [*used_text(sets), ""]
     if choice.guarantee is not None:
         lines += [guarantee_text(choice.guarantee), ""]
     lines += [pruned_text(told), ""]

@@ -166,6 +166,19 @@ def bytes_text(size: float) -> str:
     return f"{size:.0f} B" if unit == 0 else f"{size:.{0 if size >= 100 else 1}f} {('kB', 'MB', 'GB', 'TB')[unit - 1]}"
 
 
+def flops_text(count: float, digits: int = 2) -> str:
+    """Floating-point operations: "11.16 GFLOPs"."""
+    unit = 0
+    while count >= 999.5 and unit < 5:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.{digits if unit else 0}f} {('', 'k', 'M', 'G', 'T', 'P')[unit]}FLOPs"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration: "12.3 ms"."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"
+
+
 def memory_text(size: float) -> str:
     """Bytes in memory, as `bench` prints them."""
     return f"{size / 2**20:,.1f}\u00a0MiB"

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..cards import counts
 from ..tables import (
     bytes_text,
     counted,
     difference_text,
     fixed,
+    flops_text,
     listed,
     percent,
     probability,
     result_text,
     signed,
+    three,
     times,
     unit_of,
     whole,
@@ -46,7 +49,8 @@ def answer(part: Part) -> str:
     """The answer in one sentence: of `prune` if it was run, else of what says most."""
     if part.prune is not None and part.prune.get("sentence"):
         return str(part.prune["sentence"])
-    ways = (_told_by_lessons, _told_by_curve, _told_by_effects, _told_by_one, _told_by_over, _told_by_scores)
+    first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_effects)
+    ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
     for told in (*ways, _told_by_transfer, _told_by_bench, _told_by_training):
         sentence = told(part)
         if sentence:
@@ -84,7 +88,7 @@ def tiles(part: Part) -> list[Tile]:
         point = _safe(made)
         label, by = ("can go", "") if best is None else ("can go without training", f"by {made['by']}, ")
         out.append(Tile(label, percent(point["removed"] / made["of"]), by + _before(made)))
-    return out + _bench_tiles(part)
+    return out + _lottery_tiles(part) + _bench_tiles(part)
 
 
 def base_of(part: Part) -> dict[str, Any] | None:
@@ -182,6 +186,10 @@ def _best_lesson(part: Part) -> _Best | None:
     much = "1 point" if unit_of(first) == "points" else f"a tenth of the {first.metric}"
     how = f"keeps fewest {runs[0].units} for at most {much} lost" if fine else "loses least"
     return _Best(best, f"Of {len(runs)} runs, this {how}" if len(groups) > 1 else "")
+
+
+def _told_by_lottery(part: Part) -> str:
+    return next((str(one.data["sentence"]) for one in part.of("lottery") if one.data.get("sentence")), "")
 
 
 def _told_by_lessons(part: Part) -> str:
@@ -308,23 +316,58 @@ def related(data: Mapping[str, Any], one: str = "one", other: str = "the other")
 def _prune_tiles(data: dict[str, Any]) -> list[Tile]:
     before, after, one = data["before"], data["after"], comparison_of(data["comparison"])
     (p0, p1), (b0, b1) = data["parameters"], data["bytes"]
-    left = data["of"] - data["removed"]
     out = [
         Tile(
             str(before["metric"]),
             f"{result_text(before, interval=False)} → {result_text(after, interval=False)}",
             f"{difference_text(one)}, n\u00a0=\u00a0{one.n}",
         ),
-        Tile(
-            str(data["units"]),
-            f"{whole(data['of'])} → {whole(left)}",
-            f"{percent(data['removed'] / max(1, data['of']))} removed",
+        *(
+            Tile(noun, f"{whole(had)} → {whole(has)}", f"{percent(1 - has / max(1, had))} removed")
+            for noun, had, has in counts(data)
+            if noun != "layers" or had > has
         ),
         Tile("parameters", _pair(_millions(p0), _millions(p1)), _change(p0, p1)),
         Tile("size on disk", _pair(bytes_text(b0), bytes_text(b1)), _change(b0, b1)),
     ]
+    if data.get("flops"):
+        f0, f1 = (number(count) for count in data["flops"])
+        out.append(
+            Tile(
+                "FLOPs of one example",
+                _pair(*(flops_text(n, 1).removesuffix("FLOPs").strip() for n in (f0, f1))),
+                _change(f0, f1),
+            )
+        )
     best = _best(data.get("speed"))
     return [*out, _speed_tile(best)] if best else out
+
+
+def _lottery_tiles(part: Part) -> list[Tile]:
+    """How much survives, and what good sub-networks of each task are worth beside the full model."""
+    out: list[Tile] = []
+    for document in part.of("lottery")[:1]:
+
+        def build(data: dict[str, Any]) -> None:
+            tasks, seeds = counted(len(data["tasks"]), "task"), counted(len(data["seeds"]), "seed")
+            for kind, noun in (("heads", "heads"), ("mlps", "MLPs")):
+                left, of = (sum(number(draw[key][kind]) for draw in data["draws"]) for key in ("left", "of"))
+                if of:
+                    out.append(Tile(f"{noun} that survive", percent(left / of), f"{tasks}, {seeds}"))
+            rows = {
+                (str(row["task"]), str(row["what"]), str(row["how"]), str(row["kind"])): row for row in data["table"]
+            }
+            for task in data["tasks"][:3]:
+                name = str(task["name"])
+                full = next((row for key, row in rows.items() if key[:3] == (name, "full", "whole")), None)
+                good = [rows.get((name, "good", how, "structured")) for how in ("pruned", "retrained")]
+                shown = [three(number(row["mean"])) for row in (full, *good) if row]
+                if full and good[0]:
+                    note = "full → good as found" + (f"; {shown[2]} retrained" if good[1] else "")
+                    out.append(Tile(f"{name}, {task['metric']}", f"{shown[0]} → {shown[1]}", note))
+
+        checked(document, build)
+    return out
 
 
 def _bench_tiles(part: Part) -> list[Tile]:

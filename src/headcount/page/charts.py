@@ -15,6 +15,8 @@ from .look import ORDERS, Spec, config, for_file
 Rows = Sequence[Mapping[str, Any]]
 
 MOST_MARKS = 2_000  # beyond it, single units are not drawn
+# of colour under numbers, in percent: none on which no ink can be read
+STEPS = (0, 8, 15, 22, 29, 36, 68, 76, 84, 92, 100)
 
 
 class Chart(NamedTuple):
@@ -316,6 +318,49 @@ def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
         shown.mark_text(text="×", fontSize=14, color="theme:warn").encode(opacity=where("datum.gone")),
     )
     return finished(name, f"{label} of every unit; those removed are crossed", made, max(60, 24 * len(sites)))
+
+
+def numbers(name: str, rows: Rows, *, columns: Sequence[str], most: float, across: str, down: str, words: str) -> Chart:
+    """A table of numbers whose cells are the stronger in colour the larger they are, up to `most`.
+
+    `rows` have row, column, value, shown (the number), spread (its deviation, or nothing) and text. `columns` may have
+    empty ones, for gaps.
+    """
+    import altair as alt
+
+    down_names = list(dict.fromkeys(row["row"] for row in rows))
+    each = (
+        f"width / {max(1, len(columns))}"  # of a cell, in pixels: numbers shrink with it, and go where none can be read
+    )
+    half = (most or 1) * sum(share < 50 for share in STEPS) / len(STEPS)
+    shown = alt.Chart(values([{**row, "strong": row["value"] >= half} for row in rows])).encode(
+        x=alt.X(
+            "column:N",
+            title=across,
+            scale=alt.Scale(domain=list(columns)),
+            axis=alt.Axis(labelAngle=0, ticks=False, domain=False, labelLimit=120),
+        ),
+        y=alt.Y("row:N", title=down, scale=alt.Scale(domain=down_names), axis=alt.Axis(labelLimit=120)),
+        tooltip=tip("text"),
+    )
+    # steps, because a browser knows the colours of the page only when it paints them: nothing can be computed between two
+    steps = alt.Scale(type="quantize", domain=[0, most or 1], range=[f"theme:seq:{share}" for share in STEPS])
+    ink = alt.condition("datum.strong", alt.value("theme:surface"), alt.value("theme:ink"))
+    layers = [
+        shown.mark_rect(stroke="theme:paper", strokeWidth=2, cornerRadius=3).encode(
+            color=alt.Color("value:Q", scale=steps, legend=None)
+        )
+    ]
+    spread = any(row["spread"] for row in rows)
+    for field, share, place in (("shown", 0.36, -6 if spread else 0), ("spread", 0.27, 8))[: 2 if spread else 1]:
+        size = alt.ExprRef(f"min({13 if field == 'shown' else 10}, {each} * {share})")
+        seen = alt.ExprRef(f"{each} < 17 ? 0 : 1")
+        layers.append(
+            shown.mark_text(fontSize=size, opacity=seen, dy=place, baseline="middle").encode(
+                text=f"{field}:N", color=ink
+            )
+        )
+    return finished(name, words, alt.layer(*layers), max(46, (38 if spread else 30) * len(down_names)))
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Charts of what training does: learned gates beside orders of removal, gates closing, losses, curves of checkpoints. No torch.
+"""Charts of what training does: learned gates, gates closing, losses, curves of checkpoints, sub-networks retrained. No torch.
 
 As in `charts`, data never reach an expression.
 """
@@ -24,6 +24,7 @@ SHAPES = (
 )  # not as many as colours
 FEW = 6  # runs that can be told apart in whatever room
 MOST_ROOM = 1.5  # for intervals on each side, in times of what values span
+WORTH = ("accent", "accent4", "warn")  # good, by chance, bad
 MOST_NAMED = 10  # entries of a legend; beyond it, some stand for those between them
 
 
@@ -180,6 +181,82 @@ def course(name: str, rows: Rows, *, field: str, title: str, of: str) -> Chart:
     dots = shown.mark_point(filled=True, size=46 if len(rows) <= 30 else 14, color=colour, opacity=1)
     made = alt.layer(shown.mark_line(strokeWidth=2, color=colour), dots)
     return finished(name, f"{title} against the {of}", made, 180)
+
+
+def networks(name: str, rows: Rows, wholes: Rows, least: Rows, *, title: str, kinds: Sequence[str]) -> Chart:
+    """Sub-networks of each task: a point with its deviation for each kind of them, as found beside retrained.
+
+    `rows` have task, what (one of `kinds`), again (it was retrained), mean, low, high and text; `wholes` (full models) and
+    `least` (what needs no model) have task, mean and text.
+    """
+    import altair as alt
+
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    placed = [{**row, "slot": f"{row['what']} {'again' if row['again'] else 'found'}"} for row in rows]
+    slots = [f"{what} {when}" for what in kinds for when in ("found", "again")]
+    axis = alt.Axis(labelAngle=0, labelLimit=140, ticks=False, labelPadding=8)
+    bands = {"title": None, "scale": alt.Scale(domain=tasks, paddingInner=0.12, paddingOuter=0.04), "axis": axis}
+    y = alt.Y("mean:Q", title=title, scale=alt.Scale(zero=False, padding=8))
+    colour = alt.Color(
+        "what:N",
+        scale=alt.Scale(domain=list(kinds), range=[f"theme:{WORTH[n % len(WORTH)]}" for n in range(len(kinds))]),
+        legend=alt.Legend(symbolType="circle", symbolOpacity=1, offset=34),
+    )
+
+    def points(shown: Rows) -> Any:
+        places = alt.XOffset("slot:N", scale=alt.Scale(domain=slots, paddingOuter=0.5))
+        made = alt.Chart(values(shown)).encode(x=alt.X("task:N", **bands), xOffset=places)
+        return made.encode(color=colour, tooltip=tip("text"))
+
+    def across(shown: Rows) -> Any:
+        made = alt.Chart(values(shown)).encode(x=alt.X("task:N", bandPosition=0, **bands), y=y, tooltip=tip("text"))
+        return made.encode(x2=alt.X2("task:N", bandPosition=1))
+
+    found, again = ([row for row in placed if row["again"] is when] for when in (False, True))
+    layers = [across(wholes).mark_rule(color="theme:ink", strokeWidth=1.5)]
+    layers += [across(least).mark_rule(color="theme:muted", strokeWidth=1.5, strokeDash=[2, 3])] if least else []
+    layers.append(
+        points(placed).mark_rule(strokeWidth=1.75, opacity=0.7).encode(y=alt.Y("low:Q", title=title), y2="high:Q")
+    )
+    open_mark = {"filled": False, "size": 70, "strokeWidth": 2, "fill": "theme:paper", "opacity": 1}
+    layers += [points(found).encode(y=y).mark_point(**open_mark)] if found else []
+    layers += [points(again).encode(y=y).mark_point(filled=True, size=80, opacity=1)] if again else []
+    words = f"{title} of {', '.join(kinds)} sub-networks of each task, as found and retrained, beside the full model"
+    return finished(name, words, alt.layer(*layers), 320)
+
+
+def search(name: str, rows: Rows, *, noun: str, shares: bool, threshold: float) -> Chart:
+    """The score along each search, as a share of the full model's, against what is left, and the threshold.
+
+    `rows` have task, run, n (the step), left, share, kept (the step was not taken back) and text.
+    """
+    import altair as alt
+
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    axis = alt.Axis(format="%") if shares else alt.Axis(tickMinStep=1)
+    x = alt.X("left:Q", title=noun, scale=alt.Scale(reverse=True, zero=False, nice=False, padding=8), axis=axis)
+    y = alt.Y(
+        "share:Q",
+        title="score, as a share of the full model's",
+        scale=alt.Scale(zero=False, padding=6),
+        axis=alt.Axis(format="%"),
+    )
+    legend = alt.Legend(columns=3, offset=34, **STROKES) if len(tasks) > 1 else None
+    colour = alt.Color("task:N", scale=alt.Scale(domain=tasks, range=_colours(tasks)), legend=legend)
+    limit = alt.Chart(values([{"share": threshold, "text": f"threshold: {threshold:.0%}"}])).encode(y=y)
+    went = alt.Chart(values([row for row in rows if row["kept"]])).encode(x=x, y=y, color=colour, detail="run:N")
+    layers: list[Any] = [
+        limit.mark_rule(color="theme:warn", strokeDash=[6, 4], strokeWidth=1.5),
+        limit.mark_text(color="theme:warn", align="left", x=4, dy=9, fontWeight=600).encode(text="text:N"),
+        went.mark_line(strokeWidth=1.75, opacity=0.8).encode(order="n:Q"),
+        went.mark_point(filled=True, size=26, opacity=1).encode(tooltip=tip("text")),
+    ]
+    back = [row for row in rows if not row["kept"]]
+    if back:
+        fell = alt.Chart(values(back)).encode(x=x, y=y, color=colour, tooltip=tip("text"))
+        layers.append(fell.mark_point(filled=False, size=44, strokeWidth=1.75, opacity=0.9))
+    words = f"the score of every step of the search, as a share of the full model's, against {noun}"
+    return finished(name, words, alt.layer(*layers), 280)
 
 
 def _seen(test: str, opacity: float) -> Any:

@@ -19,7 +19,7 @@ from .units import by_place, in_order, kind_of, site_of, type_of
 
 KINDS = (
     *("prune", "learned", "curves", "over", "training", "scores", "ablation", "all-but-one", "transfer", "bench"),
-    *("result", "roles"),
+    *("lottery", "result", "roles"),
 )
 MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
 MOST_IN_A_ROW = 128
@@ -173,10 +173,10 @@ class Part:
 
     @cached_property
     def removed(self) -> frozenset[str]:
-        """The units that the last `prune` removed."""
+        """The units that the last `prune` removed, and those that went with their layers."""
         if self.prune is None:
             return frozenset()
-        return frozenset(checked(self.prunes[0], lambda data: units_of(data["plan"])))
+        return frozenset(checked(self.prunes[0], lambda data: [*units_of(data["plan"]), *_emptied(data)]))
 
     @cached_property
     def roles(self) -> dict[str, str]:
@@ -217,7 +217,8 @@ class Part:
         for one in self.prunes:
             seen |= dict.fromkeys(map(str, one.data.get("order") or ()))
         seen |= dict.fromkeys(unit for one in self.lessons for unit in one.gone)
-        seen |= dict.fromkeys(sorted(self.removed))
+        for one in self.prunes[:1]:
+            seen |= dict.fromkeys(checked(one, lambda data: [*sorted(units_of(data["plan"])), *_stacked(data)]))
         return iter(seen)
 
 
@@ -381,6 +382,17 @@ def _measured(one: Document) -> Measured:
 
     found: Measured = checked(one, build)
     return found
+
+
+def _emptied(data: Mapping[str, Any]) -> list[str]:
+    """The units of the sites of which nothing is left."""
+    empty = [one for one in data.get("structure") or () if not one["left"]]
+    return [f"{one['name']}:{n}" for one in empty for n in range(int(one["units"]))]
+
+
+def _stacked(data: Mapping[str, Any]) -> list[str]:
+    """All layers of the stacks that lost some."""
+    return [f"{one['name']}:{n}" for one in data.get("layers") or () if one["gone"] for n in range(int(one["units"]))]
 
 
 def _effects(data: dict[str, Any]) -> list[Effect]:

@@ -34,6 +34,7 @@ from .findings import (
 from .units import kind_of
 
 NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
+MOST_NAMED = 10_000  # units of an order that a document has
 SCORED = (
     "A higher score is stronger in colour. Scores are estimates; “Without it” is measured, and the two may disagree."
 )
@@ -273,12 +274,17 @@ def _tested(data: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Track]:
         return []
     order = [str(unit) for unit in data["order"]]
     stops = []
-    for step in found["steps"]:
+    for step in (step for step in found["steps"] if int(step["removed"]) <= len(order)):
         gone = sorted(numbers[unit] for unit in order[: int(step["removed"])] if unit in numbers)
         word = "shown" if step["shown"] else "not shown"
         bound = f"{signed(-number(step['damage']))} points, at most {fixed(number(step['bound']), 1)} lost: {word}"
         stops.append(Stop(int(step["removed"]), gone, fixed(number(step["value"]), 3), bound))
-    return [Track(f"{data['by']}, as tested", len(order), stops)]
+    return [Track(f"{data['by']}, as tested", ordered(data), stops)]
+
+
+def ordered(data: Mapping[str, Any]) -> int:
+    """How many units `prune` put into an order; documents name the first of very many."""
+    return int(data["of"]) if len(data["order"]) >= MOST_NAMED else len(data["order"])
 
 
 # -- colours ---------------------------------------------------------------------------------------------------------------
@@ -366,7 +372,7 @@ def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
     facts += _transfer_facts(part, units)
     if part.prune is not None and part.prune.get("order"):
         order = [str(unit) for unit in part.prune["order"]]
-        places = {unit: f"{n} of {len(order)}" for n, unit in enumerate(order, 1)}
+        places = {unit: f"{n} of {ordered(part.prune)}" for n, unit in enumerate(order, 1)}
         facts.append(_texts("Place in the order of removal", units, places))
     for track in [] if part.prune else orders(part, {unit: n for n, unit in enumerate(units)}):
         facts.append(Fact(f"Goes, by {track.name}", _leaving(track, len(units))))

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..cards import counts, shortened
 from ..guarantee import unit_of
 from ..tables import (
     Column,
     Table,
     counted,
     digits_for,
+    listed,
     memory_text,
     percent,
     probability,
@@ -40,10 +42,10 @@ MANNERS = {
 def guarantee(part: Part) -> list[Section]:
     """The sequence tested by each `prune` that was asked for a largest drop."""
     asked = [one for one in part.prunes if one.data.get("guarantee")]
-    return [checked(one, lambda data, one=one: _guarantee(data, _called(one, part.prunes))) for one in asked]
+    return [checked(one, lambda data, one=one: _guarantee(data, called_of(one, part.prunes))) for one in asked]
 
 
-def _called(document: Document, among: Sequence[Document]) -> str:
+def called_of(document: Document, among: Sequence[Document]) -> str:
     """The folder of a document, where there are several of its kind to be told apart."""
     return f" ({document.run.folder.name})" if len(among) > 1 else ""
 
@@ -109,11 +111,11 @@ def _sentence(text: str) -> str:
 def speeds(part: Part) -> list[Section]:
     """Each `bench`, and what each `prune` measured itself."""
     benches = part.of("bench")
-    out = [(one, one.data, "Speed and size" + _called(one, benches)) for one in benches]
+    out = [(one, one.data, "Speed and size" + called_of(one, benches)) for one in benches]
     for one in part.prunes:
         if one.data.get("speed"):
             title = "Speed and size, as prune measured them" if benches else "Speed and size"
-            out.append((one, one.data["speed"], title + _called(one, part.prunes)))
+            out.append((one, one.data["speed"], title + called_of(one, part.prunes)))
     return [checked(one, lambda _, data=data, title=title: _speed(data, title)) for one, data, title in out]
 
 
@@ -198,13 +200,14 @@ def removed(part: Part) -> list[Section]:
         ]
         columns = (
             Column("site"),
-            Column("removed", _shortened),
+            Column("removed", shortened),
             Column("units", whole, True),
             Column("left", whole, True),
             Column("manner"),
             Column("parameters saved", whole, True),
         )
-        caption = f"What was removed from {data['model']}: {data['removed']} of {data['of']} {data['units']}."
+        gone_of = listed([f"{whole(had - has)} of {whole(had)} {noun}" for noun, had, has in counts(data)])
+        caption = f"What was removed from {data['model']}: {gone_of}."
         about = (
             "The weights of these units are no longer in the checkpoint: matrices are smaller, nothing is masked. Indices are "
             "those of the original model."
@@ -220,12 +223,7 @@ def removed(part: Part) -> list[Section]:
             tuple(f"Manner “{name}”: {words}." for name, words in MANNERS.items() if name in {row[4] for row in rows}),
         )
 
-    return [checked(one, lambda data, one=one: build(data, _called(one, part.prunes))) for one in part.prunes]
-
-
-def _shortened(indices: str) -> str:
-    """Many indices with the end left out; CSV has all of them."""
-    return indices if len(indices) <= 120 else indices[:117].rpartition(",")[0] + ", …"
+    return [checked(one, lambda data, one=one: build(data, called_of(one, part.prunes))) for one in part.prunes]
 
 
 def _sets(data: Mapping[str, Any]) -> Table:

@@ -1,0 +1,181 @@
+"""`prune` under a budget: several kinds of units, tuned and trained once more, as a command and as a verb."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Fingerprint, says
+from safetensors.torch import load_file
+from small import ran, ran_json
+from test_pruning import _asked, _leftovers, _model, _task, place, quick  # noqa: F401 (fixtures)
+
+import headcount as hc
+from headcount import costs, splits
+from headcount.choosing import usual_length
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "run" / "cache"))
+
+
+def _json(*words: object) -> Any:
+    return ran_json(*map(str, words))
+
+
+def test_a_budget_of_flops_is_kept_by_the_checkpoint(place: Path, tmp_path: Path) -> None:  # noqa: F811
+    found = _json(*_asked(place, tmp_path, "--units", "heads,neurons", "--flops", "60%", "--multiple", 1))
+    whole, smaller = _model(place), hc.load(tmp_path / "smaller", dtype=torch.float32)
+    length = usual_length(_report(place))
+    batch = costs.one_example(whole, length)
+    flops = [costs.operations_of(model, batch) for model in (whole, smaller)]
+    assert found["flops"] == flops
+    assert flops[1] <= 0.6 * flops[0]
+    budget = found["budget"]
+    assert (budget["whole"], budget["measured"]) == tuple(flops)
+    assert budget["predicted"] == pytest.approx(flops[1])
+    assert found["parameters"] == [whole.num_parameters(), smaller.num_parameters()]
+    anatomy = hc.find(smaller)
+    assert {site["name"]: site["left"] for site in found["structure"]} == {site.name: len(site) for site in anatomy}
+    assert {site["kind"] for site in found["structure"] if site["left"] < site["units"]} <= {"head", "neuron"}
+    assert "of the FLOPs are left" in found["sentence"]
+
+
+def _report(place: Path) -> hc.Task:  # noqa: F811
+    task = splits.distinct(_task(place, "dev"))
+    return task.subset([n for n in range(task.size) if splits.place(task.digest(n), 0) >= 0.7])
+
+
+@pytest.mark.parametrize("wish", [("--params", "70%"), ("--speedup", "1.01")])
+def test_layers_go_too_and_the_folder_says_which(wish: tuple[str, str], place: Path, tmp_path: Path) -> None:  # noqa: F811
+    asked = _asked(place, tmp_path, "--units", "layers", "--by", "top", *wish, "--no-report")
+    found = _json(*asked)
+    (stack,) = found["layers"]
+    assert stack["gone"] == list(range(3 - len(stack["gone"]), 3)), "from the top"
+    assert stack["gone"]
+    smaller = hc.load(tmp_path / "smaller")
+    assert smaller.config.num_hidden_layers == 3 - len(stack["gone"])
+    gone = {site["layer"] for site in found["structure"] if site["left"] == 0}
+    assert gone == set(stack["gone"])
+
+
+def test_what_was_tuned_is_in_the_weights_of_an_ordinary_checkpoint(place: Path, tmp_path: Path) -> None:  # noqa: F811
+    words = ("--units", "heads,neurons", "--flops", "50%", "--tune", "--score-data", place / "train.tsv", "--no-report")
+    found = _json(*_asked(place, tmp_path, *words))
+    weights = load_file(tmp_path / "smaller" / "model.safetensors")
+    assert {t.dtype for t in weights.values()} == {torch.float16}
+    plain = _model(place)
+    hc.cut(plain, hc.Plan.from_json(found["plan"]))
+    state = plain.state_dict()
+    assert all(weights[name].shape == state[name].shape for name in weights)
+    differing = {name for name in weights if not torch.equal(weights[name].float(), state[name])}
+    used = [site for site in found["tuned"]["sites"] if site["used"]]
+    assert used
+    assert len(differing) == len(used), "one writer each, and nothing else"
+    assert all("output.dense.weight" in name for name in differing)
+    assert found["tuned"]["examples"] <= 300
+    assert found["rearranged"] is not None
+
+
+def test_a_smaller_model_is_trained_once_more_and_both_numbers_are_told(place: Path, tmp_path: Path) -> None:  # noqa: F811
+    words = ("--units", "heads,neurons", "--flops", "30%", "--score-data", place / "train.tsv", "--no-report")
+    recover = ("--recover", 2, "--recover-data", place / "dev.tsv", "--recover-lr", 1e-3)
+    found = _json(*_asked(place, tmp_path, *words, *recover))
+    facts = found["recovered"]
+    shared = _task(place, "dev").size - facts["examples"]
+    assert facts["distilled"]
+    assert facts["epochs"] == 2
+    assert shared > 0, "examples that are reported on are not trained on"
+    smaller = hc.load(tmp_path / "smaller", dtype=torch.float32)
+    assert hc.removed(smaller).units == hc.Plan.from_json(found["plan"]).units
+    plain = _model(place)
+    hc.cut(plain, hc.Plan.from_json(found["plan"]))
+    assert not torch.equal(smaller.classifier.weight, plain.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (("--flops", "50%", "--recover", "1"), "--recover-data"),
+        (("--flops", "50%", "--recover-data", "x.tsv"), "goes with --recover"),
+        (("--max-drop", "1", "--recover", "1", "--recover-data", "x.tsv"), "as it is cut"),
+        (("--flops", "50%", "--recover", "0", "--recover-data", "x.tsv"), "above 0"),
+        (("--flops", "50"), "such as"),
+        (("--flops", "50%", "--params", "50%"), "in one way"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused_before_any_work(
+    words: tuple[str, ...],
+    about: str,
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    try:
+        said = ran(*map(str, _asked(place, tmp_path, *words))).output
+    except hc.BadPlan as error:
+        said = str(error)
+    assert about in " ".join(said.replace("│", " ").split())
+    assert "Traceback" not in said
+    assert _leftovers(tmp_path) == []
+
+
+def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(place: Path) -> None:  # noqa: F811
+    model, score, select = _model(place), _task(place, "train"), splits.distinct(_task(place, "dev"))
+    select = splits.without(select, splits.digests(score)) or select
+    kept = Fingerprint(model)
+    for tune in (False, True):
+        choice = hc.choose(
+            model, max_drop=5.0, units="heads,neurons", score=score, select=select, step="20%", tune=tune, multiple=1
+        )
+        held = choice.guarantee
+        assert held is not None
+        assert held.removed == len(choice.plan) > 0
+        last = held.kept
+        assert last is not None
+        gates = {site.name: torch.ones(len(site)) for site in hc.find(model)}
+        for name, numbers in choice.scale.items():
+            gates[name] = numbers
+        with hc.closed(model, choice.plan), hc.gated(model, gates):
+            assert hc.evaluate(model, select).value == pytest.approx(last.value)
+        assert (choice.tuned is not None) == tune
+    assert not kept.changed()
+
+
+def test_every_other_layer_is_a_plan_for_a_number_of_them(place: Path) -> None:  # noqa: F811
+    model = _model(place)
+    choice = hc.choose(model, remove=2, units="layers", by="every-other")
+    assert choice.plan.units == {hc.Unit("layers", 1), hc.Unit("layers", 2)}, "the first one stays"
+    with says(hc.BadPlan, about="say units layers and remove"):
+        hc.choose(model, flops="50%", units="layers", by="every-other")
+
+
+def test_resuming_comes_to_the_same_end(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    words = ("--units", "heads,neurons", "--flops", "50%", "--tune", "--score-data", place / "train.tsv", "--no-report")
+    from headcount import pruning
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "save", stop)
+        assert ran(*map(str, _asked(place, tmp_path, *words))).exit_code != 0
+    assert _leftovers(tmp_path) == []
+    first = _json(*_asked(place, tmp_path, *words))
+    again = _json(
+        *("prune", place / "classifier", "--data", place / "dev.tsv", "-o", tmp_path / "b", "--run", tmp_path / "c"),
+        *words,
+    )
+    assert first["plan"] == again["plan"]
+    assert first["tuned"] == again["tuned"]
+    assert first["after"]["value"] == again["after"]["value"]
+
+
+def test_what_stays_after_whole_layers_went_is_tuned_too(place: Path) -> None:  # noqa: F811
+    model, score = _model(place), _task(place, "train", limit=100)
+    choice = hc.choose(model, remove=1, units="layers", by="bottom", tune=True, score=score)
+    assert choice.plan.units == {hc.Unit("layers", 0)}
+    assert set(choice.scale) == {"1", "1.mlp", "2", "2.mlp"}
+    hc.cut(model, choice.plan, scale=choice.scale, check=score.batch())
