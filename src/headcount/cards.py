@@ -94,8 +94,10 @@ def steps_told(found: Mapping[str, Any]) -> list[str]:
         used = [site for site in tuned["sites"] if site["used"]]
         fell = ""
         if used:
-            before, after = (sum(site[key] for site in used) / len(used) for key in ("error", "tuned"))
-            fell = f", where the squared error of what they write fell from {before:.1%} to {after:.1%} on average"
+            shares = [site["tuned"] / site["error"] for site in used if site["error"]]
+            fell = (
+                f"; their squared distance from the whole model fell by {1 - sum(shares) / len(shares):.0%} on average"
+            )
         out.append(
             f"Tuned by least squares on {counted(tuned['examples'], 'example')}, without training: {len(used)} of "
             f"{counted(len(tuned['sites']), 'site')}{fell}."

@@ -47,7 +47,10 @@ STRENGTHS = tuple(10.0**power for power in range(-4, 2))  # of the ridge, as sha
 
 @dataclass(frozen=True)
 class Fit:
-    """How well one site was tuned: squared errors on held-out examples, as shares of the size of what it writes."""
+    """How well one site was tuned: squared distances from the whole model after it, on held-out examples.
+
+    As shares of the size of what the site itself writes; more than 1 where errors of earlier sites weigh more.
+    """
 
     name: str
     error: float  # as cut

@@ -242,20 +242,23 @@ def _tuned(found: Mapping[str, Any]) -> Section:
     ]
     used = [row for row in rows if row[5]]
     about = (
-        "Without any training, the units that stay are multiplied by numbers that bring what a site writes as near as can be to "
-        "what the whole model writes there. The numbers are folded into the weights, so that they cost nothing. Open marks "
-        "are errors as cut, filled ones tuned."
+        "Without any training, the units that stay are multiplied by numbers that bring what goes on from a site as near as can "
+        "be to what goes on there in the whole model. The numbers are folded into the weights, so that they cost nothing. "
+        "Open marks are errors as cut, filled ones tuned."
     )
     if used:
-        before, after = (sum(row[n] for row in used) / len(used) for n in (1, 2))
-        fell = f"on average the error fell from {percent(before)} to {percent(after)} there"
+        shares = [row[2] / row[1] for row in used if row[1]]
+        fell = f"on average the error fell by {percent(1 - sum(shares) / len(shares))} there"
     else:
         fell = "it helped nowhere on held-out examples"
     notes = [
         f"{len(used)} of {counted(len(rows), 'site')} were tuned on {whole(number(found['examples']))} examples "
-        f"({whole(number(found['positions']))} positions); {fell}. The others stay as they were cut.",
-        "The error is the squared distance from what the whole model writes, as a share of its size, on positions that had no "
-        "part in the fit.",
+        f"({whole(number(found['positions']))} positions); {fell}."
+        + " The others stay as they were cut."
+        * (len(used) < len(rows)),
+        "The error is the squared distance between what goes on from the site in the whole model and in the cut one, as a share "
+        "of what the site itself writes, on positions that had no part in the fit. Errors of earlier sites are in it, so it "
+        "can be more than 100 %.",
     ]
     notes += [f"Left out: {one['name']}: {one['why']}" for one in (found.get("skipped") or ())[:3]]
     stacks: dict[str, list[dict[str, Any]]] = {}
@@ -278,7 +281,7 @@ def _tuned(found: Mapping[str, Any]) -> Section:
         *(Column(title, three, True) for title in ("smallest number", "largest")),
     )
     cells = tuple((name, use, e, t, t / e - 1 if e else None, low, high) for name, e, t, low, high, use in rows)
-    table = Table("tuned", "The error of what each site writes, as cut and tuned.", columns, cells)
+    table = Table("tuned", "The error after each site, as cut and tuned.", columns, cells)
     return Section("tuned", "Tuned without training", about, f"{KWON}, section 4.3.", drawn, (table,), tuple(notes))
 
 
