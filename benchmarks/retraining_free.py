@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ import transformers
 from timing import seconds, summary
 
 import headcount as hc
-from headcount import choosing
+from headcount import budgeting, choosing
+from headcount.gradients import contributions
+from headcount.rearranging import rearranged
+from headcount.runs import InMemory
 from headcount.speed import device_text
+from headcount.tuning import tuned
 
 
 def model_and_task(args: argparse.Namespace) -> tuple[Any, hc.Task]:
@@ -53,24 +58,44 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model, task = model_and_task(args)
-    steps: dict[str, list[float]] = {"all": [], "scores alone": []}
+    names = ("all", "scores", "search", "rearranging", "tuning", "cut")
+    steps: dict[str, list[float]] = {name: [] for name in names}
 
     def one_pass() -> None:
         hc.evaluate(model, task)
-
-    def scores() -> None:
-        hc.score(model, task, "fisher", units="heads,neurons")
 
     def pipeline() -> None:
         choice = choosing.choose(model, flops="50%", units="heads,neurons", tune=True, score=task, length=args.length)
         hc.cut(copy.deepcopy(model), choice.plan, scale=choice.scale)
 
+    def in_parts() -> dict[str, float]:
+        """Seconds of each part, by the functions that `choose` calls."""
+        notes: Any = InMemory()
+        anatomy, took, found = hc.find(model), {}, {}
+
+        def part(name: str, run: Callable[[], Any]) -> None:
+            took[name] = seconds(lambda: found.__setitem__(name, run()))
+
+        part("scores", lambda: hc.score(model, task, "fisher", units="heads,neurons", run=notes))
+        part(
+            "search",
+            lambda: budgeting.within(budgeting.purse(model, found["scores"], "flops", length=args.length), "50%")[0],
+        )
+        gathered = contributions(model, anatomy, anatomy.sites, task, run=notes)
+        part("rearranging", lambda: rearranged(found["search"], anatomy.sites, gathered))
+        part("tuning", lambda: tuned(model, found["rearranging"], task))
+        part("cut", lambda: hc.cut(copy.deepcopy(model), found["rearranging"], scale=found["tuning"].scale))
+        return took
+
     one_pass()
+    pipeline()
     start = time.perf_counter()
     for _ in range(args.repeats):
-        base = seconds(one_pass)
-        steps["all"].append(seconds(pipeline) / base)
-        steps["scores alone"].append(seconds(scores) / seconds(one_pass))
+        before = seconds(one_pass)
+        whole, parts = seconds(pipeline), in_parts()
+        base = (before + seconds(one_pass)) / 2
+        for name, took in {"all": whole, **parts}.items():
+            steps[name].append(took / base)
     told = {
         "what": "times as long as one pass over the calibration data",
         "shape": f"{args.layers} layers of BERT-base, {args.examples} examples of length {args.length}, batch {args.batch}",

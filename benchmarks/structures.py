@@ -86,13 +86,15 @@ def table(folders: Sequence[Path], rows: dict[str, Any]) -> str:
     """All that came out, as Markdown."""
     sizes = sorted({row["batch"] for found in rows.values() for row in found})
     head = ["arm", "FLOPs allowed", "left", "parameters left", "as cut", "recovered"]
-    lines = ["| " + " | ".join([*head, *(f"times as fast, batch {size}" for size in sizes)]) + " |"]
+    lines = [
+        "| " + " | ".join([*head, *(f"times as fast (of what FLOPs allow), batch {size}" for size in sizes)]) + " |"
+    ]
     lines.append("|---" * (len(head) + len(sizes)) + "|")
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for folder in folders:
         name, budget, epochs = folder.name.rsplit("-", 2)
         told = json.loads((folder / "run" / "prune.json").read_text())
-        cell = found.setdefault((name, budget), {"folder": folder.name, "told": told})
+        cell = found.setdefault((name, budget), {"folder": folder.name, "told": told})  # the first: as its speed
         pair = told["comparison"]
         cell["recovered" if float(epochs) else "cut"] = (
             f"{told['after']['value']:.4f} ({pair['difference']:+.4f} [{pair['low']:+.4f}, {pair['high']:+.4f}])"
@@ -101,7 +103,7 @@ def table(folders: Sequence[Path], rows: dict[str, Any]) -> str:
     for (name, budget), cell in found.items():
         told = cell["told"]
         flops, weights = (told[key][1] / told[key][0] for key in ("flops", "parameters"))
-        speed = [f"{row['ratio']:.2f}" for row in rows.get(cell["folder"], [])]
+        speed = [f"{row['ratio']:.2f} (of {row['limit']:.2f})" for row in rows.get(cell["folder"], [])]
         values = [name, f"{budget} %", f"{flops:.1%}", f"{weights:.1%}", cell.get("cut", ""), cell.get("recovered", "")]
         lines.append("| " + " | ".join([*values, *speed]) + " |")
     whole = next(iter(found.values()))["whole"] if found else float("nan")
@@ -126,7 +128,8 @@ def main(words: Sequence[str]) -> None:
     args.rest = rest
     run_all(jobs_of(args), args.workers)
     folders = sorted(path.parent.parent for path in Path(args.output).glob("*/run/prune.json"))
-    rows = {} if args.no_speed else speeds(args, folders)
+    shapes = {folder.name.rsplit("-", 1)[0]: folder for folder in reversed(folders)}  # training changes no shape
+    rows = {} if args.no_speed else speeds(args, list(shapes.values()))
     (Path(args.output) / "speeds.json").write_text(json.dumps(rows))
     print("\n" + table(folders, rows))
 

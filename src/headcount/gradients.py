@@ -120,20 +120,25 @@ def frozen(root: nn.Module) -> Iterator[None]:
 
 def _chunk(work: _Work, chunk: range, bar: Bar) -> dict[str, np.ndarray]:
     """The arrays of some consecutive examples; for neurons folded into blocks."""
-    here = work.task.subset(chunk)
-    out = {f"{kind}.{p.name}": np.zeros((len(chunk), _wide(p, kind)), np.float32) for p in work.parts for kind in PARTS}
+    here, device = work.task.subset(chunk), device_of(work.root)
+    rows = {part.name: -(-len(chunk) // _per_row(part)) for part in work.parts}
+    out = {
+        f"{kind}.{p.name}": torch.zeros(rows[p.name], _wide(p, kind), device=device)
+        for p in work.parts
+        for kind in PARTS
+    }
     for numbers in here.batches(work.batch_size):
         _fill(work, here, numbers, out)
         bar.advance(len(numbers))
-    for part in work.parts:
-        if part.kind == "neuron":
-            for kind in PARTS:
-                whole = out[f"{kind}.{part.name}"]
-                out[f"{kind}.{part.name}"] = np.add.reduceat(whole, np.arange(0, len(chunk), BLOCK), axis=0)
-    return out
+    return {name: values.cpu().numpy() for name, values in out.items()}
 
 
-def _fill(work: _Work, task: Task, numbers: Sequence[int], out: dict[str, np.ndarray]) -> None:
+def _per_row(part: Site | Stack) -> int:
+    """Consecutive examples that make one row."""
+    return BLOCK if part.kind == "neuron" else 1
+
+
+def _fill(work: _Work, task: Task, numbers: Sequence[int], out: dict[str, Tensor]) -> None:
     """Run one batch and write its values into the rows of its examples; half of it at a time where memory runs out."""
     try:
         sums = _batch(work, task, numbers)
@@ -159,13 +164,19 @@ def _fill(work: _Work, task: Task, numbers: Sequence[int], out: dict[str, np.nda
             f"The gradient of the loss of {task.describe(numbers[int(bad[0])])} is not finite: look at that example, or "
             "use a wider dtype."
         )
-    rows = list(numbers)
     for part in work.parts:
         signed = sums[part.name]["signed"]
-        values = {"signed": signed, "absolute": signed.abs(), "squared": signed.square(), **sums[part.name]}
+        one = torch.ones(len(numbers), 1, device=signed.device)
+        values = {"signed": signed, "absolute": signed.abs(), "squared": signed.square(), "examples": one}
+        values |= sums[part.name]
+        rows = torch.tensor([number // _per_row(part) for number in numbers], device=signed.device)
+        # a product, and not a sum at indices, whose order GPUs do not promise
+        to_rows = (torch.arange(len(out[f"signed.{part.name}"]), device=signed.device)[:, None] == rows).double()
         for kind, value in values.items():
-            out[f"{kind}.{part.name}"][rows] = value.cpu().numpy()
-        out[f"examples.{part.name}"][rows] = 1
+            if _per_row(part) == 1:
+                out[f"{kind}.{part.name}"][rows] = value
+            else:
+                out[f"{kind}.{part.name}"] += (to_rows @ value.double()).float()
 
 
 def _batch(work: _Work, task: Task, numbers: Sequence[int]) -> dict[str, dict[str, Tensor]]:

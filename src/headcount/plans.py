@@ -52,9 +52,9 @@ class Plan:
     def by_site(self) -> dict[str, tuple[int, ...]]:
         """Site name -> sorted indices; sites in the order of their names, numbers counted as numbers."""
         out: dict[str, list[int]] = {}
-        for unit in sorted(self.units, key=lambda unit: (_natural(unit.site), unit.index)):
+        for unit in self.units:
             out.setdefault(unit.site, []).append(unit.index)
-        return {site: tuple(indices) for site, indices in out.items()}
+        return {site: tuple(sorted(out[site])) for site in sorted(out, key=_natural)}
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form in which runs of indices are written as ranges, short enough for a config file."""
@@ -105,7 +105,7 @@ class Plan:
         return len(self.units)
 
     def __iter__(self) -> Iterator[Unit]:
-        return iter(sorted(self.units, key=lambda unit: (_natural(unit.site), unit.index)))
+        return (Unit(site, index) for site, indices in self.by_site().items() for index in indices)
 
     def __contains__(self, unit: object) -> bool:
         return unit in self.units

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .gradients import Contributions
 
 SWEEPS = 10  # over all units of a site; after two or three there is rarely anything left to exchange
+MEMORY = 2**28  # bytes of inner products of all units with each other; beyond that they are computed as needed
 SLIGHT = 1e-9  # of the cost: an exchange must gain more than rounding does, or it could go on for ever
 SHRINKAGE = 0.5  # rows are few beside units, so that many sets seem to cancel by chance: half of that is not believed
 
@@ -58,29 +59,35 @@ def exchanged(signed: np.ndarray, gone: np.ndarray, shrinkage: float = SHRINKAGE
     goes back, which may be the unit itself. Until nothing changes.
     """
     each = np.ascontiguousarray(np.asarray(signed, np.float64).T)  # (units, rows)
+    products = each @ each.T if len(each) ** 2 * 8 <= MEMORY else None
     squares = np.einsum("ur,ur->u", each, each)
     gone = np.array(gone, bool)
     if not gone.any() or gone.all():
         return gone
-    members = np.flatnonzero(gone)  # the set, and beside it the derivatives of its members
-    inside, alone = each[members], squares[members]
-    total = inside.sum(0)
+    members = np.flatnonzero(gone)
+    alone = squares[members]
     for _ in range(SWEEPS):
         before = gone.copy()
+        total = each[members].sum(0)
+        along, whole = each @ total, total @ total  # products with the set's sum; computed anew, so that rounding stays small
         for unit in np.argsort(squares, kind="stable"):
             if gone[unit]:
                 continue
-            together = total + each[unit]
+            if shrinkage * (squares[unit] - alone.max()) >= (1 - shrinkage) * whole:
+                break  # no exchange can gain more than all that the set costs: this unit is too dear, and so are the others
+            row = each @ each[unit] if products is None else products[unit]
             # by how much the cost changes when the unit takes the place of each member, and that of the diagonal
-            change = together @ together - total @ total + alone - 2 * (inside @ together)
+            change = 2 * (along[unit] - along[members]) + squares[unit] + alone - 2 * row[members]
             shrunk = (1 - shrinkage) * change + shrinkage * (squares[unit] - alone)
-            slight = SLIGHT * (together @ together + alone)
+            slight = SLIGHT * (whole + 2 * along[unit] + squares[unit] + alone)
             shrunk[(change >= -slight) | (shrunk >= -slight)] = np.inf
             best = int(np.argmin(shrunk))
             if shrunk[best] < np.inf:
-                gone[members[best]], gone[unit] = False, True
-                members[best], inside[best], alone[best] = unit, each[unit], squares[unit]
-                total = inside.sum(0)  # anew: exchanges are few, and rounding does not add up
+                out = members[best]
+                other = each @ each[out] if products is None else products[out]
+                along, whole = along + row - other, whole + float(change[best])
+                gone[out], gone[unit] = False, True
+                members[best], alone[best] = unit, squares[unit]
         if np.array_equal(gone, before):
             break
     return gone

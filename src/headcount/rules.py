@@ -58,11 +58,12 @@ _DIVISION = re.compile(_WIDTHS + r"\s*//\s*(self\.)?(num_heads|num_attention_hea
 def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, scales: Mapping[str, Tensor]) -> None:
     """Raise `Refused` for the first thing in the plan that cannot be done exactly."""
     shared = Counter(id(p) for _, p in root.named_parameters(remove_duplicate=False))
-    for name in (*plan.by_site(), *scales):
+    chosen = plan.by_site()
+    for name in (*chosen, *scales):
         part = anatomy[name]
-        reason = refusal(part, anatomy, root) if name in plan.by_site() else None
+        reason = refusal(part, anatomy, root) if name in chosen else None
         if isinstance(part, Stack):
-            drop = set(part.positions(plan.by_site()[name]))
+            drop = set(part.positions(chosen[name]))
             if layers.last_attention_goes(root, part, anatomy.sites, drop):
                 reason = "at least one layer with attention must stay"
             if any(shared[id(p)] > 1 for position in drop for p in part.blocks[position].parameters()):
