@@ -242,3 +242,82 @@ def test_plans_for_a_promise_get_cheaper_one_by_one() -> None:
     assert len(set(plans)) == len(plans) > 4
     assert spent[0] <= 0.9 * purse.costs.whole
     assert spent[-1] == pytest.approx(purse.cheapest())
+
+
+# -- scores of all sorts, models of all sorts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["entropy", "ablation", "confidence", "magnitude", "random"])
+def test_scores_below_zero_say_which_units_go_and_not_how_many(by: str) -> None:
+    model, task = zoo_task("bert")
+    some, of = hc.score(model, task, by, units="heads"), costs.parameters(model)
+    one = of.whole - min(of.of(hc.Plan(frozenset([unit]))) for unit in some)
+    choice = hc.choose(model, params=0.95, units="heads", by=by, score=task)
+    assert choice.budget is not None
+    assert choice.budget.allowed - one < choice.budget.measured <= choice.budget.allowed
+    assert set(choice.plan) == set(some.order()[: len(choice.plan)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_least_that_can_be_kept_can_always_be_bought(seed: int) -> None:
+    model, _ = zoo.build("bert")
+    anatomy, rng = hc.find(model), np.random.default_rng(seed)
+    units = tuple(unit for site in anatomy for unit in site.units)
+    kinds, types = {s.name: s.kind for s in anatomy}, {s.name: s.attention for s in anatomy}
+    scores = hc.Scores(units, rng.random(len(units)), "made", kinds, types)
+    tables = {site.name: np.cumsum(rng.random(len(site) + 1)) / 7 for site in anatomy}
+    whole = sum(float(table[-1]) for table in tables.values()) + 0.3
+    seconds = costs.Costs("time", whole, tables, {}, costs.homes(anatomy))
+    purse = budgeting.Purse(model, scores, seconds, least=1, multiple=1)
+    plan = purse.buy(purse.cheapest())
+    assert {len(site) - len(plan.by_site()[site.name]) for site in anatomy} == {1}
+
+
+def test_a_layer_with_attention_stays_where_some_have_none() -> None:
+    model, task = zoo_task("lfm2")
+    scores = hc.score(model, task, "fisher", units="heads,neurons,layers")
+    purse = budgeting.purse(model, scores, "params")
+    for share in (0.9, 0.7, 0.5):
+        plan, budget = budgeting.within(purse, max(share, 1.01 * purse.cheapest() / purse.costs.whole))
+        assert budget.measured <= budget.allowed
+        hc.cut(copy.deepcopy(model), plan)
+
+
+def test_a_multiple_that_was_asked_for_is_kept_and_the_default_fits_the_width() -> None:
+    model, task = zoo_task("bert")
+    scores = hc.score(model, task, "fisher", units="neurons")
+    size = len(hc.find(model)["0.mlp"])
+    asked = budgeting.purse(model, scores, "params", multiple=size // 2)
+    plan = asked.buy((asked.costs.whole + asked.cheapest()) / 2)
+    assert {len(indices) for indices in plan.by_site().values()} <= {size // 2, size}
+    assert asked.multiples["neuron"] == size // 2
+    assert budgeting.purse(model, scores, "params").multiples["neuron"] <= max(1, size // budgeting.PARTS)
+
+
+def test_another_kind_of_attention_is_measured_by_itself(clock: list[hc.Plan]) -> None:
+    model, _ = zoo.build("bert")
+    latencies.seconds(model, ("head",))
+    often = len(clock)
+    model.config._attn_implementation = "eager"
+    latencies.seconds(model, ("head",))
+    assert len(clock) == 2 * often
+
+
+def test_a_side_of_the_model_has_its_neurons_and_layers_too() -> None:
+    model, task = zoo_task("bart")
+    choice = hc.choose(model, params=0.9, units="heads,neurons", only="encoder", score=task, multiple=1)
+    assert {name.split(".")[0] for name in choice.plan.by_site()} == {"encoder"}
+    assert any(name.endswith("mlp") for name in choice.plan.by_site())
+    assert set(hc.choose(model, remove=1, units="layers", by="top", only="decoder").plan.by_site()) == {
+        "decoder.layers"
+    }
+    model, task = zoo_task("bert")
+    with says(hc.BadPlan, about="leaves no neurons"):
+        hc.choose(model, params=0.9, units="heads,neurons", only="encoder", score=task)
+
+
+def test_steps_of_several_kinds_are_shares(clock: list[hc.Plan]) -> None:
+    model, task = zoo_task("bert")
+    score, select = task.subset([0]), task.subset([1])
+    with says(hc.BadPlan, about="share of the FLOPs apart"):
+        hc.choose(model, max_drop=1.0, units="heads,neurons", score=score, select=select, step=10)

@@ -91,6 +91,7 @@ ORDER = [
     "budgeting",
     "curves",
     "studies",
+    "trying",
     "choosing",
     "pruning",
     "concrete",

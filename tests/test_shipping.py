@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import zoo
 from conftest import Fingerprint, says
 from safetensors.torch import load_file
-from small import ran, ran_json
+from small import loss_of, ran, ran_json, zoo_task
 from test_pruning import _asked, _leftovers, _model, _task, place, quick  # noqa: F401 (fixtures)
 
 import headcount as hc
@@ -179,3 +181,41 @@ def test_what_stays_after_whole_layers_went_is_tuned_too(place: Path) -> None:  
     assert choice.plan.units == {hc.Unit("layers", 0)}
     assert set(choice.scale) == {"1", "1.mlp", "2", "2.mlp"}
     hc.cut(model, choice.plan, scale=choice.scale, check=score.batch())
+
+
+def test_tables_that_a_model_makes_anew_are_not_taken_for_weights(tmp_path: Path) -> None:
+    """Marian's sinusoids are parameters that no checkpoint holds: what is written is rounded, they are not."""
+    model, task = zoo_task("marian")
+    turned = {name: values.flip(1) for name, values in zoo.build("marian")[1].items()}
+    score, report = task.subset([0, 1]), hc.own_task([turned], loss=loss_of)
+    kept = copy.deepcopy(model).half()
+    kept.save_pretrained(tmp_path / "whole")
+    model.load_state_dict({name: value.float() for name, value in kept.state_dict().items()})
+    choice = hc.choose(model, flops=0.8, units="heads,neurons", tune=True, score=score, length=8, multiple=1)
+    found = hc.prune(model, tmp_path / "smaller", report, choice, source=tmp_path / "whole", length=8)
+    assert found.choice.tuned is not None
+    assert {t.dtype for t in load_file(tmp_path / "smaller" / "model.safetensors").values()} == {torch.float16}
+
+
+def test_two_plans_in_one_run_are_told_apart(place: Path, tmp_path: Path) -> None:  # noqa: F811
+    model, report = _model(place), _task(place, "few")
+    with hc.Run.open(tmp_path / "run", {"command": "test"}) as run:
+        before = []
+        for number, text in enumerate(("0:0", "0:* 1:* 2:* 0.mlp:* 1.mlp:* 2.mlp:*")):
+            choice = hc.choose(model, plan=text, run=run)
+            found = hc.prune(model, tmp_path / f"m{number}", report, choice, run=run, recover=lambda _: {})
+            assert found.recovered is not None
+            before.append(found.recovered["before"])
+    with hc.closed(model, "0:* 1:* 2:* 0.mlp:* 1.mlp:* 2.mlp:*"):
+        assert before[1] == pytest.approx(hc.evaluate(model, report).value)
+    assert before[0] != before[1]
+
+
+def test_a_plan_that_was_rearranged_follows_no_order(place: Path) -> None:  # noqa: F811
+    model, score = _model(place), _task(place, "train", limit=150)
+    choice = hc.choose(model, remove="50%", units="neurons", tune=True, score=score)
+    assert choice.exchanged
+    assert choice.order == ()
+    assert choice.plan.why.endswith("rearranged")
+    plain = hc.choose(model, remove="50%", units="neurons", by="fisher", score=score)
+    assert set(plain.plan) == set(plain.order[: len(plain.plan)])

@@ -235,7 +235,8 @@ class Lottery:
         kept = ", ".join(f"{self._share(kind):.0%} of the {_word(kind)}" for kind in KINDS if self.units(kind))
         many = f"{len(self.names)} tasks" if len(self.names) > 1 else self.names[0]
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
-        said = f"On {many}, with {seeds}, {kept.replace(', ', ' and ')} are enough to keep {self.threshold:.0%} of the score"
+        said = f"On {many}, with {seeds}, {kept.replace(', ', ' and ')} keep {self.threshold:.0%} of the score"
+        said += " on the examples that they were selected on"
         for how, words in (("retrained", "fine-tuned anew"), ("pruned", "as found")):
             shares = {what: self._relative(what, how) for what in WHATS}
             if all(share is not None for share in shares.values()):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,17 +78,17 @@ class Purse:
 
     @property
     def multiples(self) -> dict[str, int]:
-        """What numbers of units are rounded to, by their kind."""
+        """What numbers of units are rounded to, by their kind: as asked, or what the device likes and the MLPs are wide for."""
         device = device_of(unwrap(self.model)).type
-        return {"head": 1, "neuron": self.multiple or MULTIPLES.get(device, MULTIPLES["cuda"])}
+        most = MULTIPLES.get(device, MULTIPLES["cuda"])
+        sizes = Counter(unit.site for unit in self.scores if self.scores.kinds[unit.site] == "neuron").values()
+        fits = 2 ** int(np.log2(max(1, min(sizes, default=most) // PARTS)))
+        return {"head": 1, "neuron": self.multiple or min(most, fits)}
 
     def cheapest(self) -> float:
         """What is left when everything goes that may go."""
         floors, fixed = _floors(find(self.model, self.dialects), self.scores, self.costs, self.least, self.multiples)
-        return fixed + sum(
-            0.0 if floor.lost is not None else floor.cost + sum(float(shelf.cost.min()) for shelf in floor.shelves)
-            for floor in floors
-        )
+        return fixed + _least(floors)
 
 
 def purse(model: nn.Module, scores: Scores, what: str, **settings: Any) -> Purse:
@@ -173,10 +174,13 @@ def keeping(
 ) -> Plan:
     """The units to remove so that what is left costs at most `allowed` and the scores that go add up to as little as can be."""
     floors, fixed = _floors(anatomy, scores, costs, least, multiples)
-    found = fill(floors, allowed - fixed)
+    room = allowed - fixed
+    if room < _least(floors) <= room + 1e-9 * costs.whole:
+        room = _least(floors)  # the least that can be kept, but for rounding
+    found = fill(floors, room)
     names = _named(anatomy, scores, costs)
     gone: set[Unit] = set()
-    worth = {unit: float(value) for unit, value in zip(scores.units, scores.values, strict=True)}
+    worth = _worth(scores)
     for (layer, sites), counts in zip(names, found.counts, strict=True):
         if counts is None:
             assert layer is not None
@@ -212,8 +216,8 @@ def _floors(
     anatomy: Anatomy, scores: Scores, costs: Costs, least: int, multiples: Mapping[str, int]
 ) -> tuple[list[Floor], float]:
     """What can be kept, for the knapsack; and what is spent whatever is chosen."""
-    worth = {unit: float(value) for unit, value in zip(scores.units, scores.values, strict=True)}
-    staying = _layers_that_stay(anatomy, worth, least)
+    worth = _worth(scores)
+    staying = _layers_that_stay(anatomy, worth, least, costs)
     floors, open_costs = list[Floor](), 0.0
     for layer, sites in _named(anatomy, scores, costs):
         shelves = []
@@ -234,20 +238,33 @@ def _floors(
     return floors, costs.whole - open_costs
 
 
-def _layers_that_stay(anatomy: Anatomy, worth: Mapping[Unit, float], least: int) -> set[Unit]:
-    """The best layers of every stack: at least one."""
+def _worth(scores: Scores) -> dict[Unit, float]:
+    """What is lost without each unit, 0 or more: scores below 0 (entropies, gains of an ablation) say which, not how much."""
+    values = scores.values - min(0.0, float(scores.values.min(initial=0.0)))
+    return {unit: float(value) for unit, value in zip(scores.units, values, strict=True)}
+
+
+def _least(floors: Sequence[Floor]) -> float:
+    """What is spent when as little is kept as can be."""
+    return sum(
+        0.0 if floor.lost is not None else floor.cost + sum(float(shelf.cost.min()) for shelf in floor.shelves)
+        for floor in floors
+    )
+
+
+def _layers_that_stay(anatomy: Anatomy, worth: Mapping[Unit, float], least: int, costs: Costs) -> set[Unit]:
+    """The best layers of every stack: at least one, and one with attention where some have none."""
+    attends = {costs.homes[site.name] for site in anatomy.heads if site.name in costs.homes}
     out: set[Unit] = set()
     for stack in anatomy.stacks:
         ranked = sorted((unit for unit in stack.units if unit in worth), key=lambda unit: -worth[unit])
-        out |= set(ranked[: max(1, least)])
+        out |= {*ranked[: max(1, least)], *[unit for unit in ranked if unit in attends][:1]}
     return out
 
 
 def _numbers(units: int, multiple: int, least: int) -> np.ndarray:
     """How many units may stay: multiples, all of them, and where a floor is given at least so many."""
-    step = min(multiple, max(1, units // PARTS))
-    step = multiple if step == multiple else 2 ** int(np.log2(step))
-    return np.unique([*(count for count in range(0, units, step) if count >= least), units])
+    return np.unique([*(count for count in range(0, units, multiple) if count >= least), units])
 
 
 def _real(purse: Purse, plan: Plan) -> float:
@@ -302,5 +319,5 @@ def _not_reached(purse: Purse, asked: str | float) -> str:
 
 
 def _kept_layers(purse: Purse) -> frozenset[Unit]:
-    worth = {unit: float(value) for unit, value in zip(purse.scores.units, purse.scores.values, strict=True)}
-    return frozenset(_layers_that_stay(find(purse.model, purse.dialects), worth, purse.least))
+    anatomy = find(purse.model, purse.dialects)
+    return frozenset(_layers_that_stay(anatomy, _worth(purse.scores), purse.least, purse.costs))

@@ -104,11 +104,15 @@ def steps_told(found: Mapping[str, Any]) -> list[str]:
         )
     if recovered := found.get("recovered"):
         how = "distilled from the whole model" if recovered.get("distilled") else "trained on the labels"
-        metric, after = found["before"]["metric"], found["after"]["value"]
-        out.append(
-            f"Recovered in {counted(recovered['epochs'], 'epoch')} over {whole(recovered['examples'])} examples "
-            f"({counted(recovered['steps'], 'step')}, {how}): {metric} was {recovered['before']:.4f} as cut, and is {after:.4f}."
+        known = {"epochs", "examples", "steps"} <= set(recovered)
+        how_long = (
+            f" in {counted(recovered['epochs'], 'epoch')} over {whole(recovered['examples'])} examples "
+            f"({counted(recovered['steps'], 'step')})"
+            if known
+            else ""
         )
+        metric, after = found["before"]["metric"], found["after"]["value"]
+        out.append(f"Recovered{how_long}, {how}: {metric} was {recovered['before']:.4f} as cut, and is {after:.4f}.")
     return out
 
 
@@ -159,9 +163,17 @@ def _usage(found: Mapping[str, Any]) -> str:
     return (
         "## Use\n\n"
         f"```python\nimport headcount\n\nmodel = headcount.load({folder})  # {_code(found['class'])}\n```\n\n"
-        "It was loaded again from this folder and compared on a batch with the whole model with the same units closed: "
-        f"they compute the same. {STOCK if found.get('stock') else NOT_STOCK}"
+        f"It was loaded again from this folder, and {proved(found)}. {STOCK if found.get('stock') else NOT_STOCK}"
     )
+
+
+def proved(found: Mapping[str, Any]) -> str:
+    """What was proved about the checkpoint on a batch of examples, in words."""
+    if found.get("recovered"):
+        return "computes what the trained model computes; before the training, the cut was proved equal to closing the units"
+    if found.get("tuned"):
+        return "computes what the whole model computes with the same units closed and the others scaled as tuned"
+    return "computes what the whole model computes with the same units closed"
 
 
 def _removed(found: Mapping[str, Any]) -> str:

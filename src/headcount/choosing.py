@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from torch import Tensor, nn
 
 from . import budgeting, rules, strategies
@@ -16,27 +14,20 @@ from .budgeting import Budget
 from .criteria import score as score_units
 from .curves import counts
 from .dialects import Dialect
-from .errors import BadData, BadPlan, NotShown, Refused
-from .evaluation import measure
+from .errors import BadData, BadPlan, Refused
 from .finding import find, unwrap
-from .gates import applied
-from .gradients import contributions
-from .guarantee import Guarantee, in_words, sequence, unit_of
+from .guarantee import Guarantee
 from .plans import Plan, Unit
-from .rearranging import rearranged
-from .results import Result
-from .runs import InMemory
+from .runs import InMemory, document
 from .scores import Scores, how_many
 from .scores import plan as plan_by
 from .splits import digests
-from .tuning import Tuned, tuned
+from .trying import Tried, Workshop
+from .tuning import Tuned
 
 if TYPE_CHECKING:
     from .runs import Run
     from .tasks import Task
-
-NEEDS_CLASSES = ("accuracy", "f1", "matthews", "pearson", "spearman")
-NEEDS_VARIETY = ("f1", "matthews", "pearson", "spearman")  # undefined if the model says the same of every example
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +54,14 @@ class Choice:
         """Numbers for the units that stay, by site, to be folded into the weights; empty where nothing was tuned."""
         return {} if self.tuned is None else self.tuned.scale
 
+    def told(self) -> dict[str, Any]:
+        """The budget, and what rearranging and tuning did, as prune.json has them."""
+        return {
+            "budget": None if self.budget is None else self.budget.to_json(),
+            "tuned": None if self.tuned is None else self.tuned.to_json(),
+            "rearranged": self.exchanged,
+        }
+
 
 class _Order(NamedTuple):
     scores: Scores
@@ -71,6 +70,12 @@ class _Order(NamedTuple):
     def plan(self, count: int) -> Plan:
         why = f"the {count} of {len(self.scores)} units with the lowest scores by {self.scores.by}"
         return Plan(frozenset(self.units[:count]), why)
+
+    def plans(self, step: float | int | str) -> Iterator[Plan]:
+        """Plans along the order, the mildest first and everything last."""
+        steps = [n for n in counts(step, len(self.scores)) if 0 < n <= len(self.units)]
+        steps += [len(self.units)] * (not steps or steps[-1] < len(self.units))
+        return (self.plan(count) for count in steps)
 
 
 def choose(
@@ -116,10 +121,10 @@ def choose(
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
     rows = tuple(dialects)
-    asked = _one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
-    kinds = [word.strip() for word in units.split(",") if word.strip()]
+    asked = one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    kinds = list(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
-    work = _Work(model, select, score, max_drop, alpha, resamples, seed, notes, rows, tune)
+    shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows)
     if tune and score is None:
         raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")
     anatomy = find(model, rows)
@@ -129,17 +134,18 @@ def choose(
         rules.refuse(unwrap(model), anatomy, given, {})
         if not given:
             raise BadPlan("The plan removes nothing; name at least one unit.")
-        held, fitted = _shown(work, [given])
+        held, best = shop.shown([given])
         of = dict.fromkeys(anatomy[name].kind for name in given.by_site())
         choice = Choice(asked, given, _total(anatomy, of), ",".join(f"{k}s" for k in of), guarantee=held, used=used)
-        return replace(choice, tuned=fitted[given] if held else work.fitted(given))
+        return _as_tried(choice, best or shop.ready(given))
     allowed, left_alone = cuttable(model, units, rows)
     by = by or ("fisher" if tune or len(kinds) > 1 else "taylor")
     names = [only] if isinstance(only, str) else list(only)
     if by == strategies.EVERY_OTHER:
-        return work.finished(replace(_evenly(anatomy, asked, units, names, allowed, left_alone), used=used))
+        choice = replace(_evenly(anatomy, asked, units, names, allowed, left_alone), used=used)
+        return _as_tried(choice, shop.ready(choice.plan))
     found = score_units(model, score, by, units=kinds, seed=seed, run=notes, dialects=rows)
-    usable = (found.only(*names) if names else found).at(allowed)
+    usable = (_of_kinds(found, kinds, names) if names else found).at(allowed)
     usable = usable if len(kinds) == 1 else usable.normalized(None)  # norms per site hide what a site is worth
     if not len(usable):
         raise Refused(f"No {units} of {' or '.join(names)} can be cut: {left_alone[0][1]}")
@@ -148,77 +154,59 @@ def choose(
         raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
     common: dict[str, Any] = {"scores": found, "order": order.units, "left_alone": left_alone, "used": used}
     common |= {"of": len(found), "units": ",".join(kinds)}
-    work = replace(work, scores=usable, of=len(usable))
+    shop = replace(shop, scores=usable)
     if remove is not None:
         wanted = plan_by(usable, remove, least=least)
         if not wanted:
             raise BadPlan(f"{remove} of {len(usable)} units is none of them; remove at least one.")
-        return work.finished(Choice(asked, wanted, **common))
+        return _as_tried(Choice(asked, wanted, **common), shop.ready(wanted))
     length = length or (usual_length(score) if score is not None else 128)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length, "batch_size": batch_size}
     settings |= {"seed": seed, "dialects": rows}
     if max_drop is None:
         what = {"flops": "flops", "params": "params", "speedup": "time"}[asked[0]]
-        chosen, budget = budgeting.within(budgeting.purse(model, usable, what, **settings), asked[1])
-        return work.finished(Choice(asked, chosen, **{**common, "order": ()}, budget=budget))
-    steps = [n for n in counts(step, len(usable)) if 0 < n <= len(order.units)]
-    steps += [len(order.units)] * (not steps or steps[-1] < len(order.units))
-    plans: Iterable[Plan] = (order.plan(count) for count in steps)
+        bought = document(notes, "budget", lambda: _bought(budgeting.purse(model, usable, what, **settings), asked[1]))
+        chosen, budget = Plan.from_json(bought["plan"]), Budget(**bought["budget"])
+        return _as_tried(Choice(asked, chosen, **{**common, "order": ()}, budget=budget), shop.ready(chosen))
+    plans: Iterable[Plan] = order.plans(step)
     if len(kinds) > 1:
         common["order"] = ()  # of several kinds, plans are not nested
-        plans = budgeting.courses(budgeting.purse(model, usable, "flops", **settings), how_many(step, 1000) / 1000)
-    held, fitted = _shown(work, plans)
-    assert held is not None
-    best = list(fitted)[len([one for one in held.steps if one.shown]) - 1]
-    return work.finished(Choice(asked, best, **common, guarantee=held), fitted[best])
+        plans = budgeting.courses(budgeting.purse(model, usable, "flops", **settings), _share_of(step))
+    held, best = shop.shown(plans, len(usable))
+    assert best is not None
+    return _as_tried(Choice(asked, best.plan, **common, guarantee=held), best)
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """One call of `choose`: what plans are tuned and tested with."""
+def _as_tried(choice: Choice, tried: Tried) -> Choice:
+    """The choice of the plan as it will be cut; an order that it no longer follows is left out."""
+    order = () if tried.exchanged else choice.order
+    return replace(choice, plan=tried.plan, tuned=tried.tuned, exchanged=tried.exchanged, order=order)
 
-    model: nn.Module
-    select: Task | None
-    score: Task | None
-    max_drop: float | None
-    alpha: float
-    resamples: int | None
-    seed: int
-    run: Run | None
-    rows: tuple[Dialect, ...]
-    tune: bool
-    scores: Scores | None = None
-    of: int | None = None
-    exchanged: dict[Plan, int] = field(default_factory=dict)
 
-    def arranged(self, plan: Plan) -> Plan:
-        """The plan with units of each site exchanged where that loses less; the same without tuning or scores."""
-        if not self.tune or self.scores is None:
-            return plan
-        assert self.score is not None
-        anatomy, root = find(self.model, self.rows), unwrap(self.model)
-        names = {unit.site for unit in self.scores}
-        parts = [part for part in anatomy.sites if part.name in names]
-        if not parts:
-            return plan
-        gathered = contributions(root, anatomy, parts, self.score, run=self.run, name="score")
-        better = rearranged(plan, parts, gathered)
-        self.exchanged[better] = len(better - plan)
-        return better
+def _share_of(step: float | int | str) -> float:
+    """A step between budgets, as a share of the FLOPs."""
+    try:
+        return budgeting.share_of(step)
+    except BadPlan:
+        raise BadPlan(
+            f"With several kinds of units, plans are a share of the FLOPs apart, such as 5%; I got step {step!r:.40}."
+        ) from None
 
-    def fitted(self, plan: Plan) -> Tuned | None:
-        """The numbers for the units that stay; None without tuning."""
-        if not self.tune:
-            return None
-        assert self.score is not None
-        return tuned(self.model, plan, self.score, seed=self.seed, dialects=self.rows)
 
-    def finished(self, choice: Choice, fit: Tuned | None = None) -> Choice:
-        """The choice, rearranged and tuned where that was asked for and not done yet."""
-        if not self.tune:
-            return choice
-        plan = choice.plan if fit is not None else self.arranged(choice.plan)
-        return replace(choice, plan=plan, tuned=fit or self.fitted(plan), exchanged=self.exchanged.get(plan))
+def _bought(purse: budgeting.Purse, asked: str | float) -> dict[str, Any]:
+    plan, budget = budgeting.within(purse, asked)
+    return {"plan": plan.to_json(), "budget": budget.to_json()}
+
+
+def _of_kinds(found: Scores, kinds: list[str], only: list[str]) -> Scores:
+    """The scores of these types alone; refused where nothing is left of a kind of unit that was asked for."""
+    some = found.only(*only)
+    missing = [word for word in kinds if word[:-1] not in {some.kinds[unit.site] for unit in some}]
+    if missing:
+        raise BadPlan(
+            f"Only {' and '.join(only)} leaves no {missing[0]} to choose from; leave them out of units, or out only."
+        )
+    return some
 
 
 def _evenly(
@@ -263,7 +251,7 @@ def _total(anatomy: Anatomy, kinds: Iterable[str]) -> int:
     return sum(len(part) for part in (*anatomy.sites, *anatomy.stacks) if part.kind in kinds)
 
 
-def _one_wish(plan: Any, **wishes: Any) -> tuple[str, Any]:
+def one_wish(plan: Any, **wishes: Any) -> tuple[str, Any]:
     """Which way of saying how much was used, and its value."""
     given = [(name.replace("_", "-"), value) for name, value in wishes.items() if value is not None]
     if plan is not None and all(kind == "max-drop" for kind, _ in given):
@@ -271,8 +259,8 @@ def _one_wish(plan: Any, **wishes: Any) -> tuple[str, Any]:
     if plan is not None or len(given) != 1:
         named = " and ".join([kind for kind, _ in given] + ["plan"] * (plan is not None)) or "none"
         raise BadPlan(
-            "Say how much in one way: remove (how many), max_drop (points that may be lost), flops or params (the share that "
-            f"may be left), speedup, or a plan; I got {named}."
+            "Say how much in one way: how many to remove, the largest drop, the share of FLOPs or parameters (params) that "
+            f"may be left, a speed-up, or a plan; I got {named}."
         )
     kind, value = given[0]
     if kind == "speedup":
@@ -299,65 +287,6 @@ def cuttable(model: nn.Module, units: str, rows: tuple[Dialect, ...]) -> tuple[l
     return good, tuple(bad)
 
 
-def _shown(work: _Work, plans: Iterable[Plan]) -> tuple[Guarantee | None, dict[Plan, Tuned | None]]:
-    """What can be shown about the plans on the selection examples, and the plans as tested; None if no promise was asked for."""
-    tried: dict[Plan, Tuned | None] = {}
-    if work.max_drop is None:
-        return None, tried
-    model, select, rows = work.model, work.select, work.rows
-    if select is None:
-        raise BadPlan(
-            "A largest drop is shown on examples of its own; give select=, a task that had no part in the scores."
-        )
-    base = measure(model, select, [Plan()], run=work.run, name="select-whole", dialects=rows)[0]
-    defined(Result(select.metric, base), select)
-
-    def measured() -> Iterator[tuple[int, np.ndarray]]:
-        anatomy, root = find(model, rows), unwrap(model)
-        for plan in plans:
-            better = work.arranged(plan)
-            tried[better] = work.fitted(better)
-            scaled = applied(root, anatomy, tried[better].scale) if tried[better] is not None else nullcontext()
-            with scaled:
-                name = f"select-{len(tried):03d}-{len(better):05d}"  # plans of several kinds may be of one size
-                yield len(better), measure(model, select, [better], run=work.run, name=name, dialects=rows)[0]
-
-    found = sequence(
-        select.metric, base, measured(), work.max_drop, alpha=work.alpha, resamples=work.resamples, seed=work.seed
-    )
-    if found.kept is None:
-        raise NotShown(_not_shown(found, work.of))
-    return found, tried
-
-
-def _not_shown(found: Guarantee, of: int | None) -> str:
-    """Why there is nothing to promise, and what would help."""
-    first, unit = found.steps[0], unit_of(found.metric, found.drop)
-    what = f"{first.removed} units" if of is None else f"{first.removed} of {of} units"
-    lost = f"it measured {first.damage:+.2f} and could be {first.bound:.2f} on {found.n} examples"
-    seen = f"I cannot show that removing {what} loses less than {found.drop:g} {unit}: {lost}"
-    if found.needed is None:
-        return f"{seen}, more than allowed; allow a larger drop, or take smaller steps."
-    return f"{seen}; {in_words(found.needed)} to select on would be needed, or a larger drop."
-
-
 def usual_length(task: Task) -> int:
     """The median length of the examples: what speed is measured at where nothing else is said."""
     return sorted(task.lengths)[task.size // 2]
-
-
-def defined(result: Result, task: Task) -> None:
-    """Refuse numbers that would mean nothing: one class only, or a metric that is not defined."""
-    columns, name = result.metric.columns, result.metric.name
-    if name not in NEEDS_CLASSES or "label" not in columns:
-        return
-    labels, guesses = (result.rows[:, columns.index(column)] for column in ("label", "prediction"))
-    if len(set(labels)) == 1:
-        raise BadData(
-            f"All {task.size} examples of {task.name} to measure {name} on have the same label; give data with more than one."
-        )
-    if name in NEEDS_VARIETY and len(set(guesses)) == 1:
-        raise BadData(
-            f"{name} is not defined on {task.name}: the model says the same of all {task.size} examples; "
-            "check that the model was made for this task, or measure accuracy or loss."
-        )

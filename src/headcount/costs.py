@@ -51,7 +51,7 @@ class Costs:
     homes: Mapping[str, Unit]  # the layer that a site goes with
 
     def of(self, plan: Plan) -> float:
-        """The cost of the model after the plan; at most that, where heads share keys and values."""
+        """What the model should cost after the plan; it may cost less, where heads share keys and values."""
         total = self.whole
         for name, gone in plan.by_site().items():
             if name in self.sites and self.homes.get(name) not in plan:

@@ -102,9 +102,20 @@ def _about(root: nn.Module, anatomy: Anatomy, kinds: list[str], batch_size: int,
         "machine": [platform.node(), platform.machine()],
         "dtype": str(next((p.dtype for p in root.parameters() if p.is_floating_point()), torch.float32)),
         "torch": torch.__version__,
+        "precision": torch.get_float32_matmul_precision(),
+        "config": _config_of(root),
         "batch": batch_size,
         "length": length,
     }
+
+
+def _config_of(root: nn.Module) -> str:
+    """What else about a model may change how fast it is: its config without names, and its kind of attention."""
+    config = getattr(root, "config", None)
+    if not hasattr(config, "to_dict"):
+        return ""
+    said = {key: value for key, value in config.to_dict().items() if "name" not in key and "label" not in key}
+    return hashlib.sha256(repr([sorted(said.items()), config._attn_implementation]).encode()).hexdigest()[:16]
 
 
 def _measured(

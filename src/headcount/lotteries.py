@@ -172,6 +172,10 @@ class _Study(NamedTuple):
     rows: tuple[Dialect, ...]
     bar: Bar
 
+    def floor(self, full: float) -> float:
+        """The least value that is enough; exactly the threshold is, whatever rounding makes of the product."""
+        return self.threshold * full - 1e-12
+
     def piece(self, seed: int, *words: object) -> str:
         """The name of a piece in the run folder."""
         plain = re.sub(r"[^A-Za-z0-9_]+", "-", self.lot.name).strip("-")[:60]
@@ -283,7 +287,7 @@ def _searched(
         name = study.piece(seed, "step", f"{tried:03d}")
         return lot.select.metric.value(study.measured(root, lot.select, [field.plan(gone)], name)[0])
 
-    return search(field.heads, field.mlps, worth, value, study.threshold * before, study.step)
+    return search(field.heads, field.mlps, worth, value, study.floor(before), study.step)
 
 
 def _fresh(
@@ -329,7 +333,7 @@ def _by_magnitude(
         return lot.select.metric.value(measured(order[len(order) - left :], lot.select, f"step-{left}"))
 
     study.say(seed, "magnitude pruning", 0)
-    left, steps = sparsity.search(len(order), value, study.threshold * before)
+    left, steps = sparsity.search(len(order), value, study.floor(before))
     share, found = left / len(order), list[dict[str, Any]]()
     stays = sparsity.networks(order, left, seed)
     for what, stay in stays.items():

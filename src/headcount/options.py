@@ -76,7 +76,7 @@ class Given:
         str | None, _flag("--labels", help="The data's labels in the order of the model's outputs, with commas.")
     ] = None
     split: Annotated[str | None, _flag("--split", help="Of a data set by name: train, validation, ...")] = None
-    limit: Annotated[int | None, _flag("--limit", help="Use so many examples, drawn by --seed.")] = None
+    limit: Annotated[int | None, _flag("--limit", help="Use so many examples of each file, drawn by --seed.")] = None
     metric: Annotated[
         str | None, _flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, loss, ...")
     ] = None

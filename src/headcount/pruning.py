@@ -14,7 +14,7 @@ from torch import nn
 
 from .cards import card
 from .checkpoints import appears_whole, load, may_be_written, save, weight_files
-from .choosing import Choice, defined, usual_length
+from .choosing import Choice, usual_length
 from .costs import homes, one_example, operations_of
 from .dialects import Dialect
 from .errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
@@ -32,6 +32,7 @@ from .results import Comparison, Result, compare
 from .speed import Bench, bench
 from .splits import digests
 from .surgery import cut
+from .trying import defined, mark
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -84,7 +85,9 @@ def prune(
     same units closed, or there is a `CheckFailed`. The folder appears whole or not at all: with its weights, the plan,
     a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets; `plan_file`
     is what plan.json says, if it says more than the plan. `recover` trains the smaller model in place before it is saved
-    and gives facts about that; what is loaded again must then compute what the trained model computes.
+    and gives facts about that for the card (`epochs`, `examples`, `steps`, `distilled`, each if known); what is loaded
+    again must then compute what the trained model computes. A model that was tuned under a guarantee is saved in the
+    number format that it was tested in.
     """
     rows, target = tuple(dialects), Path(output)
     may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
@@ -106,12 +109,13 @@ def prune(
         changed = copy.deepcopy(model)
         cut(changed, choice.plan, scale=choice.scale, check=batch, dialects=rows)
     if changed is not None and recover is not None:
-        as_cut = measure(changed, report, [Plan()], run=run, name="as-cut")[0]
+        as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
         facts = {"before": report.metric.value(as_cut), **recover(changed)}
     with appears_whole(target) as draft:
-        took, stock, kept = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed)
+        exact = choice.guarantee is not None  # what was shown holds for these very numbers
+        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, exact)
         if changed is not None:  # what was written may have fewer digits than what was tuned or trained
-            _rounded(changed, kept, dtype)
+            _read_back(changed, draft)
             want = outputs(changed, batch)
         smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
         if difference := differs(want, outputs(smaller, batch)):
@@ -160,9 +164,7 @@ def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str,
         "bytes": list(found.bytes),
         "speed": found.speed.to_json() if found.speed is not None else None,
         "flops": None if found.flops is None else list(found.flops),
-        "budget": None if choice.budget is None else choice.budget.to_json(),
-        "tuned": None if choice.tuned is None else choice.tuned.to_json(),
-        "rearranged": choice.exchanged,
+        **choice.told(),
         "recovered": found.recovered,
         **structure(model, choice.plan),
         "sites": [
@@ -235,15 +237,17 @@ def _write(
     trust: bool,
     rows: tuple[Dialect, ...],
     changed: nn.Module | None,
-) -> tuple[int, bool, torch.dtype]:
-    """Write the smaller checkpoint, in the number format of the source: the source, cut, or what has `changed` besides.
+    exact: bool,
+) -> tuple[int, bool]:
+    """Write the smaller checkpoint: the source, cut, or what has `changed` besides.
 
-    Gives the bytes of the weights before the cut, whether a stock `from_pretrained` reads what was written rightly, and
-    the number format.
+    It is in the number format of the source, but for changed numbers that must be `exact`: they are in the model's own.
+    Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
     """
     whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
     took = sum(p.numel() * p.element_size() for p in whole.parameters())
-    kept = next((p.dtype for p in whole.parameters() if p.is_floating_point()), torch.float32)
+    like = whole if changed is None or not exact else changed
+    kept = next((p.dtype for p in like.parameters() if p.is_floating_point()), torch.float32)
     if changed is None:
         cut(whole, plan, dialects=rows)
     else:
@@ -258,14 +262,26 @@ def _write(
             raise
         raise _unwritten(error, draft) from None
     root = unwrap(whole)
-    return took, hasattr(root, "config") and not stock_differences(root, root.config), kept
+    return took, hasattr(root, "config") and not stock_differences(root, root.config)
 
 
-def _rounded(model: nn.Module, *formats: torch.dtype) -> None:
-    """Turn the parameters into one number format after the other; buffers stay, because models make them anew."""
+def _rounded(model: nn.Module, dtype: torch.dtype) -> None:
+    """Turn the parameters into another number format; buffers stay, because models make them anew."""
     for parameter in model.parameters():
-        for dtype in formats if parameter.is_floating_point() else ():
+        if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
+
+
+def _read_back(model: nn.Module, folder: Path) -> None:
+    """Give the model the numbers that were written, which may have fewer digits; what was not written stays as it is."""
+    from safetensors.torch import load_file
+
+    state = model.state_dict()
+    with torch.no_grad():
+        for path in weight_files(folder):
+            for name, tensor in load_file(path).items():
+                if name in state and state[name].shape == tensor.shape:
+                    state[name].copy_(tensor)
 
 
 def _old_card(source: str | Path | None) -> dict[str, Any]:

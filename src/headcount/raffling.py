@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DRAWS = "The lottery"
 NAMES = {"structured": "", "magnitude": "weights, "}  # before the name of a sub-network
+FEW = 200  # examples to select on, below which chance has a large part
 
 
 def lottery(
@@ -150,6 +151,8 @@ def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int |
     unseen, _ = kept_apart(make_task(model, subject, given), report, "trained", "reported")
     numbers = held_out([unseen.digest(one) for one in range(unseen.size)], given.seed, unseen.name, "more of --data")
     train, select = (unseen.subset(some) for some in numbers)
+    if select.size < FEW:
+        typer.echo(f"note: {select.size} examples to select on are few; what survives will be partly chance", err=True)
     return Lot(name or _called(str(given.data)), train, select, report)
 
 
@@ -169,18 +172,32 @@ def _joined(folders: Sequence[str], given: Given, dev_data: str | None) -> None:
         raise typer.BadParameter("--join reads finished studies and nothing else; leave --data and --dev-data out.")
     from .agreement import Lottery
     from .fingerprints import fingerprint
-    from .runs import Run, default_folder
+    from .runs import Run, default_folder, read
 
+    if len(folders) < 2:
+        raise typer.BadParameter("--join puts two or more run folders together; give all of them.")
     documents = [_document(folder) for folder in folders]
     found = Lottery.joined([Lottery.from_json(one) for one in documents])
+    _same_weights(folders)
     joined = [fingerprint(one) for one in documents]
-    question = {"command": "lottery", "model": found.model, "options": {"join": joined}}
+    question = {"command": "lottery", "model": read(folders[0]).question["model"], "options": {"join": joined}}
     with Run.open(given.output or default_folder(question), question) as run:
         run.write_json("lottery", found.to_json(), replace=True)
         if given.command:
             run.write_json("command", {"command": given.command}, replace=True)
         run.finish()
         _show(found, given, run.folder)
+
+
+def _same_weights(folders: Sequence[str]) -> None:
+    """Two models may have one name; refuse to join studies of different ones."""
+    from .runs import read
+
+    weights = [read(folder).question.get("model") for folder in folders]
+    known = [one.get("weights") for one in weights if isinstance(one, dict)]
+    if len(set(known)) > 1:
+        other = next(folder for folder, one in zip(folders, known, strict=False) if one != known[0])
+        raise BadRun(f"{folders[0]} and {other} are studies of models with different weights; join those of one model.")
 
 
 def _document(folder: str) -> Any:
@@ -214,7 +231,8 @@ def _of_task(task: dict[str, Any], told: dict[str, Any]) -> list[str]:
     draws = [draw for draw in told["draws"] if draw["task"] == task["name"]]
     seeds = f"mean ± deviation over {len(draws)} seeds" if len(draws) > 1 else f"seed {draws[0]['seed']}"
     lines = [f"{task['name']}: {task['metric']}, {seeds}", task["sets"], ""]
-    lines.append(f"{'':<18}{'as found':>16}{'fine-tuned anew':>18}")
+    anew = "fine-tuned anew" if any(how == "retrained" for _, _, how in rows) else ""
+    lines.append(f"{'':<18}{'as found':>16}{anew:>18}".rstrip())
     lines.append(f"{'full model':<18}{_number(rows['structured', 'full', 'whole']):>16}")
     for kind, word in NAMES.items():
         for what in ("good", "random", "bad"):

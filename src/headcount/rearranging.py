@@ -69,7 +69,10 @@ def exchanged(signed: np.ndarray, gone: np.ndarray, shrinkage: float = SHRINKAGE
     for _ in range(SWEEPS):
         before = gone.copy()
         total = each[members].sum(0)
-        along, whole = each @ total, total @ total  # products with the set's sum; computed anew, so that rounding stays small
+        along, whole = (
+            each @ total,
+            total @ total,
+        )  # products with the set's sum; computed anew, so that rounding stays small
         for unit in np.argsort(squares, kind="stable"):
             if gone[unit]:
                 continue

@@ -34,13 +34,16 @@ class Recovery:
     )
     recover_data: Annotated[str | None, _flag("--recover-data", metavar="FILE", help="The data to train on.")] = None
     recover_limit: Annotated[int | None, _flag("--recover-limit", help="Examples of --recover-data.")] = None
-    recover_lr: Annotated[float, _flag("--recover-lr", help="The highest learning rate.")] = 3e-5
-    distill: Annotated[bool, _flag("--distill/--no-distill", help="Learn from the whole model as well.")] = True
+    recover_lr: Annotated[float | None, _flag("--recover-lr", help="The highest learning rate; else 3e-5.")] = None
+    distill: Annotated[
+        bool | None, _flag("--distill/--no-distill", help="Learn from the whole model as well; so it does by default.")
+    ] = None
 
     def sane(self, promised: bool, dry_run: bool) -> None:
         """What is wrong with the flags is said before any work is done."""
         if self.recover is None:
-            given = {"--recover-data": self.recover_data, "--recover-limit": self.recover_limit}
+            given: dict[str, Any] = {"--recover-data": self.recover_data, "--recover-limit": self.recover_limit}
+            given |= {"--recover-lr": self.recover_lr, "--distill": self.distill}
             for name in (flag for flag, value in given.items() if value is not None):
                 raise typer.BadParameter(f"{name} goes with --recover EPOCHS.")
             return
@@ -77,11 +80,12 @@ class Recovery:
         from .training import train
 
         assert self.recover is not None
-        recipe = Recipe(epochs=self.recover, lr=self.recover_lr, seed=given.seed)
+        recipe = Recipe(epochs=self.recover, lr=self.recover_lr or Recipe.lr, seed=given.seed)
+        distilled = self.distill is not False
 
         def recovered(smaller: nn.Module) -> dict[str, Any]:
-            done = train(smaller, task, recipe, teacher=teacher if self.distill else None, run=run, name="recover")
-            facts = {"epochs": self.recover, "examples": task.size, "distilled": self.distill, "steps": done.steps}
+            done = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
+            facts = {"epochs": self.recover, "examples": task.size, "distilled": distilled, "steps": done.steps}
             return {**facts, "recipe": asdict(recipe)}
 
         return recovered

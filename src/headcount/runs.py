@@ -199,6 +199,15 @@ def piece(run: Run | None, name: str, compute: Callable[[], Mapping[str, Any]]) 
     return _checked(name, compute())
 
 
+def document(run: Run | None, name: str, compute: Callable[[], Any]) -> Any:
+    """A JSON value that is kept as a piece: what was computed once is read back, also by a later process."""
+
+    def packed() -> dict[str, np.ndarray]:
+        return {"json": np.frombuffer(_text(plain_json(compute(), name)), np.uint8)}
+
+    return json.loads(piece(run, name, packed)["json"].tobytes())
+
+
 def default_folder(question: Mapping[str, Any]) -> Path:
     """`runs/COMMAND-MODEL-HASH`: the same for the same question, so that repeating a command resumes it.
 

@@ -79,7 +79,7 @@ class Scores:
         wanted = {word[:-1] if word in ("heads", "neurons", "layers") else word for word in what}
         keep = [n for n, unit in enumerate(self.units) if wanted & self._names(unit)]
         if not keep:
-            names = sorted({name for unit in self.units for name in self._names(unit) if not name[0].isdigit()})
+            names = sorted({name for unit in self.units for name in self._names(unit) if name[0].islower()})
             raise BadPlan(f"No unit scored here is {' or '.join(what)}; there are {', '.join(names[:8])}.")
         return self._picked(keep)
 
@@ -203,7 +203,9 @@ class Scores:
         return "\n".join(lines)
 
     def _names(self, unit: Unit) -> set[str]:
-        return {unit.site, self.kinds[unit.site], str(self.types[unit.site])}
+        first = unit.site.split(".")[0]  # of an encoder-decoder; attentions have a type, which says more
+        side = {first} if self.kinds[unit.site] != "head" and first in ("encoder", "decoder") else set()
+        return {unit.site, self.kinds[unit.site], str(self.types[unit.site]), *side}
 
     def _places(self) -> dict[str, int]:
         return {str(unit): n for n, unit in enumerate(self.units)}

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .plans import Plan
 
 
+SEVERAL = "plans are a step of the FLOPs apart, not of the units: heads and neurons are worth different numbers of them"
+
+
 def prune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
     given: Given,
@@ -68,11 +71,12 @@ def prune(
         int | None, typer.Option("--multiple", help="Neurons stay in multiples of this; else 16, on a GPU 64.")
     ] = None,
     alpha: Annotated[
-        float, typer.Option("--alpha", help="How often the guarantee may be wrong: 0.05 is 95 % sure.")
-    ] = 0.05,
+        float | None, typer.Option("--alpha", help="How often the guarantee may be wrong; else 0.05: 95 % sure.")
+    ] = None,
     step: Annotated[
-        str, typer.Option("--step", help="Units, or for several kinds FLOPs, between two plans that are tried.")
-    ] = "5%",
+        str | None,
+        typer.Option("--step", help="Of the units, or of the FLOPs for several kinds, between two plans; else 5%."),
+    ] = None,
     least: Annotated[int, typer.Option("--least", help="Units that every site keeps.")] = 0,
     only: Only = "",
     score_data: ScoreData = None,
@@ -117,6 +121,13 @@ def prune(
     """
     _sane(model, given, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan])
     recovery.sane(max_drop is not None, dry_run)
+    kinds = [word.strip() for word in units.split(",") if word.strip()]
+    units = ",".join(dict.fromkeys(kinds))
+    for name, value in {"--alpha": alpha, "--step": step}.items():
+        if value is not None and max_drop is None:
+            raise typer.BadParameter(f"{name} goes with --max-drop.")
+    if multiple is not None and (multiple < 1 or "neurons" not in kinds):
+        raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
     others = (score_data, score_limit, select_data, select_limit)
     needs = (tune or (plan is None and by not in NO_DATA), max_drop is not None)
     _all_used(needs, others)
@@ -125,16 +136,17 @@ def prune(
     from .guarantee import check_promise
 
     if max_drop is not None:
-        check_promise(max_drop, alpha)
+        check_promise(max_drop, 0.05 if alpha is None else alpha)
+    choosing.one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     subject = load_model(model, given)
     rows = dialects_of(given.dialect)
-    wanted, chosen_on = _read_plan(plan) if plan is not None else (None, None)
+    wanted, chosen_on = _read_plan(plan, tune) if plan is not None else (None, None)
     sets = sets_of(model, subject, given, needs, others, chosen_on)
     length = length or choosing.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
     how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
-    settings = {"by": by, "units": units, "step": step, "least": least, "only": names, "alpha": alpha, "length": length}
-    settings |= {"tune": tune, "multiple": multiple}
+    settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
+    settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": 0.05 if alpha is None else alpha}
     asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json(), "recovery": asdict(recovery)}
     lesson = recovery.task(model, subject, given, sets.report)
     tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
@@ -154,6 +166,7 @@ def prune(
         if choice.scores is not None:
             folder.write_json("scores", choice.scores.to_json(), replace=True)
         file = {**choice.plan.to_json(), **({"chosen_on": sets.own} if sets.own is not None else {})}
+        file |= {"tuned": True} if choice.tuned is not None else {}
         folder.write_json("plan", file, replace=True)
         if dry_run:
             _show_plan(subject, choice, sets, given, folder.folder, rows)
@@ -233,11 +246,16 @@ def _all_used(needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> No
             raise typer.BadParameter(f"{flag}-limit goes with {flag}-data; use --limit for --data.")
 
 
-def _read_plan(path: Path) -> tuple[Plan, dict[str, Any] | None]:
+def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None]:
     """The plan in a file, and, where prune wrote it, which part of its data it was chosen on."""
     from .plans import Plan, read_json
 
-    plan, chosen_on = Plan.read(path), read_json(path).get("chosen_on")
+    data = read_json(path)
+    plan, chosen_on = Plan.from_json(data), data.get("chosen_on")
+    if data.get("tuned") and not tune:
+        typer.echo(
+            f"note: what stays of {path} was tuned, which is not in the plan: add --tune to do it again", err=True
+        )
     if chosen_on is not None and not (
         isinstance(chosen_on, dict) and type(chosen_on.get("seed")) is int and 0 < float(chosen_on.get("share", 0)) < 1
     ):
@@ -248,6 +266,8 @@ def _read_plan(path: Path) -> tuple[Plan, dict[str, Any] | None]:
 
 
 def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Path, rows: list[Any]) -> None:
+    from .cards import steps_told
+    from .plans import Plan
     from .pricing import prices
     from .printing import guarantee_text
 
@@ -255,16 +275,20 @@ def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Pat
     gone, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
     if given.as_json:
         held = None if choice.guarantee is None else choice.guarantee.to_json()
-        found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone]}
+        found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone], **choice.told()}
         print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
         return
     lines = [*used_text(sets), ""]
     if choice.guarantee is not None:
         lines += [guarantee_text(choice.guarantee), ""]
-    lines += [f"remove: {choice.plan}"]
-    lines += [
-        f"{len(choice.plan)} of {choice.of} {choice.units}, {had:,} -> {had - gone:,} parameters ({-gone / had:+.1%})"
-    ]
+    lines += [f"{price.name}: {price.units - price.left} of {price.units} go" for price in listed if price.units > 128]
+    few = Plan(
+        frozenset(unit for price in listed if price.units <= 128 for unit in choice.plan if unit.site == price.name)
+    )
+    lines += [f"remove: {few}"] * bool(few)
+    units = choice.units.replace(",", " and ")
+    lines += [f"{len(choice.plan)} of {choice.of} {units}, {had:,} -> {had - gone:,} parameters ({-gone / had:+.1%})"]
+    lines += steps_told(choice.told())
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
     lines += [f"nothing was cut; the plan is in {folder / 'plan.json'}: edit it, and give it back with --plan"]
     out.print("\n".join(lines), soft_wrap=True, markup=False)
@@ -273,6 +297,7 @@ def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Pat
 def _show(
     told: dict[str, Any], choice: Choice, sets: Sets, given: Given, output: Path, missing: list[str] | None
 ) -> None:
+    from .cards import proved
     from .printing import guarantee_text, pruned_text
 
     page = output / "report.html"
@@ -281,10 +306,10 @@ def _show(
         return
     lines = [*used_text(sets), ""]
     if choice.guarantee is not None:
-        lines += [guarantee_text(choice.guarantee), ""]
+        lines += [guarantee_text(choice.guarantee), *[SEVERAL] * ("," in choice.units), ""]
     lines += [pruned_text(told), ""]
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
-    lines += [f"smaller model: {output} · proved equal to the closed model, numbers measured after loading it again"]
+    lines += [f"smaller model: {output} · loaded again, it {proved(told)}; all numbers are measured on it"]
     if missing:
         lines.append(f"no report: {missing[0]} is not installed; `headcount report {told['run']}` writes it elsewhere")
     elif missing is not None:

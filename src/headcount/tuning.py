@@ -80,6 +80,17 @@ class Tuned:
         sites = [asdict(fit) for fit in self.sites]
         return {"examples": self.examples, "positions": self.positions, "sites": sites, "skipped": skipped}
 
+    def to_keep(self) -> dict[str, Any]:
+        """A JSON-able form with the numbers, from which `kept` makes the same again."""
+        return {**self.to_json(), "scale": {name: values.tolist() for name, values in self.scale.items()}}
+
+    @classmethod
+    def kept(cls, data: dict[str, Any]) -> Tuned:
+        """What `to_keep` gave."""
+        scale = {name: torch.tensor(values) for name, values in data["scale"].items()}
+        skipped = tuple((one["name"], one["why"]) for one in data["skipped"])
+        return cls(scale, data["examples"], data["positions"], tuple(Fit(**one) for one in data["sites"]), skipped)
+
 
 def tuned(
     model: nn.Module,
