@@ -47,7 +47,8 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
         for name in args.arms.split(","):
             for epochs in args.recover.split(","):
                 folder = f"{name}-{budget}-{epochs}"
-                words = ["prune", args.model, *plain, *shlex.split(ARMS[name]), "--flops", f"{budget}%"]
+                scored = plain if "--by top" not in ARMS[name] else _without(plain, "--score-data", "--score-limit")
+                words = ["prune", args.model, *scored, *shlex.split(ARMS[name]), "--flops", f"{budget}%"]
                 if float(epochs):
                     words += ["--recover", epochs, *training]
                 where = [
@@ -59,6 +60,12 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
                 if not (Path(args.output) / folder / "model").exists():
                     out.append((folder, [*words, *where, "--no-report", "--quiet"]))
     return out
+
+
+def _without(words: Sequence[str], *flags: str) -> list[str]:
+    """The words without some flags and their values: an order by place has nothing to score."""
+    pairs = zip(words, ["", *words], strict=False)
+    return [word for word, before in pairs if word not in flags and before not in flags]
 
 
 def speeds(args: argparse.Namespace, folders: Sequence[Path]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from test_pruning import _asked, _leftovers, _model, _task, place, quick  # noqa
 import headcount as hc
 from headcount import costs, splits
 from headcount.choosing import usual_length
+from headcount.tuning import tuned
 
 
 @pytest.fixture(autouse=True)
@@ -177,10 +178,12 @@ def test_resuming_comes_to_the_same_end(place: Path, tmp_path: Path, monkeypatch
 
 def test_what_stays_after_whole_layers_went_is_tuned_too(place: Path) -> None:  # noqa: F811
     model, score = _model(place), _task(place, "train", limit=100)
-    choice = hc.choose(model, remove=1, units="layers", by="bottom", tune=True, score=score)
+    fit = tuned(model, "layers:0", score)
+    assert set(fit.scale) == {"1", "1.mlp", "2", "2.mlp"}
+    hc.cut(model, "layers:0", scale=fit.scale, check=score.batch())
+    choice = hc.choose(_model(place), remove=1, units="layers", by="bottom", tune=True, score=score)
     assert choice.plan.units == {hc.Unit("layers", 0)}
-    assert set(choice.scale) == {"1", "1.mlp", "2", "2.mlp"}
-    hc.cut(model, choice.plan, scale=choice.scale, check=score.batch())
+    assert bool(choice.note) == (choice.tuned is None)
 
 
 def test_tables_that_a_model_makes_anew_are_not_taken_for_weights(tmp_path: Path) -> None:
@@ -188,13 +191,13 @@ def test_tables_that_a_model_makes_anew_are_not_taken_for_weights(tmp_path: Path
     model, task = zoo_task("marian")
     turned = {name: values.flip(1) for name, values in zoo.build("marian")[1].items()}
     score, report = task.subset([0, 1]), hc.own_task([turned], loss=loss_of)
-    kept = copy.deepcopy(model).half()
-    kept.save_pretrained(tmp_path / "whole")
-    model.load_state_dict({name: value.float() for name, value in kept.state_dict().items()})
+    model.half().save_pretrained(tmp_path / "whole")
+    model = hc.load(tmp_path / "whole", dtype=torch.float32).eval()
     choice = hc.choose(model, flops=0.8, units="heads,neurons", tune=True, score=score, length=8, multiple=1)
     found = hc.prune(model, tmp_path / "smaller", report, choice, source=tmp_path / "whole", length=8)
     assert found.choice.tuned is not None
-    assert {t.dtype for t in load_file(tmp_path / "smaller" / "model.safetensors").values()} == {torch.float16}
+    written = load_file(tmp_path / "smaller" / "model.safetensors")
+    assert {written[name].dtype for name, _ in model.named_parameters() if name in written} == {torch.float16}
 
 
 def test_two_plans_in_one_run_are_told_apart(place: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -219,3 +222,30 @@ def test_a_plan_that_was_rearranged_follows_no_order(place: Path) -> None:  # no
     assert choice.plan.why.endswith("rearranged")
     plain = hc.choose(model, remove="50%", units="neurons", by="fisher", score=score)
     assert set(plain.plan) == set(plain.order[: len(plain.plan)])
+
+
+def test_tuning_that_does_harm_is_left_out_and_said(
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from headcount import trying
+
+    really = trying.tuned
+
+    def spoilt(model: Any, plan: Any, task: Any, **how: Any) -> Any:
+        found = really(model, plan, task, **how)
+        return replace(found, scale={site.name: -torch.ones(len(site)) for site in hc.find(model)})
+
+    monkeypatch.setattr(trying, "tuned", spoilt)
+    words = ("--units", "heads,neurons", "--flops", "70%", "--tune", "--score-data", place / "train.tsv", "--no-report")
+    found = _json(*_asked(place, tmp_path, *words))
+    assert found["tuned"] is None
+    assert found["rearranged"] is None
+    assert "Not tuned: on " in found["not_tuned"]
+    plain = _model(place)
+    hc.cut(plain, hc.Plan.from_json(found["plan"]))
+    written = load_file(tmp_path / "smaller" / "model.safetensors")
+    assert all(
+        torch.equal(written[name].float(), value) for name, value in plain.state_dict().items() if name in written
+    )

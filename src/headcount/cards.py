@@ -90,6 +90,8 @@ def steps_told(found: Mapping[str, Any]) -> list[str]:
             f"Rearranged: {counted(found['rearranged'], 'unit')} changed places with others of the same site, because units "
             "that go together cost other than the sum of each alone."
         )
+    if found.get("not_tuned"):
+        out.append(str(found["not_tuned"]))
     if tuned := found.get("tuned"):
         used = [site for site in tuned["sites"] if site["used"]]
         fell = ""

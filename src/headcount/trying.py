@@ -32,6 +32,7 @@ from .tuning import Tuned, tuned
 if TYPE_CHECKING:
     from .tasks import Task
 
+JUDGED = 1024  # examples on which it is decided whether tuning does good
 NEEDS_CLASSES = ("accuracy", "f1", "matthews", "pearson", "spearman")
 NEEDS_VARIETY = ("f1", "matthews", "pearson", "spearman")  # undefined if the model says the same of every example
 
@@ -43,6 +44,7 @@ class Tried:
     plan: Plan
     tuned: Tuned | None = None
     exchanged: int | None = None  # units that changed places
+    note: str = ""  # why it was not tuned after all
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,11 @@ class Workshop:
     scores: Scores | None = None  # of the units that may change places
 
     def ready(self, plan: Plan) -> Tried:
-        """The plan with units of each site exchanged where that loses less, and numbers for those that stay; or as it is."""
+        """The plan with units of each site exchanged where that loses less, and numbers for those that stay; or as it is.
+
+        Least squares bring every site nearer to what it was, which as a rule makes the model better, and where very little
+        is left can make it worse: so both are measured on some of the examples, and the better one is taken.
+        """
         if not self.tune:
             return Tried(plan)
         if self.score is None:
@@ -77,8 +83,23 @@ class Workshop:
                 better = rearranged(plan, parts, gathered)
                 exchanged = len(better - plan)
                 better = Plan(better.units, f"{plan.why}, rearranged" if exchanged else plan.why)
-        found = runs.document(self.run, f"tuned-{mark(better)}", lambda: self._tuned(better))
-        return Tried(better, Tuned.kept(found), exchanged)
+        fit = Tuned.kept(runs.document(self.run, f"tuned-{mark(better)}", lambda: self._tuned(better)))
+        judge = _judge(self.score)
+        metric, both = judge.metric, (Tried(plan), Tried(better, fit))
+        before, after = (metric.value(self._rows(judge, one, "judged")) for one in both)
+        if (after >= before) if metric.higher_is_better else (after <= before):
+            return Tried(better, fit, exchanged)
+        note = (
+            f"Not tuned: on {judge.size} of the examples that were scored on, {metric.name} is {before:.4f} as cut and "
+        )
+        return Tried(plan, note=f"{note}{after:.4f} rearranged and tuned.")
+
+    def _rows(self, task: Task, one: Tried, name: str) -> np.ndarray:
+        """The values of every example of the task with a plan closed, and what stays scaled."""
+        anatomy, root = find(self.model, self.dialects), unwrap(self.model)
+        name = f"{name}-{len(one.plan):05d}-{mark(one.plan)}{'-tuned' * (one.tuned is not None)}"
+        with nullcontext() if one.tuned is None else applied(root, anatomy, one.tuned.scale):
+            return measure(self.model, task, [one.plan], name=name, run=self.run, dialects=self.dialects)[0]
 
     def _tuned(self, plan: Plan) -> dict[str, Any]:
         assert self.score is not None
@@ -92,26 +113,27 @@ class Workshop:
             raise BadPlan(
                 "A largest drop is shown on examples of its own; give select=, a task that had no part in the scores."
             )
-        how: dict[str, Any] = {"run": self.run, "dialects": self.dialects}
-        base = measure(self.model, self.select, [Plan()], name="select-whole", **how)[0]
+        base = measure(self.model, self.select, [Plan()], name="select-whole", run=self.run, dialects=self.dialects)[0]
         defined(Result(self.select.metric, base), self.select)
         tried = list[Tried]()
 
         def measured() -> Iterator[tuple[int, np.ndarray]]:
             assert self.select is not None
-            anatomy, root = find(self.model, self.dialects), unwrap(self.model)
             for plan in plans:
                 tried.append(self.ready(plan))
-                one = tried[-1]
-                with nullcontext() if one.tuned is None else applied(root, anatomy, one.tuned.scale):
-                    name = f"select-{len(one.plan):05d}-{mark(one.plan)}"
-                    yield len(one.plan), measure(self.model, self.select, [one.plan], name=name, **how)[0]
+                yield len(tried[-1].plan), self._rows(self.select, tried[-1], "select")
 
         test = {"alpha": self.alpha, "resamples": self.resamples, "seed": self.seed}
         found = sequence(self.select.metric, base, measured(), self.max_drop, **test)
         if found.kept is None:
             raise NotShown(_not_shown(found, of))
         return found, tried[sum(step.shown for step in found.steps) - 1]
+
+
+def _judge(task: Task) -> Task:
+    """Some of the examples, and what to measure on them: the metric, or where that means to write text, the loss."""
+    some = task if task.size <= JUDGED else task.subset(range(JUDGED))
+    return some.with_metric("loss") if task.generates else some
 
 
 def mark(plan: Plan) -> str:
