@@ -12,7 +12,7 @@ from conftest import says
 from typer.testing import CliRunner
 
 import headcount as hc
-from headcount import choosing, cli, demo, pruning, speed
+from headcount import cli, demo, pruning, speed
 from headcount.runs import read
 
 
@@ -25,19 +25,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         out = []
         for words in walk(folder):
             kept = [fewer.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-            if kept[0] == "prune":  # too few examples for the real promise
-                kept += ["--limit", "160", "--step", "25%"]
-                kept[kept.index("--max-drop") + 1] = "60"
-            if kept[0] == "learn":
+            if kept[0] in ("prune", "learn"):
                 kept += ["--limit", "160"]
+            if "--max-drop" in kept:  # too few examples for the real promise
+                kept += ["--step", "25%"]
+                kept[kept.index("--max-drop") + 1] = "60"
             if kept[0] == "curve":
                 kept += ["--random-seeds", "1", "--step", "50%"]
             out.append(kept)
         return out
 
     monkeypatch.setattr(demo, "walk", short)
-    for module in (pruning, choosing):
-        monkeypatch.setattr(module, "bench", lambda *models, **asked: speed.bench(*models, **{**asked, "repeats": 2}))
+    monkeypatch.setattr(pruning, "bench", lambda *models, **asked: speed.bench(*models, **{**asked, "repeats": 2}))
 
 
 def test_one_command_runs_everything_and_ends_with_a_page(small: None, tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_one_command_runs_everything_and_ends_with_a_page(small: None, tmp_path:
     assert done.exit_code == 0, done.output
     runs = {path.name: read(path) for path in (folder / "runs").iterdir()}
     assert set(runs) == {
-        *("score", "ablate", "all-but-one", "transfer", "curve", "prune", "learn", "bench"),
+        *("score", "ablate", "all-but-one", "transfer", "curve", "prune", "prune-half", "learn", "bench"),
         *("translator-score", "translator-ablate"),
     }
     assert all(run.finished for run in runs.values())

@@ -145,13 +145,14 @@ def test_studies_of_several_tasks_are_joined(place: Path, days: Path, tmp_path: 
 
 def test_what_cannot_be_joined_is_refused_in_a_sentence(place: Path, days: Path, tmp_path: Path) -> None:
     with says(BadRun, about="not a run folder"):
-        ran("lottery", "--join", place / "encoder")
+        ran("lottery", "--join", days, place / "encoder")
     with says(BadRun, about="are of 'days'"):
         ran("lottery", "--join", days, days)
     with hc_run(tmp_path / "other", "curve"), says(BadRun, about="no lottery study but 'curve'"):
-        ran("lottery", "--join", tmp_path / "other")
+        ran("lottery", "--join", days, tmp_path / "other")
     with hc_run(tmp_path / "half", "lottery"), says(BadRun, about="not finished"):
-        ran("lottery", "--join", tmp_path / "half")
+        ran("lottery", "--join", days, tmp_path / "half")
+    assert "two or more" in ran("lottery", "--join", days).output
 
 
 def hc_run(folder: Path, command: str) -> Any:

@@ -31,7 +31,7 @@ def walk(folder: Path) -> list[list[str]]:
     classifier, translator, smaller = (str(folder / name) for name in ("classifier", "translator", "smaller"))
     data, pairs, runs = folder / "classifier-data", folder / "translator-data", folder / "runs"
     movies, products = ["--data", str(data / "movies.tsv")], ["--other-data", str(data / "products.tsv")]
-    learned = ["--run", str(runs / "learn")]
+    learned, half = ["--run", str(runs / "learn")], ["--units", "heads,neurons", "--flops", "50%", "--tune"]
     german = ["--data", str(pairs / "sentences.tsv"), "--metric", "loss"]
 
     def kept(name: str) -> list[str]:
@@ -44,6 +44,7 @@ def walk(folder: Path) -> list[list[str]]:
         ["ablate", classifier, *movies, "--limit", "400", "--all-but-one", *kept("all-but-one")],
         ["transfer", classifier, *movies, *products, "--metric", "loss", "--limit", "300", *kept("transfer")],
         ["curve", classifier, *movies, "--by", "taylor,random", "--limit", "800", *kept("curve")],
+        ["prune", classifier, *movies, *half, "-o", str(folder / "half"), "--run", str(runs / "prune-half"), "--force"],
         ["prune", classifier, *movies, "--max-drop", "2", "-o", smaller, "--run", str(runs / "prune"), "--force"],
         ["learn", classifier, *movies, "--keep", "16", "--steps", "60", "--batch-size", "16", "--lr", "5e-5", *learned],
         ["bench", classifier, smaller, "--batch-size", "1,16", "--length", "32", "--seconds", "10", *kept("bench")],
