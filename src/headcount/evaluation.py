@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 MEMORY = 2 * 2**30  # bytes of remembered activations
+Found = TypeVar("Found")
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # small batches are tiled up to this many; more gains nothing
 
 
@@ -148,6 +149,32 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def fitting(compute: Callable[[], Found], what: str, task: Task, numbers: Sequence[int]) -> Found | None:
+    """What `compute` gives for a batch; None where memory ran out, and half of the batch should be tried.
+
+    `OutOfMemory` says so where there is only one example.
+    """
+    try:
+        return compute()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(numbers) == 1:
+            raise OutOfMemory(
+                f"There is no memory for the {what} of one example alone ({task.describe(numbers[0])}): use a shorter "
+                "max_length, a smaller dtype or a larger device."
+            ) from None
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
+def halves(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """The first and the second half of a batch; the first is the larger one."""
+    half = (len(numbers) + 1) // 2
+    return numbers[:half], numbers[half:]
 
 
 def _rows(work: _Work, numbers: Sequence[int]) -> np.ndarray:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from . import runs
 from .anatomy import Anatomy, Site, Stack
-from .errors import NotFinite, OutOfMemory, Refused
-from .evaluation import device_of, is_out_of_memory, to_device
+from .errors import NotFinite, Refused
+from .evaluation import device_of, fitting, halves, is_out_of_memory, to_device
 from .gates import applied
 from .multihead import opened
 from .nests import tensors, with_first
@@ -140,23 +140,10 @@ def _per_row(part: Site | Stack) -> int:
 
 def _fill(work: _Work, task: Task, numbers: Sequence[int], out: dict[str, Tensor]) -> None:
     """Run one batch and write its values into the rows of its examples; half of it at a time where memory runs out."""
-    try:
-        sums = _batch(work, task, numbers)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if len(numbers) == 1:
-            raise OutOfMemory(
-                f"The gradients of one example alone do not fit into memory ({task.describe(numbers[0])}): use a "
-                "shorter max_length, a smaller dtype or a larger device."
-            ) from None
-        sums = None
+    sums = fitting(lambda: _batch(work, task, numbers), "gradients", task, numbers)
     if sums is None:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        half = (len(numbers) + 1) // 2
-        _fill(work, task, numbers[:half], out)
-        _fill(work, task, numbers[half:], out)
+        for some in halves(numbers):
+            _fill(work, task, some, out)
         return
     bad = (~torch.stack([torch.isfinite(each["signed"]).all(1) for each in sums.values()]).all(0)).nonzero()
     if len(bad):

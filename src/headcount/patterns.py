@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from . import runs
 from .anatomy import Anatomy, Site
-from .errors import OutOfMemory, Refused
-from .evaluation import device_of, is_out_of_memory, to_device
+from .errors import Refused
+from .evaluation import device_of, fitting, halves, to_device
 from .nests import tensors
 from .progress import Bar
 from .proof import evaluating
@@ -114,20 +114,10 @@ def halved(
 
     Attention probabilities grow with the square of the length.
     """
-    try:
-        return compute(numbers)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if len(numbers) == 1:
-            raise OutOfMemory(
-                f"There is no memory for the {what} of one example alone ({task.describe(numbers[0])}): use a shorter "
-                "max_length, a smaller dtype or a larger device."
-            ) from None
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    half = (len(numbers) + 1) // 2
-    parts = [halved(compute, what, task, some) for some in (numbers[:half], numbers[half:])]
+    found = fitting(lambda: compute(numbers), what, task, numbers)
+    if found is not None:
+        return found
+    parts = [halved(compute, what, task, some) for some in halves(numbers)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from .anatomy import Anatomy, Site
-from .errors import BadData, OutOfMemory, Refused
-from .evaluation import device_of, fresh, is_out_of_memory, to_device
+from .errors import BadData, Refused
+from .evaluation import device_of, fitting, fresh, halves, to_device
 from .finding import find, unwrap
 from .gates import applied, gates_of
 from .gradients import frozen
@@ -263,24 +263,11 @@ def _pieces(work: _Work, spots: list[Spot], positions: int, batch_size: int | No
 def _remembered(work: _Work, spots: list[Spot], task: Task, numbers: Sequence[int], held: bool) -> Iterator[_Piece]:
     """The batch as a piece; as two where memory runs out."""
     batch = task.collate(numbers)
-    try:
-        targets = _whole(work, spots, batch)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if len(numbers) == 1:
-            raise OutOfMemory(
-                f"The gradients of one example alone do not fit into memory ({task.describe(numbers[0])}): use a "
-                "shorter max_length, a smaller dtype or a larger device."
-            ) from None
-        targets = None
+    targets = fitting(lambda: _whole(work, spots, batch), "gradients", task, numbers)
     if targets is not None:
         yield _Piece(batch, len(numbers), held, targets)
         return
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    half = (len(numbers) + 1) // 2
-    for some in (numbers[:half], numbers[half:]):
+    for some in halves(numbers):
         yield from _remembered(work, spots, task, some, held)
 
 

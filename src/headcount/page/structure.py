@@ -122,15 +122,8 @@ def bars(name: str, rows: Rows, crosses: Rows, *, title: str) -> Chart:
     """The share that is left, by layer. `rows` have layer, series, left, share and text; `crosses` layer and text."""
     import altair as alt
 
-    series = [one for one in SERIES if any(row["series"] == one for row in rows)]
+    series, x = _by_layer(rows)
     count = len({row["layer"] for row in rows})
-    order = sorted({row["layer"] for row in rows})
-    x = alt.X(
-        "layer:O",
-        title="layer",
-        scale=alt.Scale(domain=order, paddingInner=0.22, paddingOuter=0.1),
-        axis=alt.Axis(labelAngle=0, ticks=False),
-    )
     y = alt.Y(
         "share:Q",
         title=title,
@@ -285,18 +278,21 @@ def _tuned(found: Mapping[str, Any]) -> Section:
     return Section("tuned", "Tuned without training", about, f"{KWON}, section 4.3.", drawn, (table,), tuple(notes))
 
 
+def _by_layer(rows: Rows) -> tuple[list[str], Any]:
+    """The series that there are, and an axis with a place for each layer."""
+    import altair as alt
+
+    order = sorted({row["layer"] for row in rows})
+    scale = alt.Scale(domain=order, paddingInner=0.22, paddingOuter=0.1)
+    x = alt.X("layer:O", title="layer", scale=scale, axis=alt.Axis(labelAngle=0, ticks=False))
+    return [one for one in SERIES if any(row["series"] == one for row in rows)], x
+
+
 def _tuned_chart(rows: Rows, title: str) -> Chart:
     """The error of each site by layer, from what it was as cut (open) to what it is tuned (filled)."""
     import altair as alt
 
-    series = [one for one in SERIES if any(row["series"] == one for row in rows)]
-    order = sorted({row["layer"] for row in rows})
-    x = alt.X(
-        "layer:O",
-        title="layer",
-        scale=alt.Scale(domain=order, paddingInner=0.22, paddingOuter=0.1),
-        axis=alt.Axis(labelAngle=0, ticks=False),
-    )
+    series, x = _by_layer(rows)
     y = alt.Y("error:Q", title=title, axis=alt.Axis(format="%"), scale=alt.Scale(zero=True))
     colours = alt.Scale(domain=series, range=[f"theme:{SERIES[one]}" for one in series])
     colour = alt.Color(
