@@ -50,7 +50,8 @@ Only = Annotated[
 ]
 
 
-def _flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None) -> Any:
+def flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None) -> Any:
+    """A flag in one of the panels of `--help`."""
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 
 
@@ -59,48 +60,44 @@ class Given:
     """The shared flags, as they were given. No flag without a library argument of the same name."""
 
     data: Annotated[
-        str | None, _flag("--data", metavar="FILE", help="TSV, CSV, JSON, Parquet, text, a picture folder, or a name.")
+        str | None, flag("--data", metavar="FILE", help="TSV, CSV, JSON, Parquet, text, a picture folder, or a name.")
     ] = None
     task: Annotated[
         str | None,
-        _flag(
-            "--task", metavar="KIND", help="classification, regression, translation, ...; else by the model's class."
-        ),
+        flag("--task", metavar="KIND", help="classification, regression, translation, ...; else by the model's class."),
     ] = None
-    text: Annotated[str | None, _flag("--text", help="The column of the text; a,b for a pair.")] = None
-    label: Annotated[str | None, _flag("--label", help="The column of the label.")] = None
-    target: Annotated[str | None, _flag("--target", help="The other side of parallel text: a file, or a column.")] = (
-        None
-    )
+    text: Annotated[str | None, flag("--text", help="The column of the text; a,b for a pair.")] = None
+    label: Annotated[str | None, flag("--label", help="The column of the label.")] = None
+    target: Annotated[str | None, flag("--target", help="The other side of parallel text: a file, or a column.")] = None
     labels: Annotated[
-        str | None, _flag("--labels", help="The data's labels in the order of the model's outputs, with commas.")
+        str | None, flag("--labels", help="The data's labels in the order of the model's outputs, with commas.")
     ] = None
-    split: Annotated[str | None, _flag("--split", help="Of a data set by name: train, validation, ...")] = None
-    limit: Annotated[int | None, _flag("--limit", help="Use so many examples of each file, drawn by --seed.")] = None
+    split: Annotated[str | None, flag("--split", help="Of a data set by name: train, validation, ...")] = None
+    limit: Annotated[int | None, flag("--limit", help="Use so many examples of each file, drawn by --seed.")] = None
     metric: Annotated[
-        str | None, _flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, loss, ...")
+        str | None, flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, loss, ...")
     ] = None
-    max_length: Annotated[int | None, _flag("--max-length", help="Cut texts off after so many tokens.")] = None
-    num_beams: Annotated[int, _flag("--num-beams", help="Translate by beam search.")] = 1
-    max_new_tokens: Annotated[int | None, _flag("--max-new-tokens", help="The longest translation.")] = None
-    prefix: Annotated[str, _flag("--prefix", help="Put before every source text (T5).")] = ""
-    batch_size: Annotated[int, _flag("--batch-size", panel=HOW, help="Examples at a time.")] = 16
+    max_length: Annotated[int | None, flag("--max-length", help="Cut texts off after so many tokens.")] = None
+    num_beams: Annotated[int, flag("--num-beams", help="Translate by beam search.")] = 1
+    max_new_tokens: Annotated[int | None, flag("--max-new-tokens", help="The longest translation.")] = None
+    prefix: Annotated[str, flag("--prefix", help="Put before every source text (T5).")] = ""
+    batch_size: Annotated[int, flag("--batch-size", panel=HOW, help="Examples at a time.")] = 16
     device: Annotated[
-        str | None, _flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
+        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
     ] = None
-    dtype: Annotated[str, _flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
-    seed: Annotated[int, _flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
+    dtype: Annotated[str, flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
+    seed: Annotated[int, flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
     dialect: Annotated[
-        list[str] | None, _flag("--dialect", panel=HOW, metavar="JSON", help="Your own dialect, as in `inspect`.")
+        list[str] | None, flag("--dialect", panel=HOW, metavar="JSON", help="Your own dialect, as in `inspect`.")
     ] = None
     trust_remote_code: Annotated[
-        bool, _flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
+        bool, flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
     ] = False
     output: Annotated[
-        Path | None, _flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="The run folder; else runs/....")
+        Path | None, flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="The run folder; else runs/....")
     ] = None
-    as_json: Annotated[bool, _flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
-    quiet: Annotated[bool, _flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
+    as_json: Annotated[bool, flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
+    quiet: Annotated[bool, flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
     command: str = ""  # not a flag: the whole command, to be kept with what it found
 
 

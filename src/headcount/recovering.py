@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import splits
+from . import options, splits
 from .errors import BadData
 from .options import Given, other_task
 
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 PANEL = "Training afterwards"
 
 
-def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=PANEL, metavar=metavar)
+_flag = partial(options.flag, panel=PANEL)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import splits
+from . import options, splits
 from .errors import BadData
 from .options import Given, load_model, weights_of
 
@@ -23,9 +24,7 @@ FRESH_RATE = 5e-4  # a learning rate for weights that begin at random; Recipe's 
 SHARE, MOST = 0.1, 2000  # of --data, set aside to measure on where no other data are given
 
 
-def flag(*names: str, help: str, panel: str = HOW, metavar: str | None = None) -> Any:
-    """A flag in one of the panels of commands that train."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+flag = partial(options.flag, panel=HOW)  # in one of the panels of commands that train
 
 
 @dataclass(frozen=True)
