@@ -217,6 +217,7 @@ def test_a_phone_needs_no_scrolling_sideways(window, width) -> None:
 @pytest.mark.parametrize("how", ["clipboard", "old way"])
 def test_a_table_is_copied_as_it_is(window, made, kind, how) -> None:
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
 
     if how == "old way":  # where the clipboard is not to be had
         window.execute_script("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
@@ -225,7 +226,7 @@ def test_a_table_is_copied_as_it_is(window, made, kind, how) -> None:
             "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
         )
     click(window, find(window, f'[data-table="m1-one-head-table"][data-copy="{kind}"]'))
-    assert find(window, ".toast").text.startswith("Copied as")
+    WebDriverWait(window, 10).until(lambda here: find(here, ".toast").text.startswith("Copied as"))
     window.execute_script("document.body.insertAdjacentHTML('beforeend', '<textarea id=paste></textarea>')")
     click(window, find(window, "#paste"))
     find(window, "#paste").send_keys(Keys.CONTROL, "v")
