@@ -321,3 +321,11 @@ def test_steps_of_several_kinds_are_shares(clock: list[hc.Plan]) -> None:
     score, select = task.subset([0]), task.subset([1])
     with says(hc.BadPlan, about="share of the FLOPs apart"):
         hc.choose(model, max_drop=1.0, units="heads,neurons", score=score, select=select, step=10)
+
+
+def test_two_budgets_in_one_run_are_two_plans(tmp_path: Path) -> None:
+    model, task = zoo_task("bert")
+    with hc.Run.open(tmp_path / "run", {"command": "test"}) as run:
+        found = [hc.choose(model, params=share, units="heads,neurons", score=task, run=run) for share in (0.9, 0.8, 0.9)]
+    assert found[0].plan == found[2].plan
+    assert len(found[0].plan) < len(found[1].plan)

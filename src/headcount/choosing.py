@@ -16,6 +16,7 @@ from .curves import counts
 from .dialects import Dialect
 from .errors import BadData, BadPlan, Refused
 from .finding import find, unwrap
+from .fingerprints import fingerprint
 from .guarantee import Guarantee
 from .plans import Plan, Unit
 from .runs import InMemory, document
@@ -168,7 +169,9 @@ def choose(
     settings |= {"seed": seed, "dialects": rows}
     if max_drop is None:
         what = {"flops": "flops", "params": "params", "speedup": "time"}[asked[0]]
-        bought = document(notes, "budget", lambda: _bought(budgeting.purse(model, usable, what, **settings), asked[1]))
+        # one run may hold several choices: what was asked is in the name
+        name = f"budget-{fingerprint([asked, by, kinds, names, least, multiple, length, batch_size])[:8]}"
+        bought = document(notes, name, lambda: _bought(budgeting.purse(model, usable, what, **settings), asked[1]))
         chosen, budget = Plan.from_json(bought["plan"]), Budget(**bought["budget"])
         return _as_tried(Choice(asked, chosen, **{**common, "order": ()}, budget=budget), shop.ready(chosen))
     plans: Iterable[Plan] = order.plans(step)
