@@ -326,6 +326,8 @@ def test_steps_of_several_kinds_are_shares(clock: list[hc.Plan]) -> None:
 def test_two_budgets_in_one_run_are_two_plans(tmp_path: Path) -> None:
     model, task = zoo_task("bert")
     with hc.Run.open(tmp_path / "run", {"command": "test"}) as run:
-        found = [hc.choose(model, params=share, units="heads,neurons", score=task, run=run) for share in (0.9, 0.8, 0.9)]
+        found = [
+            hc.choose(model, params=share, units="heads,neurons", score=task, run=run) for share in (0.9, 0.8, 0.9)
+        ]
     assert found[0].plan == found[2].plan
     assert len(found[0].plan) < len(found[1].plan)
