@@ -17,7 +17,7 @@ from conftest import Fingerprint, says
 from small import closable, zoo_task
 
 import headcount as hc
-from headcount import budgeting, costs, latencies
+from headcount import budgeting, choosing, costs, latencies
 from headcount.plans import Unit
 
 ROUTED = ("switch_transformers", "nllb_moe")  # what an expert is given changes with what stands before it
@@ -331,3 +331,17 @@ def test_two_budgets_in_one_run_are_two_plans(tmp_path: Path) -> None:
         ]
     assert found[0].plan == found[2].plan
     assert len(found[0].plan) < len(found[1].plan)
+
+
+def test_what_cannot_be_reached_is_said_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = zoo_task("bert")
+    really = choosing.score_units
+
+    def watched(model: Any, task: Any, by: str, **how: Any) -> Any:
+        assert task is None, "nothing looks at data"
+        return really(model, task, by, **how)
+
+    monkeypatch.setattr(choosing, "score_units", watched)
+    for wish in ({"params": "1%"}, {"flops": "1%"}):
+        with says(hc.BadPlan, about="cannot be reached"):
+            hc.choose(model, **wish, units="heads", score=task)

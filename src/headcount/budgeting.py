@@ -112,19 +112,28 @@ def within(purse: Purse, asked: str | float) -> tuple[Plan, Budget]:
     reckoning was too hopeful, as it can be for time, less is kept until the real cost is within the budget.
     """
     costs = purse.costs
-    share = 1 / speedup_of(asked) if costs.what == "time" else share_of(asked)
-    allowed = share * costs.whole
-    least = purse.cheapest()
-    if least > allowed and costs.what != "time":
-        raise BadPlan(
-            f"{_percent(share)} of the {NAMES[costs.what]} cannot be reached: without all {len(purse.scores)} units "
-            f"{_percent(least / costs.whole)} are left; ask for more, or for more kinds of units."
-        )
-    found = _tried(purse, allowed, least)
+    allowed = must_reach(purse, asked)
+    found = _tried(purse, allowed, purse.cheapest())
     if found is None:
         raise NotShown(_not_reached(purse, asked))
     plan, real = found
     return plan, Budget(costs.what, asked, costs.whole, allowed, costs.of(plan), real, purse.multiples)
+
+
+def must_reach(purse: Purse, asked: str | float) -> float:
+    """What may be spent; `BadPlan` if more is left even without all units. What they score does not matter here.
+
+    Seconds are a matter of measuring, and never refused here.
+    """
+    costs = purse.costs
+    share = 1 / speedup_of(asked) if costs.what == "time" else share_of(asked)
+    least = purse.cheapest()
+    if least > share * costs.whole and costs.what != "time":
+        raise BadPlan(
+            f"{_percent(share)} of the {NAMES[costs.what]} cannot be reached: without all {len(purse.scores)} units "
+            f"{_percent(least / costs.whole)} are left; ask for more, or for more kinds of units."
+        )
+    return share * costs.whole
 
 
 def _tried(purse: Purse, allowed: float, least: float) -> tuple[Plan, float] | None:

@@ -148,9 +148,17 @@ def choose(
     if by == strategies.EVERY_OTHER:
         choice = replace(_evenly(anatomy, asked, units, names, allowed, left_alone), used=used)
         return _as_tried(choice, shop.ready(choice.plan))
+    length = length or (usual_length(score) if score is not None else 128)
+    settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length, "batch_size": batch_size}
+    settings |= {"seed": seed, "dialects": rows}
+    what = {"flops": "flops", "params": "params", "speedup": "time"}.get(asked[0], "")
+    if what in ("flops", "params"):  # what cannot be reached whatever the scores is said before they are computed
+        any_order = score_units(model, None, "random", units=kinds, dialects=rows)
+        budgeting.must_reach(
+            budgeting.purse(model, _usable(any_order, kinds, names, allowed), what, **settings), asked[1]
+        )
     found = score_units(model, score, by, units=kinds, seed=seed, run=notes, dialects=rows)
-    usable = (_of_kinds(found, kinds, names) if names else found).at(allowed)
-    usable = usable if len(kinds) == 1 else usable.normalized(None)  # norms per site hide what a site is worth
+    usable = _usable(found, kinds, names, allowed)
     if not len(usable):
         raise Refused(f"No {units} of {' or '.join(names)} can be cut: {left_alone[0][1]}")
     order = _Order(usable, tuple(usable.order(least)))
@@ -164,11 +172,7 @@ def choose(
         if not wanted:
             raise BadPlan(f"{remove} of {len(usable)} units is none of them; remove at least one.")
         return _as_tried(Choice(asked, wanted, **common), shop.ready(wanted))
-    length = length or (usual_length(score) if score is not None else 128)
-    settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length, "batch_size": batch_size}
-    settings |= {"seed": seed, "dialects": rows}
     if max_drop is None:
-        what = {"flops": "flops", "params": "params", "speedup": "time"}[asked[0]]
         # one run may hold several choices: what was asked is in the name
         name = f"budget-{fingerprint([asked, by, kinds, names, least, multiple, length, batch_size])[:8]}"
         bought = document(notes, name, lambda: _bought(budgeting.purse(model, usable, what, **settings), asked[1]))
@@ -204,15 +208,16 @@ def _bought(purse: budgeting.Purse, asked: str | float) -> dict[str, Any]:
     return {"plan": plan.to_json(), "budget": budget.to_json()}
 
 
-def _of_kinds(found: Scores, kinds: list[str], only: list[str]) -> Scores:
-    """The scores of these types alone; refused where nothing is left of a kind of unit that was asked for."""
-    some = found.only(*only)
+def _usable(found: Scores, kinds: list[str], only: list[str], allowed: list[str]) -> Scores:
+    """The scores of what may go; refused where `only` leaves nothing of a kind of unit that was asked for."""
+    some = found.only(*only) if only else found
     missing = [word for word in kinds if word[:-1] not in {some.kinds[unit.site] for unit in some}]
     if missing:
         raise BadPlan(
-            f"Only {' and '.join(only)} leaves no {missing[0]} to choose from; leave them out of units, or out only."
+            f"Only {' and '.join(only)} leaves no {missing[0]} to choose from; leave them out of units, or leave only out."
         )
-    return some
+    some = some.at(allowed)
+    return some if len(kinds) == 1 else some.normalized(None)  # norms per site hide what a site is worth
 
 
 def _evenly(

@@ -39,7 +39,6 @@ Criterion = Annotated[
         "alternate, alternate-top or symmetric.",
     ),
 ]
-NO_DATA = ("magnitude", "random", "top", "bottom", "alternate", "alternate-top", "symmetric", "every-other")
 ScoreData = Annotated[
     str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else a part of --data.")
 ]

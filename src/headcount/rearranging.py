@@ -2,7 +2,7 @@
 
 Scores look at units one by one. What is lost with a set P of them is, to second order, the block Fisher: the sum over
 rows of (the sum over P of dL/dgate) squared, so two units whose gradients cancel can go together although each of them
-matters (Kwon et al. 2022, section 4.2). No torch here beyond what made the gradients.
+matters (Kwon et al. 2022). No torch here beyond what made the gradients.
 """
 
 from __future__ import annotations

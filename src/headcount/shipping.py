@@ -12,7 +12,6 @@ import typer
 
 from .errors import BadPlan
 from .options import (
-    NO_DATA,
     Given,
     Only,
     ScoreData,
@@ -129,14 +128,15 @@ def prune(
     if multiple is not None and (multiple < 1 or "neurons" not in kinds):
         raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
     others = (score_data, score_limit, select_data, select_limit)
-    needs = (tune or (plan is None and by not in NO_DATA), max_drop is not None)
-    _all_used(needs, others)
     quieten()
     from . import choosing, pruning
+    from .criteria import NEED_NO_DATA
     from .guarantee import check_promise
 
     if max_drop is not None:
         check_promise(max_drop, 0.05 if alpha is None else alpha)
+    needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    _all_used(needs, others)
     choosing.one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     subject = load_model(model, given)
     rows = dialects_of(given.dialect)

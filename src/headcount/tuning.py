@@ -1,7 +1,7 @@
 """Numbers for the units that stay, so that what a cut model computes is nearest to what the whole one does.
 
 Site by site, in the order in which they run, with the sites before it already cut and tuned: least squares between what
-the whole model has in its residual stream after the site and what the cut one has (Kwon et al. 2022, section 4.3). No
+the whole model has in its residual stream after the site and what the cut one has (Kwon et al. 2022). No
 weight is trained; the numbers are folded into the weights at the cut.
 
 The stream after a site is z = r + sum_k m_k W_k x_k + bias, so with m = 1 + d the fit is that of z_whole - z_cut by

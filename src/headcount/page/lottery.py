@@ -112,7 +112,7 @@ def _networks(data: Mapping[str, Any]) -> Section:
     used = tuple((str(task["name"]), str(task["sets"])) for task in data["tasks"] if task.get("sets"))
     sets = Table("sets", "Which examples were used for what.", (Column("task"), Column("used")), used)
     made = (_networks_table(data, found, metrics, kinds, shown), *((sets,) if used else ()))
-    source = f"{PRASANNA}, Tables 1 and 2."
+    source = f"{PRASANNA}."
     return Section("lottery", "Good, bad and random", about, source, tuple(drawn), made, tuple(notes))
 
 
@@ -195,7 +195,7 @@ def _survivors(data: Mapping[str, Any]) -> Section:
     told = f"Each cell is a head, a row per layer, and the MLP of the layer stands beside them. The number is {what}{small}."
     about = f"{told} The stronger the colour, the more often it is in the good sub-network."
     drawn = [_survivors_chart(data, title, sites) for title, sites in _groups(data["sites"])]
-    return Section("survivors", "Who survives", about, f"{PRASANNA}, Figures 1 and 2.", tuple(drawn))
+    return Section("survivors", "Who survives", about, f"{PRASANNA}.", tuple(drawn))
 
 
 def _groups(sites: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, list[str]]]]:

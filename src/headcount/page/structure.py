@@ -275,7 +275,7 @@ def _tuned(found: Mapping[str, Any]) -> Section:
     )
     cells = tuple((name, use, e, t, t / e - 1 if e else None, low, high) for name, e, t, low, high, use in rows)
     table = Table("tuned", "The error after each site, as cut and tuned.", columns, cells)
-    return Section("tuned", "Tuned without training", about, f"{KWON}, section 4.3.", drawn, (table,), tuple(notes))
+    return Section("tuned", "Tuned without training", about, f"{KWON}.", drawn, (table,), tuple(notes))
 
 
 def _by_layer(rows: Rows) -> tuple[list[str], Any]:
