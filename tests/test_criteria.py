@@ -298,6 +298,43 @@ def test_confidence_of_encoder_decoders(name: str) -> None:
     assert close(hc.score(model, task, "confidence").raw, looked(per_example)[0])
 
 
+def test_confidence_neither_asks_nor_looks_at_special_tokens() -> None:
+    model, task = classifier(), ragged_texts()
+    special = sorted({int(token) for n in range(3) for token in task.collate([n])["input_ids"][0, ::3]})
+    surest = []
+    for n, layers in enumerate(attentions_by_hand(model, task, "texts")):
+        words = [
+            place for place, token in enumerate(task.collate([n])["input_ids"][0].tolist()) if token not in special
+        ]
+        surest.append(torch.cat([a[0][:, words][:, :, words].amax(-1).mean(-1) for a in layers]))
+    task = replace(task, special=frozenset(special))
+    plain, found = hc.score(model, ragged_texts(), "confidence"), hc.score(model, task, "confidence")
+    assert close(found.raw, torch.stack(surest).mean(0).numpy())
+    assert (found.raw < plain.raw - 1e-4).any()
+    assert close(hc.score(model, task, "entropy").raw, hc.score(model, ragged_texts(), "entropy").raw)
+
+
+def test_confidence_of_a_decoder_leaves_its_start_and_special_targets_out() -> None:
+    model, _ = zoo.build("bart")
+    model.config.pad_token_id = 1
+    task = ragged_pairs()
+    ids = [
+        (task.collate([n])["input_ids"][0].tolist(), task.collate([n])["labels"][0].tolist()) for n in range(task.size)
+    ]
+    special = {ids[0][0][1], ids[3][1][0], ids[2][1][1]}
+    surest = []
+    for (source, target), layers in zip(ids, attentions_by_hand(model, task, "labels"), strict=True):
+        seen = [place for place, token in enumerate(source) if token not in special]
+        read = [
+            place + 1 for place, token in enumerate(target[:-1]) if token not in special
+        ]  # a start token is before them
+        sides = [(seen, seen)] * 2 + [(read, read), (read, seen)] * 2
+        each = [a[0][:, q][:, :, k].amax(-1).mean(-1) for a, (q, k) in zip(layers, sides, strict=True)]
+        surest.append(torch.cat(each))
+    found = hc.score(model, replace(task, special=frozenset(special)), "confidence")
+    assert close(found.raw, torch.stack(surest).mean(0).numpy())
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_the_kernel_of_the_model_comes_back(stop: bool) -> None:
     model, task = classifier(), class_task(7)

@@ -85,6 +85,13 @@ def padding_token(tokenizer: Any) -> int:
     return next(token for token in found if token is not None)
 
 
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Tokens that stand for no piece of a text ([CLS], [SEP], </s>, padding); a mask or an unknown word stands for one."""
+    words = (tokenizer.mask_token_id, tokenizer.unk_token_id)
+    marks = (tokenizer.bos_token_id, tokenizer.eos_token_id)  # GPT-2's end of text is its unknown word, too
+    return frozenset(tokenizer.all_special_ids) - {token for token in words if token not in marks}
+
+
 def longest_input(tokenizer: Any, max_length: int | None) -> int:
     """The number of tokens after which texts are cut off: the user's, the tokenizer's, or 512."""
     if max_length is not None:

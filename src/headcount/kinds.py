@@ -43,6 +43,7 @@ from .encoding import (
     padded,
     padding_token,
     picture_reader,
+    special_tokens,
 )
 from .errors import BadData
 from .labels import Labels
@@ -199,6 +200,7 @@ def _texts(asked: _Asked) -> Task:
         lengths=encoded.lengths,
         settings={"labels": labels.given, "names": labels.data_names, "pad": pad, "side": encoded.side},
         shortened=encoded.shortened,
+        special=special_tokens(tokenizer),
     )
 
 
@@ -285,6 +287,7 @@ def _language(asked: _Asked) -> Task:
         example=ids.__getitem__,
         lengths=lists.lengths,
         settings={},
+        special=special_tokens(tokenizer),
         **rest,
     )
 
@@ -330,6 +333,7 @@ def _masked(asked: _Asked) -> Task:
         settings={},
         skipped=skipped,
         shortened=frozenset(places[number] for number in encoded.shortened if number in places),
+        special=special_tokens(tokenizer),
     )
 
 
@@ -374,6 +378,7 @@ def _translation(asked: _Asked) -> Task:
         settings={"num_beams": beams, "max_new_tokens": longest},
         inputs=inputs,
         shortened=sources.shortened | targets.shortened,
+        special=special_tokens(tokenizer),
     )
 
 

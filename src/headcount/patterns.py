@@ -92,14 +92,16 @@ def confidence_and_entropy(
 ) -> dict[str, dict[str, np.ndarray]]:
     """For each head and example: the mean over its tokens of the largest weight, and of the entropy in nats.
 
-    Confidence is that of Voita et al. 2019, section 4; padding is left out. Arrays (examples, heads) by site.
+    Confidence is that of Voita et al. 2019, who leave the end of the sentence out: special tokens are neither asked nor
+    looked at, and what the others get is not scaled up. Entropy is that of all that is not padding. Arrays (examples,
+    heads) by site.
     """
     sites = anatomy.heads
     out = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
     with evaluating(root), torch.no_grad(), Bar("attention", total=task.size) as bar:
         for number, numbers in enumerate(task.batches(batch_size)):
             compute = partial(halved, partial(_batch, root, sites, task), "attention", task, numbers)
-            arrays = runs.piece(run, f"{name}-patterns-{number:06d}", compute)
+            arrays = runs.piece(run, f"{name}-attention-{number:06d}", compute)
             for kind, by_site in out.items():
                 for site, array in by_site.items():
                     array[list(numbers)] = arrays[f"{kind}.{site}"]
@@ -123,14 +125,18 @@ def halved(
 
 def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence[int]) -> dict[str, np.ndarray]:
     size, batch = len(numbers), to_device(task.collate(numbers), device_of(root))
+    decodes = bool(getattr(getattr(root, "config", None), "is_encoder_decoder", False))
     sums: dict[str, list[Tensor]] = {}
 
     def see(site: Site, weights: Tensor) -> None:
         weights = weights.detach().float()
         real = tokens(batch, site, weights)
-        surest = (weights.amax(-1) * real[:, None]).sum(-1)
+        asked, seen = (~mask for mask in _special(batch, task.special, site, weights, decodes))
+        asked = asked * real
+        surest = ((weights * seen[:, None, None]).amax(-1) * asked[:, None]).sum(-1)
         entropy = -(torch.special.xlogy(weights, weights).sum(-1) * real[:, None]).sum(-1)
-        each = [_per_example(t, size) for t in (surest, entropy, real.sum(-1, keepdim=True))]
+        counts = (asked.sum(-1, keepdim=True), real.sum(-1, keepdim=True))
+        each = [_per_example(t, size) for t in (surest, entropy, *counts)]
         sums[site.name] = each if site.name not in sums else [a + b for a, b in zip(sums[site.name], each, strict=True)]
 
     with watched(root, sites, see):
@@ -141,9 +147,9 @@ def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence
             f"{silent[0]} does not run on {task.name}, so there is nothing that it looks at; score it on data that it sees."
         )
     out = {}
-    for name, (surest, entropy, count) in sums.items():
-        out[f"confidence.{name}"] = (surest / count.clamp(min=1)).cpu().numpy()
-        out[f"entropy.{name}"] = (entropy / count.clamp(min=1)).cpu().numpy()
+    for name, (surest, entropy, asked, real) in sums.items():
+        out[f"confidence.{name}"] = (surest / asked.clamp(min=1)).cpu().numpy()
+        out[f"entropy.{name}"] = (entropy / real.clamp(min=1)).cpu().numpy()
     return out
 
 
@@ -160,6 +166,29 @@ def tokens(batch: dict[str, Any], site: Site, weights: Tensor) -> Tensor:
     if isinstance(mask, Tensor) and mask.shape == (rows, length):
         return mask.to(weights.device, weights.dtype)
     return torch.ones(rows, length, device=weights.device)
+
+
+def _special(
+    batch: dict[str, Any], special: frozenset[int], site: Site, weights: Tensor, decodes: bool
+) -> tuple[Tensor, Tensor]:
+    """Which queries and which keys are special tokens: (batch, queries) and (batch, keys), none where ids do not say.
+
+    The decoder of an encoder-decoder reads a start token, and then the targets but for the last.
+    """
+    marks = torch.tensor(sorted(special), device=weights.device)
+
+    def marked(ids: Any, length: int) -> Tensor:
+        none = torch.zeros(weights.shape[0], length, dtype=torch.bool, device=weights.device)
+        fits = isinstance(ids, Tensor) and ids.shape == none.shape and not ids.is_floating_point()
+        return torch.isin(ids.to(none.device), marks) if special and fits else none
+
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    queries, keys = weights.shape[2:]
+    if not decodes or site.attention not in ("decoder", "cross"):
+        return marked(ids, queries), marked(ids, keys)
+    read = marked(labels, queries).roll(1, dims=1)
+    read[:, 0] = bool(special)
+    return read, marked(ids, keys) if site.attention == "cross" else read
 
 
 def _per_example(values: Tensor, size: int) -> Tensor:

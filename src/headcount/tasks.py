@@ -38,8 +38,8 @@ class Task:
     `collate(numbers)` makes a batch on the CPU; `loss(model, batch)` gives one differentiable number per example and
     `rows(model, batch)` the values that `metric` is made of; `goal(model, batch)` gives logits and targets, from which
     a model is trained (None: by the mean of `loss`). `shortened` are the examples that were cut off after the longest
-    input, `skipped` counts rows of the data without a label or without anything to guess. `rowwise` is False where a
-    batch cannot be split or repeated example by example.
+    input, `skipped` counts rows of the data without a label or without anything to guess. `special` are tokens that
+    stand for no piece of a text. `rowwise` is False where a batch cannot be split or repeated example by example.
     """
 
     kind: str
@@ -61,6 +61,7 @@ class Task:
     rowwise: bool = True
     shortened: frozenset[int] = frozenset()
     skipped: int = 0
+    special: frozenset[int] = frozenset()
     goal: Callable[[nn.Module, Batch], Goal] | None = None
 
     @cached_property
