@@ -73,6 +73,11 @@ def ending(path: Path) -> str:
     return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, unpacked, without the newlines that end them."""
+    return _lines(_decoded(path, _unpacked(path)))
+
+
 def shown(path: Path) -> str:
     """A file's name for people: with the folder it lies in, `SST-2/dev.tsv`."""
     parent = path.absolute().parent.name
