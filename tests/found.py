@@ -500,6 +500,88 @@ def _lottery_table(tasks: Sequence[str], draws: Sequence[Any], several: bool, ma
     return rows
 
 
+MINILM: Sites = {str(n): ("head", "encoder", 12) for n in range(6)}
+MAIN = (
+    *("positional", "syntactic", "alignment", "rare", "induction"),
+    *("copying", "local", "punctuation", "sink", "none"),
+)
+SENTENCE = ("[CLS]", "the", "cat", "that", "slept", "sat", "on", "the", "mat", ".", "[SEP]")
+
+
+def roles(
+    sites: Sites = MINILM, seed: int = 6, tokens: Sequence[str] = SENTENCE, sentences: int = 2, **other: Any
+) -> dict[str, Any]:
+    """What `roles` writes: early layers have most of the positional heads, late ones of the sinks; every role occurs."""
+    drawn = np.random.default_rng(seed)
+    heads, texts, attention = [], {}, dict[str, dict[str, list[str]]]()
+    names = list(sites)
+    for number, unit in enumerate(units(sites)):
+        depth = names.index(unit.site) / max(1, len(names) - 1)
+        weights = np.array([3 - 2.5 * depth, 2, 0.4, 1, 0.4, 0.4, 1.2, 0.6, 0.5 + 3 * depth, 1.5])
+        main = MAIN[number] if number < len(MAIN) else MAIN[int(drawn.choice(len(MAIN), p=weights / weights.sum()))]
+        value, confidence, entropy = drawn.uniform(0.5, 0.98), drawn.uniform(0.2, 0.95), drawn.uniform(0.3, 3.0)
+        what = {"positional": "-1", "syntactic": "nsubj, dependent to governor", "sink": "[SEP]"}.get(main, "")
+        sentence = f"looks by its {main} way at {100 * value:.0f} % of tokens"
+        earned = [
+            {"role": main, "what": what, "value": value, "low": value - 0.02, "high": value + 0.01, "baseline": None}
+            | {"p": 0.003, "sure": bool(number % 3), "text": sentence}
+        ]
+        type_ = sites[unit.site][1]
+        heads.append(
+            {
+                "unit": str(unit),
+                "site": unit.site,
+                "type": type_,
+                "main": main,
+                "confidence": [confidence, confidence - 0.01, confidence + 0.012],
+                "entropy": [entropy, entropy - 0.05, entropy + 0.05],
+                "roles": [] if main == "none" else earned,
+                "offsets": {"-1": value, "0": 0.01, "2": 0.005},
+                "mass": {"[CLS]": 0.021, "[SEP]": 0.3, "punctuation": 0.11},
+                "local": [0.4, 0.39, 0.41, 0.2],
+                "rare": None,
+                "induction": None,
+                "copying": None,
+            }
+        )
+        if main != "none":
+            texts[str(unit)] = f"{main} ({what})" if what else main
+        for _ in range(sentences):
+            rows = drawn.dirichlet(np.full(len(tokens), 0.2), len(tokens))
+            found = "".join(f"{round(255 * weight):02x}" for weight in rows.ravel())
+            attention.setdefault(str(type_), {}).setdefault(str(unit), []).append(found)
+    examples = [
+        {"name": f"{type_}, sentence {n + 1}", "type": type_, "queries": list(tokens), "keys": None}
+        | {"attention": {unit: found[n] for unit, found in own.items()}}
+        for type_, own in attention.items()
+        for n in range(sentences)
+    ]
+    best = [head["unit"] for head in heads][:10]
+    relations = []
+    for n, relation in enumerate(("nsubj", "obj", "amod", "advmod", "det")):
+        for direction in ("dependent to governor", "governor to dependent"):
+            base, gains = 0.3 + 0.05 * n, 0.35 - 0.07 * n - np.arange(len(best)) * 0.04
+            won = [unit for unit, gain in zip(best, gains, strict=True) if gain >= 0.1]
+            found = {u: [base + g, g, g - 0.03, g + 0.03, 0.001] for u, g in zip(best, gains.tolist(), strict=True)}
+            told = {"type": heads[0]["type"], "relation": relation, "direction": direction, "offset": n - 2}
+            counts = {"baseline": base, "pairs": 1000 - n, "sentences": 500 - n}
+            relations.append({**told, **counts, "heads": found, "earned": won})
+    return {
+        "format": 1,
+        "model": "Tiny",
+        "sentences": 2001,
+        "tokens": 25148,
+        "sets": "2,001 sentences of dev.conllu with gold parses; from a word's first token, to all of its tokens",
+        "roles": texts,
+        "heads": heads,
+        "relations": relations,
+        "examples": examples,
+        "rules": {"positional": 0.9, "gain": 0.1},
+        "versions": {"headcount": "0.1.0"},
+        **other,
+    }
+
+
 def folder(
     path: Path,
     command: str,

@@ -303,3 +303,121 @@ def test_it_prints_in_light_colours_also_from_a_dark_screen(window) -> None:
         assert window.execute_script(style, "#m1-effects .words p")[1] == "avoid"
     finally:
         window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": features})
+
+
+# -- roles ------------------------------------------------------------------------------------------------------------------
+
+TOKENS = (
+    "[CLS]",
+    "</script><img src=x onerror=alert(1)>",
+    "שלום",
+    "antidisestablishmentarianism",
+    "🙂",
+    "cat",
+    "[SEP]",
+)
+
+
+@pytest.fixture(scope="module")
+def cast(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A page about the roles of 6 x 12 heads with a curve, and the document of the roles."""
+    root, sites = tmp_path_factory.mktemp("cast"), found.MINILM
+    document = found.roles(tokens=TOKENS)
+    order = found.scores(sites).order()
+    found.folder(root / "runs" / "roles", "roles", {"roles": document})
+    curves = {"curves": found.curves(order, [0, 24, 48, 72]), "scores-taylor": found.scores(sites).to_json()}
+    found.folder(root / "runs" / "curve", "curve", curves)
+    return reports.report([root / "runs"], root / "page.html"), document | {"order": order}
+
+
+@pytest.fixture
+def stage(opened, cast) -> Any:
+    screenshots.resize(opened, 1240, 1000)
+    screenshots.dress(opened, "light")
+    opened.get_log("browser")
+    screenshots.open_page(opened, cast[0])
+    return opened
+
+
+def test_roles_are_colours_and_letters_of_the_map_and_go_with_the_slider(stage, cast) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    Select(find(stage, "#m1 [data-view]")).select_by_visible_text("Role: what each head looks at")
+    letters = """
+        return [...document.querySelectorAll("#m1 .map .cell")].map((one) =>
+          [one.getAttribute("aria-label"), one.querySelector("text").textContent]);
+    """
+    marks = {"positional": "P", "syntactic": "S", "alignment": "A", "rare": "R", "induction": "I", "copying": "C"}
+    marks |= {"local": "L", "punctuation": "Pu", "sink": "Si", "none": ""}
+    assert dict(stage.execute_script(letters)) == {h["unit"]: marks[h["main"]] for h in cast[1]["heads"]}
+    mains = [head["main"] for head in cast[1]["heads"]]
+    legend = [one.text.split("\n")[-1] for one in every(stage, "#m1 [data-keys] .key")]
+    assert f"positional {mains.count('positional')}" in legend
+    assert f"no role {mains.count('none')}" in legend
+    move = "arguments[0].value = 1; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+    stage.execute_script(move, find(stage, "#m1 [data-slider]"))
+    assert gone(stage) == {str(unit) for unit in cast[1]["order"][:24]}
+    Select(find(stage, "#m1 [data-view]")).select_by_visible_text("Score: taylor")
+    assert {text for _, text in stage.execute_script(letters)} == {""}
+    assert not every(stage, "#m1 [data-keys] .key")
+    assert complaints(stage) == []
+
+
+def test_the_card_of_a_head_draws_its_attention_and_says_it_in_words(stage, cast) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    head = cast[1]["heads"][6]
+    click(stage, cell(stage, head["unit"]))
+    assert [one.text.partition(" (its")[0] for one in every(stage, "#m1 .head-card ul li")] == [
+        head["roles"][0]["text"]
+    ]
+    assert len(every(stage, "#m1 .attention")) == 2
+    text = cast[1]["examples"][0]["attention"][head["unit"]]
+    weights = [int(text[n : n + 2], 16) / 255 for n in range(0, len(text), 2)]
+    rows = [weights[n : n + len(TOKENS)] for n in range(0, len(weights), len(TOKENS))]
+    drawing = find(stage, "#m1 .attention")
+    lines = "return [...arguments[0].querySelectorAll('.from')].map((g) => g.children.length)"
+    assert stage.execute_script(lines, drawing) == [sum(weight >= 0.05 for weight in row) for row in rows]
+    words = "return [...document.querySelector('#m1 .head-card ol').children].map((one) => one.textContent)"
+    largest = [max(range(len(row)), key=row.__getitem__) for row in rows]
+    assert stage.execute_script(words) == [
+        f"{token} → {TOKENS[to]} {int(100 * row[to] + 0.5)} %"
+        for token, to, row in zip(TOKENS, largest, rows, strict=True)
+    ]
+    tokens = """
+        return [...arguments[0].querySelectorAll(".query")].map((one) =>
+          [one.querySelector("title").textContent, one.querySelector("text").textContent]);
+    """
+    shown = stage.execute_script(tokens, drawing)
+    assert [whole for whole, _ in shown] == list(TOKENS)
+    assert all(len(short) <= 14 for _, short in shown)
+    assert shown[3][1].endswith("…")
+
+    first = drawing.find_element("css selector", ".query")
+    stage.execute_script("arguments[0].focus()", first)
+    stage.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    own = "return [...arguments[0].querySelectorAll('.from')].map((g) => getComputedStyle(g).visibility)"
+    assert stage.execute_script(own, drawing) == ["hidden", "visible", *["hidden"] * 5]
+    assert len(every(stage, "#m1 .attention .query[tabindex='0']")) == 2  # one stop for each drawing
+    stage.execute_script("document.activeElement.blur()")
+    assert set(stage.execute_script(own, drawing)) == {"visible"}
+    assert every(stage, "img") == []
+    assert complaints(stage) == []
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_card_fits_a_phone_and_no_token_leaves_its_drawing(stage, width) -> None:
+    screenshots.resize(stage, width, 844)
+    stage.refresh()
+    screenshots.open_page(stage, Path(stage.current_url.removeprefix("file://")))
+    assert stage.execute_script("return document.documentElement.scrollWidth") == width
+    out = """
+        return [...document.querySelectorAll(".attention")].flatMap((frame) => {
+          const room = frame.getBoundingClientRect();
+          return [...frame.querySelectorAll("text")].filter((text) => {
+            const box = text.getBoundingClientRect();
+            return box.left < room.left - 1 || box.right > room.right + 1;
+          }).map((text) => text.textContent);
+        });
+    """
+    assert stage.execute_script(out) == []

@@ -10,7 +10,22 @@ from typing import Any, NamedTuple
 
 from . import __version__
 from .errors import BadRun
-from .page import again, answers, charts, drawing, lessons, look, lottery, maps, outcomes, sections, structure
+from .page import (
+    again,
+    answers,
+    charts,
+    drawing,
+    lessons,
+    look,
+    lottery,
+    maps,
+    outcomes,
+    predictions,
+    roles,
+    sections,
+    structure,
+    survival,
+)
 from .page.again import Again
 from .page.charts import Chart
 from .page.findings import Part, gather
@@ -21,6 +36,7 @@ from .runs import write_whole
 from .tables import Table, counted, listed
 
 TEMPLATES = Path(__file__).parent / "page" / "templates"
+SCRIPTS = ("heads.js", "page.js")  # one script, in this order
 LARGEST = 5_000_000  # bytes of a page
 
 
@@ -112,7 +128,7 @@ def render(chapters: Sequence[Chapter], title: str | None = None) -> str:
         data=Markup(embedded(_data(chapters))),
         vega=Markup(as_script(charts.script())),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
+        script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
     )
 
 
@@ -137,9 +153,13 @@ def _chapter(part: Part, number: int) -> Chapter:
         *structure.recovered(part),
         *lessons.learned(part),
         *sections.curves(part),
+        *roles.roles(part),
+        *survival.survival(part),
+        *roles.relations(part),
         *lessons.over(part),
         *lessons.gates(part),
         *sections.rankings(part),
+        *predictions.predictions(part),
         *sections.spreads(part),
         *sections.effects(part),
         *sections.one_head(part),
@@ -247,14 +267,16 @@ def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:
 
 
 def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
-    """Each map by its first view, as a chart."""
+    """Each map by its first view, and by the roles of its heads, as charts."""
     found, part = chapter.map, chapter.part
     if found is None:
         return []
     made = []
-    for view in found.views[:1]:
+    for view in [*found.views[:1], *(view for view in found.views[1:] if view.keys)]:
         for grid in (grid for grid in part.grids if not grid.large):
             places = dict(zip(found.units, view.places, strict=True))
+            if view.keys and all(places[unit] is None for unit in grid.units):
+                continue
             rows = [
                 {"site": site_of(u), "column": index_of(u), "value": places[u], "gone": u in part.removed}
                 for u in grid.units
@@ -262,7 +284,10 @@ def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
             name = f"map-{grid.type or grid.kind}".replace(" ", "-")
             label = view.name if view.diverging else f"{view.name}, of the largest"
             safe = "".join(letter for letter in name if letter.isalnum() or letter == "-")
-            made.append((safe, charts.heatmap(safe, rows, label=label, diverging=view.diverging)))
+            if view.keys:
+                made.append((f"{safe}-roles", roles.role_map(f"{safe}-roles", view, rows)))
+            else:
+                made.append((safe, charts.heatmap(safe, rows, label=label, diverging=view.diverging)))
     return made
 
 

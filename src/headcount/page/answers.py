@@ -22,7 +22,7 @@ from ..tables import (
     unit_of,
     whole,
 )
-from . import maps
+from . import heads, maps
 from .findings import (
     ALPHA,
     Lesson,
@@ -51,7 +51,7 @@ def answer(part: Part) -> str:
         return str(part.prune["sentence"])
     first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_effects)
     ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
-    for told in (*ways, _told_by_transfer, _told_by_bench, _told_by_training):
+    for told in (*ways, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training):
         sentence = told(part)
         if sentence:
             return sentence
@@ -76,6 +76,9 @@ def tiles(part: Part) -> list[Tile]:
         sites = len({site for grid in part.grids for site in grid.rows})
         noun = maps.noun(units, part)
         out.append(Tile(noun, whole(len(units)), "in " + counted(sites, "attention" if noun == "heads" else "place")))
+    for cast in heads.casts(part)[:1]:
+        named = [head for head in cast.heads.values() if head.main != heads.NONE]
+        out.append(Tile("heads with a role", whole(len(named)), f"of {len(cast.heads)} that were looked at"))
     for _, effects in part.effects[:1]:
         lasting = [e for e in effects if beyond_chance(e.comparison)]
         out.append(Tile("shown to matter", whole(len(lasting)), f"of {len(effects)} alone, after Holm's correction"))
@@ -288,6 +291,10 @@ def _told_by_transfer(part: Part) -> str:
         sentence: str = checked(document, lambda data, one=one, other=other: related(data, one, other))
         return sentence
     return ""
+
+
+def _told_by_roles(part: Part) -> str:
+    return next((heads.told(cast) for cast in heads.casts(part)), "")
 
 
 def _told_by_bench(part: Part) -> str:

@@ -1,10 +1,10 @@
-"""Where each unit is drawn on a map: a row per site, a cell per unit. No torch."""
+"""How units are drawn on a map: a row per site, a cell per unit, and what gives it its colour. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .findings import Grid
 from .units import index_of
@@ -46,6 +46,37 @@ class Drawn(NamedTuple):
     def least(self) -> int:
         """The width in pixels at which cells are as small as they may be."""
         return round(self.width * SMALLEST / CELL)
+
+
+class Key(NamedTuple):
+    """A kind of units: its name, the letters and the colour that cells of it have, what it means, how many there are."""
+
+    name: str
+    mark: str
+    colour: str
+    about: str
+    many: int
+
+
+class View(NamedTuple):
+    """What the map can be coloured by: a place between 0 and 1 for each unit, or between -1 and 1 around zero.
+
+    With `keys`, units are of several kinds, and the place of each is the number of its own.
+    """
+
+    name: str
+    about: str
+    diverging: bool
+    places: list[float | None]
+    marked: list[int]  # units whose difference survives Holm's correction
+    low: str
+    high: str
+    keys: tuple[Key, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script needs."""
+        places = [None if place is None else round(place, 3) for place in self.places]
+        return {**self._asdict(), "places": places, "keys": [key._asdict() for key in self.keys]}
 
 
 def title_of(grid: Grid) -> str:

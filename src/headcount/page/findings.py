@@ -125,14 +125,10 @@ class Part:
     def scores(self) -> list[Measured]:
         """Scores of units, one per document; random ones only where there is nothing else."""
         acted_on = {id(one.run): n for n, kind in enumerate(("curves", "prune"), 1) for one in self.of(kind)}
-        documents = sorted(
-            self.of("scores"), key=lambda one: -acted_on.get(id(one.run), 0)
-        )  # those that were used first
+        documents = sorted(self.of("scores"), key=lambda one: -acted_on.get(id(one.run), 0))  # used ones first
         found = [_measured(one) for one in documents]
         once: dict[Any, Measured] = {}
-        for (
-            one
-        ) in found:  # several runs may keep the same scores; of a method that trains, the first run stands for all
+        for one in found:  # several runs may keep the same scores; the first run of a method that trains stands for all
             run = self.lesson_of(one.document)
             of = (one.by, tuple(one.values.items())) if run is None else (run.label if run.gated else one.by, run.place)
             if one.by != "random":
@@ -202,6 +198,11 @@ class Part:
 
     def _sites(self) -> dict[str, tuple[str, str | None]]:
         out: dict[str, tuple[str, str | None]] = {}
+        for one in self.of("roles"):
+            out |= checked(
+                one,
+                lambda data: {str(h["site"]): ("head", h["type"] and str(h["type"])) for h in data.get("heads") or ()},
+            )
         for one in self.of("scores"):
             for name, site in checked(one, lambda data: data["sites"].items()):
                 out[str(name)] = (str(site["kind"]), None if site["type"] is None else str(site["type"]))
@@ -217,6 +218,8 @@ class Part:
         for one in self.prunes:
             seen |= dict.fromkeys(map(str, one.data.get("order") or ()))
         seen |= dict.fromkeys(unit for one in self.lessons for unit in one.gone)
+        for one in self.of("roles"):
+            seen |= dict.fromkeys(checked(one, lambda data: [str(h["unit"]) for h in data.get("heads") or ()]))
         for one in self.prunes[:1]:
             seen |= dict.fromkeys(checked(one, lambda data: [*sorted(units_of(data["plan"])), *_stacked(data)]))
         return iter(seen)

@@ -13,6 +13,7 @@ Spec = dict[str, Any]
 
 # Blue against orange, never red against green; both palettes keep 4.5:1 for text. What is lost (warn) and gained (accent2)
 # differ in grey, too: lost is the one that stands out. `seq` runs from the surface to the accent, so that what matters does.
+# The colours of roles lie under letters, which have the colour `on-role`.
 PALETTES: dict[str, dict[str, str]] = {
     "light": {
         "paper": "#f7f5f0",
@@ -34,6 +35,16 @@ PALETTES: dict[str, dict[str, str]] = {
         "band": "#b9b2a3",
         "bar": "#9db7cf",
         "shade": "#1b24302e",
+        "role1": "#779dc0",
+        "role2": "#71bdb0",
+        "role3": "#92c7ea",
+        "role4": "#c88d6c",
+        "role5": "#af95c6",
+        "role6": "#e095b9",
+        "role7": "#d3b864",
+        "role8": "#a6b177",
+        "role9": "#9da3a9",
+        "on-role": "#1b2430",
     },
     "dark": {
         "paper": "#12161c",
@@ -55,6 +66,16 @@ PALETTES: dict[str, dict[str, str]] = {
         "band": "#5c6470",
         "bar": "#3d5f80",
         "shade": "#e9e6df33",
+        "role1": "#7ab8ee",
+        "role2": "#3f9f8d",
+        "role3": "#4f86d9",
+        "role4": "#f7ad75",
+        "role5": "#c3a0ea",
+        "role6": "#ee86b7",
+        "role7": "#e3c04d",
+        "role8": "#a9bd5a",
+        "role9": "#9ea8b5",
+        "on-role": "#191f27",
     },
 }
 ORDERS = ("accent", "accent2", "accent3", "warn")  # colours of several orders in one chart

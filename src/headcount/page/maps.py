@@ -17,7 +17,7 @@ from ..tables import (
     three,
     unit_of,
 )
-from .drawing import Drawn, draw
+from .drawing import Drawn, View, draw
 from .findings import (
     Document,
     Effect,
@@ -31,6 +31,7 @@ from .findings import (
     plain,
     units_of,
 )
+from .heads import card, role_facts, role_views
 from .units import kind_of
 
 NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
@@ -38,18 +39,6 @@ MOST_NAMED = 10_000  # units of an order that a document has
 SCORED = (
     "A higher score is stronger in colour. Scores are estimates; “Without it” is measured, and the two may disagree."
 )
-
-
-class View(NamedTuple):
-    """What the map can be coloured by: a place between 0 and 1 for each unit, or between -1 and 1 around zero."""
-
-    name: str
-    about: str
-    diverging: bool
-    places: list[float | None]
-    marked: list[int]  # units whose difference survives Holm's correction
-    low: str
-    high: str
 
 
 class Fact(NamedTuple):
@@ -87,6 +76,7 @@ class Map(NamedTuple):
     tracks: list[Track]
     removed: list[int]
     first: int  # the unit shown at the start: the most important one
+    card: dict[str, Any]  # what heads do, as the script needs it
 
     @property
     def widest(self) -> int:
@@ -115,10 +105,17 @@ class Map(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs."""
-        views = [{**view._asdict(), "places": [_short(place) for place in view.places]} for view in self.views]
+        views = [view.to_json() for view in self.views]
         tracks = [{**track._asdict(), "stops": [stop._asdict() for stop in track.stops]} for track in self.tracks]
         facts = [fact._asdict() for fact in self.facts]
-        return {"units": self.units, "views": views, "facts": facts, "tracks": tracks, "first": self.first}
+        return {
+            "units": self.units,
+            "views": views,
+            "facts": facts,
+            "tracks": tracks,
+            "first": self.first,
+            "card": self.card,
+        }
 
 
 def build(part: Part) -> Map | None:
@@ -130,10 +127,11 @@ def build(part: Part) -> Map | None:
     numbers = {unit: n for n, unit in enumerate(units)}
     views = [*_score_views(part, units), *_effect_views(part, units)]
     views.sort(key=lambda view: view.places.count(None))  # the one that says most comes first
-    first = next((_largest(view.places) for view in views), 0)
+    views += role_views(part, units)
+    first = next((_largest(view.places) for view in views[:1] if not view.keys), _first_role(views))
     gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
     drawn = [draw(grid, numbers) for grid in grids]
-    return Map(units, drawn, views, _facts(part, units), tracks(part, numbers), gone, first)
+    return Map(units, drawn, views, _facts(part, units), tracks(part, numbers), gone, first, card(part, units))
 
 
 def noun(units: Iterable[str], part: Part) -> str:
@@ -339,6 +337,13 @@ def _view(name: str, about: str, values: list[float | None], part: Part, units: 
     return View(name, about, diverging, places, [], low, high)
 
 
+def _first_role(views: Sequence[View]) -> int:
+    """The first unit that has a role, of the kind that comes first."""
+    return min(
+        ((place, n) for view in views for n, place in enumerate(view.places) if place is not None), default=(0, 0)
+    )[1]
+
+
 def _largest(places: Sequence[float | None]) -> int:
     return max(range(len(places)), key=lambda n: -2.0 if places[n] is None else float(places[n] or 0.0))
 
@@ -347,7 +352,7 @@ def _largest(places: Sequence[float | None]) -> int:
 
 
 def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
-    facts = [_texts("Role", units, part.roles)]
+    facts = [_texts("Role", units, part.roles), *(_texts(label, units, own) for label, own in role_facts(part).items())]
     told: set[str] = set()
     for name, one in zip(score_names(part), part.scores, strict=True):
         if one.by in told and not set(one.values).isdisjoint(part.scores[0].values):
@@ -432,7 +437,3 @@ def _leaving(track: Track, count: int) -> list[str]:
 
 def _texts(label: str, units: Sequence[str], texts: Mapping[str, str]) -> Fact:
     return Fact(label, [texts.get(unit, "") for unit in units])
-
-
-def _short(place: float | None) -> float | None:
-    return None if place is None else round(place, 3)

@@ -408,6 +408,9 @@ def every_unit(part: Part) -> list[Section]:
         values += [{e.unit: in_points(e.comparison)[place] for e in effects} for place in range(3)]
         columns += [Column(f"p{called}", probability, True), Column(f"p (Holm){called}", probability, True)]
         values += [{e.unit: e.comparison.p for e in effects}, {e.unit: e.comparison.p_holm for e in effects}]
+    if part.roles:
+        columns.append(Column("role"))
+        values.append(part.roles)
     if part.removed:
         columns.append(Column("removed"))
         values.append({unit: "yes" if unit in part.removed else "no" for unit in found.units})

@@ -47,18 +47,43 @@
     let track = found.tracks[0];
     let stop = null;
 
+    // kinds of units have a colour and letters each; a legend says how many there are
+    const kinds = (view, legend) => {
+      for (const [n, cell] of at) {
+        const key = view && view.keys[view.places[n]];
+        cell.classList.toggle("kind", Boolean(key));
+        find(cell, "text").textContent = key ? key.mark : "";
+        find(cell, "title").textContent = found.units[n] + (key ? `: ${key.name}` : "");
+        if (!key) { cell.removeAttribute("aria-description"); continue; }
+        cell.setAttribute("aria-description", key.name);
+        cell.style.setProperty("--kind", `var(--${key.colour})`);
+      }
+      find(legend, "[data-keys]").replaceChildren(...(view ? view.keys : []).map((key) => {
+        const entry = document.createElement("span");
+        const swatch = document.createElement("i");
+        swatch.style.setProperty("--kind", `var(--${key.colour})`);
+        swatch.textContent = key.mark;
+        entry.className = "key";
+        entry.title = key.about;
+        entry.append(swatch, `${key.name.replace(/ \(.*\)$/, "")} ${key.many}`);
+        return entry;
+      }));
+    };
+
     const colour = (which) => {
       const view = found.views[which];
+      const named = Boolean(view && view.keys.length);
       for (const [n, cell] of at) {
-        const place = view ? view.places[n] : null;
-        cell.classList.toggle("unknown", place === null);
+        const place = view && !named ? view.places[n] : null;
+        cell.classList.toggle("unknown", place === null && !(named && view.places[n] !== null));
         cell.classList.toggle("loses", Boolean(view && view.diverging && place > 0));
         cell.classList.toggle("gains", Boolean(view && view.diverging && place <= 0));
         cell.classList.toggle("marked", Boolean(view && view.marked.includes(n)));
         cell.style.setProperty("--place", place === null ? 0 : Math.min(1, Math.abs(place)));
       }
       const legend = find(root, ".legend");
-      for (const part of every(legend, "[data-low], [data-high], [data-ramp]")) part.hidden = !view;
+      kinds(named ? view : null, legend);
+      for (const part of every(legend, "[data-low], [data-high], [data-ramp]")) part.hidden = !view || named;
       if (!view) return;
       find(legend, "[data-low]").textContent = view.low;
       find(legend, "[data-high]").textContent = view.high;
@@ -89,6 +114,7 @@
         facts.push(pair);
       }
       find(root, "[data-facts]").replaceChildren(...facts);
+      headCard(find(root, "[data-card]"), found.card, n, found.units[n]);
       for (const [unit, row] of rows) {
         if (unit === found.units[n]) row.setAttribute("aria-current", "true");
         else row.removeAttribute("aria-current");
