@@ -165,10 +165,11 @@ def test_the_table_of_relations_has_the_best_head_beside_the_best_offset(made, d
     told = {(row["relation"], row["direction"]): row for row in rows(section)}
     for one in document["relations"]:
         row = told[one["relation"], one["direction"]]
-        best = max(one["heads"], key=lambda unit: one["heads"][unit][1])
+        best = one["best"]["unit"] if one["best"] else max(one["heads"], key=lambda unit: one["heads"][unit][1])
         assert row["best head"] == best
         numbers = [float(row[title]) for title in ("accuracy", "gain, points", "low", "high", "p (Holm)")]
-        assert numbers == one["heads"][best]
+        told_on = one["best"]["numbers"] if one["best"] else one["heads"][best][:4]
+        assert numbers == [*told_on, one["heads"][best][4]]
         assert (int(row["best offset"]), float(row["baseline"])) == (one["offset"], one["baseline"])
         assert int(row["heads that earn it"]) == len(one["earned"])
     points = [row for row in drawn(section.charts[0].spec) if "baseline" in row]
@@ -349,6 +350,7 @@ DAMAGES: dict[str, Any] = {
     "weights are missing": lambda data: data["examples"][0]["attention"].update({"0:1": "00ff"}),
     "weights that are none": lambda data: data["examples"][0].update(queries=["a"], attention={"0:1": "zz"}),
     "a relation without a baseline": lambda data: data["relations"][0].pop("baseline"),
+    "a best head that is none of them": lambda data: data["relations"][0]["best"].update(unit="9:99"),
     "a relation of two numbers": lambda data: data["relations"][0]["heads"].update({"0:1": [0.5, 0.1]}),
 }
 

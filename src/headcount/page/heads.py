@@ -25,7 +25,8 @@ KINDS = {
     NONE: ("", "nothing that has a name here"),
 }
 COLOURS = {role: f"role{n}" for n, role in enumerate(KINDS, 1)} | {NONE: "faint"}
-NAMES = {role: f"{role} ({mark})" if mark else "no role" for role, (mark, _) in KINDS.items()}  # in legends
+_LONGER = {"rare": "rare words"}
+NAMES = {role: f"{_LONGER.get(role, role)} ({mark})" if mark else "no role" for role, (mark, _) in KINDS.items()}
 _SAID = {"rare": "for rare words", "alignment": "for alignment", "induction": "for induction", "copying": "for copying"}
 _SAID |= {"punctuation": "for punctuation", "sink": "for sinks"}  # the others are said as they are
 NOT_SPECIAL = ("first token", "punctuation")  # places of attention that are no special tokens
@@ -66,11 +67,18 @@ class Relation(NamedTuple):
     pairs: int
     heads: dict[str, tuple[float | None, ...]]
     earned: tuple[str, ...]
+    fresh: tuple[str, tuple[float | None, ...]] | None  # chosen on every other sentence, told on the rest
 
     @property
     def best(self) -> str:
         """The head that gains most."""
-        return max(self.heads, key=lambda unit: self.heads[unit][1] or 0.0)
+        return self.fresh[0] if self.fresh else max(self.heads, key=lambda unit: self.heads[unit][1] or 0.0)
+
+    @property
+    def told(self) -> tuple[float | None, ...]:
+        """Its accuracy, gain, the ends of the gain's interval, and p."""
+        numbers = self.fresh[1] if self.fresh else self.heads[self.best][:4]
+        return (*numbers, self.heads[self.best][4])
 
 
 class Example(NamedTuple):
@@ -256,7 +264,20 @@ def _relation(one: Mapping[str, Any]) -> Relation:
         int(number(one["pairs"])),
         heads,
         tuple(map(str, one["earned"])),
+        _fresh(one, heads),
     )
+
+
+def _fresh(
+    one: Mapping[str, Any], heads: Mapping[str, tuple[float | None, ...]]
+) -> tuple[str, tuple[float | None, ...]] | None:
+    best = one.get("best")
+    if best is None:
+        return None
+    unit, numbers = str(best["unit"]), tuple(_maybe(value) for value in best["numbers"])
+    if unit not in heads or len(numbers) != 4:
+        raise ValueError("the best head of a relation is one of its heads, with accuracy, gain, low and high")
+    return unit, numbers
 
 
 def _example(one: Mapping[str, Any], special: set[str]) -> Example:
