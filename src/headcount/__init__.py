@@ -82,6 +82,10 @@ _HOME = {
     "Lot": "lotteries",
     "Lottery": "agreement",
     "lottery": "lotteries",
+    "Passages": "reading",
+    "Roles": "functions",
+    "passages": "reading",
+    "roles": "looking",
     "Learned": "lessons",
     "learn": "lessons",
     "trainer_callback": "callbacks",
@@ -122,6 +126,7 @@ __all__ = [
     "NotShown",
     "OneHead",
     "OutOfMemory",
+    "Passages",
     "Plan",
     "Point",
     "Price",
@@ -129,6 +134,7 @@ __all__ = [
     "Recipe",
     "Refused",
     "Result",
+    "Roles",
     "Run",
     "Scores",
     "Site",
@@ -160,12 +166,14 @@ __all__ = [
     "new_translator",
     "own_task",
     "parameters_removed",
+    "passages",
     "plan",
     "prices",
     "prune",
     "reborn",
     "removed",
     "report",
+    "roles",
     "save",
     "score",
     "skeleton",
@@ -203,16 +211,19 @@ if TYPE_CHECKING:
     )
     from .evaluation import evaluate, measure
     from .finding import find
+    from .functions import Roles
     from .gates import closed, gated
     from .guarantee import Guarantee
     from .kinds import task
     from .learners import Gates, learning
     from .lessons import Learned, learn
+    from .looking import roles
     from .lotteries import Lot, lottery
     from .metrics import Metric
     from .plans import Plan, Unit, legalize
     from .pricing import Price, parameters_removed, prices
     from .pruning import Pruned, prune
+    from .reading import Passages, passages
     from .recipes import Recipe
     from .reports import report
     from .results import Comparison, Result, compare, compare_all

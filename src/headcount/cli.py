@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from . import __version__, benching, lecturing, measuring, raffling, reporting, shipping, teaching
+from . import __version__, benching, casting, lecturing, measuring, raffling, reporting, shipping, teaching
 from .errors import BadPlan, HeadcountError
 from .options import dialects_of, out, quieten, with_data
 
@@ -33,6 +33,7 @@ app = typer.Typer(
     "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
+    "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
     "    headcount report runs -o page.html                 # one page of all that was found\n\n"
@@ -205,6 +206,7 @@ app.command()(with_data(shipping.prune))
 app.command()(with_data(teaching.train))
 app.command()(with_data(lecturing.learn))
 app.command()(with_data(raffling.lottery))
+app.command()(with_data(casting.roles))
 for command in (measuring.evaluate, measuring.score, measuring.ablate, measuring.transfer, measuring.curve):
     app.command()(with_data(command))
 

@@ -15,6 +15,7 @@ from .options import (
     Criterion,
     Given,
     Only,
+    Running,
     ScoreData,
     ScoreLimit,
     SelectLimit,
@@ -54,7 +55,7 @@ def evaluate(model: Model, given: Given) -> None:
 
     with running("evaluate", model, subject, given, {"data": task}) as run:
         result = evaluation.evaluate(subject, task, run=run)
-        _keep(run, "result", result.to_json(), given, f"{result}\n{result.signature}{_notes(task)}")
+        keep(run, "result", result.to_json(), given, f"{result}\n{result.signature}{_notes(task)}")
 
 
 def score(
@@ -100,7 +101,7 @@ def score(
         if scores.samples is not None and len(scores) <= 100_000:
             run.write("samples", {"samples": scores.samples.astype("float32")})
         found = {**scores.to_json(), "stability": [row._asdict() for row in stability]}
-        _keep(run, "scores", found, given, scores_text(scores, stability) + (_notes(task) if task else ""))
+        keep(run, "scores", found, given, scores_text(scores, stability) + (_notes(task) if task else ""))
 
 
 def ablate(
@@ -147,7 +148,7 @@ def ablate(
             comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
             listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
             made = {"base": found.base.to_json(), "test": test, "ablations": listed}
-            _keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
+            keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
         return
     select, report, how = _two_sets(model, subject, given, task, select_data, select_limit)
     with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
@@ -166,7 +167,7 @@ def ablate(
             {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
         ]
         made = {"base": base.to_json(), "test": test, "sets": how, "attentions": listed}
-        _keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows), replace=True)
+        keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows), replace=True)
 
 
 def transfer(
@@ -200,7 +201,7 @@ def transfer(
             "units": list(found.one.names),
             "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
         }
-        _keep(run, "transfer", made, given, transfer_text(found), replace=True)
+        keep(run, "transfer", made, given, transfer_text(found), replace=True)
 
 
 def curve(
@@ -304,12 +305,12 @@ def curve(
             )
             each = [{**one._asdict(), "curves": [curves.to_json(made) for made in one.curves]} for one in stages]
             made = {"sets": how, "checkpoints": each, "skipped": skipped}
-            _keep(run, "over", made, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
+            keep(run, "over", made, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
         return
     with running("curve", model, subject, given, tasks, **options) as run:
         found = studies.curves(subject, report, select, asked, fixed=fixed, run=run, dialects=rows)
         made = {"sets": how, "curves": [curves.to_json(one) for one in found]}
-        _keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
+        keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ def _notes(task: Task) -> str:
     return "".join(f"\nnote: {note}" for note in notes)
 
 
-def _keep(run: Run, name: str, data: dict[str, Any], given: Given, text: str, replace: bool = False) -> None:
+def keep(run: Run, name: str, data: dict[str, Any], given: Running, text: str, replace: bool = False) -> None:
     """Write what was found into the run folder, and show it: as a text for people, or as JSON."""
     run.write_json(name, data, replace=replace)
     if given.as_json:

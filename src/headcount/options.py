@@ -9,7 +9,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -23,6 +23,7 @@ from rich.console import Console
 from .errors import BadData, BadPlan, HeadcountError
 
 if TYPE_CHECKING:
+    from .reading import Passages
     from .runs import Run
     from .tasks import Task
 
@@ -35,8 +36,8 @@ Criterion = Annotated[
     str,
     typer.Option(
         "--by",
-        help="taylor, fisher, ablation, confidence, entropy, magnitude or random; of layers also contribution, top, bottom, "
-        "alternate, alternate-top or symmetric.",
+        help="taylor, fisher, ablation, gradient-activation, lrp-epsilon, lrp-alpha-beta, confidence, entropy, magnitude or "
+        "random; of layers also contribution, top, bottom, alternate, alternate-top or symmetric.",
     ),
 ]
 ScoreData = Annotated[
@@ -55,7 +56,31 @@ def flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None) 
 
 
 @dataclass(frozen=True)
-class Given:
+class Running:
+    """Flags of every command that runs a model: how, and where the results go."""
+
+    batch_size: Annotated[int, flag("--batch-size", panel=HOW, help="Examples at a time.")] = 16
+    device: Annotated[
+        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
+    ] = None
+    dtype: Annotated[str, flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
+    seed: Annotated[int, flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
+    dialect: Annotated[
+        list[str] | None, flag("--dialect", panel=HOW, metavar="JSON", help="Your own dialect, as in `inspect`.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
+    ] = False
+    output: Annotated[
+        Path | None, flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="The run folder; else runs/....")
+    ] = None
+    as_json: Annotated[bool, flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
+    quiet: Annotated[bool, flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
+    command: str = ""  # not a flag: the whole command, to be kept with what it found
+
+
+@dataclass(frozen=True)
+class Given(Running):
     """The shared flags, as they were given. No flag without a library argument of the same name."""
 
     data: Annotated[
@@ -80,24 +105,6 @@ class Given:
     num_beams: Annotated[int, flag("--num-beams", help="Translate by beam search.")] = 1
     max_new_tokens: Annotated[int | None, flag("--max-new-tokens", help="The longest translation.")] = None
     prefix: Annotated[str, flag("--prefix", help="Put before every source text (T5).")] = ""
-    batch_size: Annotated[int, flag("--batch-size", panel=HOW, help="Examples at a time.")] = 16
-    device: Annotated[
-        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
-    ] = None
-    dtype: Annotated[str, flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
-    seed: Annotated[int, flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
-    dialect: Annotated[
-        list[str] | None, flag("--dialect", panel=HOW, metavar="JSON", help="Your own dialect, as in `inspect`.")
-    ] = None
-    trust_remote_code: Annotated[
-        bool, flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
-    ] = False
-    output: Annotated[
-        Path | None, flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="The run folder; else runs/....")
-    ] = None
-    as_json: Annotated[bool, flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
-    quiet: Annotated[bool, flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
-    command: str = ""  # not a flag: the whole command, to be kept with what it found
 
 
 def with_data(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,7 +118,7 @@ def with_data(command: Callable[..., None]) -> Callable[..., None]:
     flags: dict[str, inspect.Parameter] = {}
     for kind in sorted(sets.values(), key=lambda kind: kind is Given):
         hints = get_type_hints(kind, include_extras=True)
-        for f in fields(kind):
+        for f in sorted(fields(kind), key=lambda f: f.name not in inspect.get_annotations(kind)):  # inherited ones last
             if f.name not in (*own, *flags, "command"):
                 keyword = inspect.Parameter.KEYWORD_ONLY
                 flags[f.name] = inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name])
@@ -175,7 +182,7 @@ def dialects_of(texts: list[str] | None) -> list[Any]:
     return rows
 
 
-def load_model(name: str, given: Given) -> Any:
+def load_model(name: str, given: Running) -> Any:
     """The model, in evaluation mode, on the device asked for."""
     import torch
 
@@ -187,7 +194,7 @@ def load_model(name: str, given: Given) -> Any:
     return placed(load(name, dtype=kinds[given.dtype], trust_remote_code=given.trust_remote_code), given)
 
 
-def placed(model: Any, given: Given) -> Any:
+def placed(model: Any, given: Running) -> Any:
     """The model on the device asked for."""
     import torch
 
@@ -279,7 +286,9 @@ def kind_of(model: Any) -> str:
 
 
 @contextmanager
-def running(command: str, name: str, model: Any, given: Given, tasks: dict[str, Task], **options: Any) -> Iterator[Run]:
+def running(
+    command: str, name: str, model: Any, given: Running, tasks: Mapping[str, Task | Passages], **options: Any
+) -> Iterator[Run]:
     """Within the block, the run folder of this question, locked; progress bars as asked for."""
     from . import progress
     from .runs import Run, default_folder

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .page.heads import KINDS, NAMES
+
 if TYPE_CHECKING:
     from .ablation import Ablation, OneHead, Transfer
     from .curves import Curve
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from .studies import Stage
 
 MOST_COLUMNS = 16  # of a map; MLPs have thousands of neurons
+MOST_TOLD = 6  # heads of one role, and relations, that a terminal has room for
+MOST_RELATIONS = 16
 
 
 def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
@@ -65,6 +69,56 @@ def ablation_text(found: Ablation, comparisons: Sequence[Comparison]) -> str:
     worst = sorted(zip(found.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
     lines += ["", "hurt most:"] + [f"  {name:<20} {one}" for name, one in worst[:5]]
     return "\n".join(lines)
+
+
+def roles_text(found: Mapping[str, Any]) -> str:
+    """A map of the heads by their main role, what earned it, and the best head for each relation."""
+    lines = [str(found["sets"]), ""]
+    cells: dict[str, list[str]] = {}
+    columns: dict[str, list[Any]] = {}
+    for head in found["heads"]:
+        cells.setdefault(head["site"], []).append(KINDS[head["main"]][0] or ".")
+        columns.setdefault(head["site"], []).append(head["unit"].rpartition(":")[2])
+    lines += _map(cells, columns)
+    by_role: dict[str, list[Mapping[str, Any]]] = {role: [] for role in KINDS}
+    for head in found["heads"]:
+        by_role[head["main"]].append(head)
+    for role, heads in by_role.items():
+        if heads:
+            lines += ["", f"{NAMES[role]}: {len(heads)} of {len(found['heads'])} heads"]
+        told = [
+            (head["unit"], [one for one in head["roles"] if one["role"] == role]) for head in heads if head["roles"]
+        ]
+        told.sort(key=lambda row: -max(one["value"] for one in row[1]))
+        for unit, earned in told[:MOST_TOLD]:
+            best = max(earned, key=lambda one: one["value"])
+            lines.append(
+                f"    {unit:<18} {best['text']}" + (f" (and {len(earned) - 1} more)" if len(earned) > 1 else "")
+            )
+        lines += [f"    ... and {len(told) - MOST_TOLD} more heads"] * (len(told) > MOST_TOLD)
+    return "\n".join([*lines, *_relations_text(found["relations"])])
+
+
+def _relations_text(relations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For every relation the head that gains most over the best fixed offset, chosen on other sentences than it is told on."""
+    rows = [(one, one["best"]["unit"], one["best"]["numbers"]) for one in relations if one["best"]]
+    rows.sort(key=lambda row: -row[2][1])
+    if not rows:
+        return []
+    lines = ["", "relation                                  offset  always  best head           right  gain (points)"]
+    for one, unit, (accuracy, gain, low, high) in rows[:MOST_RELATIONS]:
+        name = f"{one['relation']}, {one['direction']}" if one["direction"] else one["relation"]
+        mark = "*" if unit in one["earned"] else " "
+        span = f"{100 * gain:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        lines.append(
+            f"{name:<42}{one['offset']:>+5}  {one['baseline']:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}"
+        )
+    more = [f"... and {len(rows) - MOST_RELATIONS} more in roles.json"] * (len(rows) > MOST_RELATIONS)
+    return [
+        *lines,
+        *more,
+        "chosen on every other sentence, told on the rest; * earned on all of them, and beyond chance after correction",
+    ]
 
 
 def _counted(comparisons: Sequence[Comparison]) -> str:
@@ -259,7 +313,7 @@ def _band(curves: Sequence[Curve]) -> list[str]:
 def _map(cells: dict[str, list[str]], columns: dict[str, list[Any]]) -> list[str]:
     """Rows of cells by site under the numbers of their units, all columns equally wide."""
     indices = sorted({index for row in columns.values() for index in row}, key=lambda i: (len(str(i)), str(i)))
-    width = max(len(cell) for row in cells.values() for cell in row) + 1
+    width = max(len(text) for text in (*(cell for row in cells.values() for cell in row), *map(str, indices))) + 1
     side = max(map(len, cells))
     lines = [" " * side + "".join(f"{index!s:>{width}}" for index in indices)]
     for site, row in cells.items():
