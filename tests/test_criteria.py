@@ -425,7 +425,7 @@ def test_a_run_is_resumed(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "about"),
     [
-        ({"by": "importance"}, "taylor, fisher, ablation"),
+        ({"by": "importance"}, "taylor, fisher, gradient-activation"),
         ({"granularity": "word"}, "example, token, batch, signed"),
         ({"by": "fisher", "granularity": "token"}, "Only taylor has granularities"),
         ({"units": "head"}, "heads, neurons, layers"),
@@ -439,7 +439,7 @@ def test_wrong_requests(options: dict[str, Any], about: str) -> None:
         hc.score(classifier(), class_task(7), **options)
 
 
-@pytest.mark.parametrize("by", ["taylor", "fisher", "ablation", "confidence", "entropy"])
+@pytest.mark.parametrize("by", ["taylor", "fisher", "lrp-epsilon", "ablation", "confidence", "entropy"])
 def test_criteria_that_look_at_data_need_a_task(by: str) -> None:
     with says(hc.BadPlan, about="give a task"):
         hc.score(classifier(), by=by)

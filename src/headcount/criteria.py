@@ -20,6 +20,7 @@ from .finding import find, unwrap
 from .gradients import Contributions, contributions
 from .patterns import confidence_and_entropy
 from .plans import Plan, Unit
+from .relevance import RULES, relevances
 from .scores import NORMS, Scores
 
 if TYPE_CHECKING:
@@ -31,11 +32,15 @@ KINDS = {"heads": "head", "neurons": "neuron", "layers": "layer"}
 LOOKED_AT = {
     "taylor": "loss",
     "fisher": "loss",
+    "gradient-activation": "logit",
+    "lrp-epsilon": "logit",
+    "lrp-alpha-beta": "logit",
     "confidence": "attention",
     "entropy": "attention",
     "contribution": "layers",
 }  # instead of the metric
 BY_PAPER = "by paper"  # the normalisation that the criterion was published with
+PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,10 @@ def score(
       at every position, as their code does; "batch" sums blocks of 32 examples first; "signed" is the first-order
       estimate of the loss when the unit is closed, sign and all.
     - `fisher`: half the mean of (dL/dgate)^2 (Theis et al. 2018, Kwon et al. 2022).
+    - `gradient-activation`: as taylor, of the top-1 logit (the mean over the steps of an example) in the place of the
+      loss.
+    - `lrp-epsilon`, `lrp-alpha-beta`: the mean over examples of the relevance of the unit for the top-1 logit, by
+      layer-wise relevance propagation (Bach et al. 2015, Voita et al. 2019); it has a sign. For heads and neurons.
     - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed.
     - `confidence`, `entropy`: the mean largest attention weight (Voita et al. 2019), and minus the mean entropy.
     - `magnitude`: the l2 norm of all weights that belong to the unit. Needs no task.
@@ -93,7 +102,8 @@ def score(
     - `contribution`: 1 - the mean cosine of what goes into a layer and what comes out (ibid.). For layers.
 
     `normalize` divides by the l2 norm of each "layer" (each attention, each MLP), each "type", or "global"; by default
-    as the criterion was published: per layer for `taylor`, not at all for the others. With a run, what is computed is
+    as the criterion was published: per layer for `taylor`, relevance (Voita et al. normalise over the heads of a layer)
+    and `gradient-activation`, not at all for the others. With a run, what is computed is
     kept in it under `name`.
     """
     if by not in CRITERIA:
@@ -109,7 +119,7 @@ def score(
     parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
     asked = _Asked(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
     raw, samples = CRITERIA[by](asked)
-    how = ("layer" if by == "taylor" else None) if normalize == BY_PAPER else normalize
+    how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
     kinds = {part.name: part.kind for part in parts}
     types = {part.name: getattr(part, "attention", None) for part in parts}
     said = {
@@ -180,6 +190,17 @@ def _fisher(asked: _Asked) -> Scored:
         for name, square in gathered.squared.items()
     }
     return _joined(asked, halves)
+
+
+def _relevance(by: str) -> Callable[[_Asked], Scored]:
+    def propagated(asked: _Asked) -> Scored:
+        how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
+        found = relevances(unwrap(asked.model), asked.anatomy, asked.parts, asked.data, by, **how)
+        # minus: closing a unit takes its relevance away, and "signed" of taylor is what closing does to the loss
+        signed = {name: -value for name, value in taylor(found, "signed").items()}
+        return _joined(asked, signed if RULES[by] else taylor(found))
+
+    return propagated
 
 
 def _joined(asked: _Asked, samples: dict[str, np.ndarray]) -> Scored:
@@ -274,6 +295,7 @@ def _stacks(asked: _Asked, by: str) -> list[Stack]:
 CRITERIA: dict[str, Callable[[_Asked], Scored]] = {
     "taylor": _taylor,
     "fisher": _fisher,
+    **{name: _relevance(name) for name in RULES},
     "ablation": _ablation,
     "confidence": _attention("confidence", 1),
     "entropy": _attention("entropy", -1),
