@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .page.heads import KINDS, NAMES
-
 if TYPE_CHECKING:
     from .ablation import Ablation, OneHead, Transfer
     from .curves import Curve
@@ -73,6 +71,8 @@ def ablation_text(found: Ablation, comparisons: Sequence[Comparison]) -> str:
 
 def roles_text(found: Mapping[str, Any]) -> str:
     """A map of the heads by their main role, what earned it, and the best head for each relation."""
+    from .page.heads import KINDS, NAMES  # with numpy, which --help has no need of
+
     lines = [str(found["sets"]), ""]
     cells: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
