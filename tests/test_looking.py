@@ -258,10 +258,13 @@ def of_words(
     if len(there) >= 6 and rare[0] < 100:
         rarest = [w for w, form in zip(there, forms, strict=True) if COUNTS[form] == rare[0]]
         two = [w for w, form in zip(there, forms, strict=True) if COUNTS[form] <= rare[1]]
-        looked = [best(query.words[number], word) for word in here]
-        add(counts, "rarest", sum(np.isin(one, rarest) * 1.0 for one in looked), len(here))
-        add(counts, "two", sum(np.isin(one, two) * 1.0 for one in looked), len(here))
-        add(counts, "chance", np.full(len(weights), len(here) * len(two) / len(there)), len(here))
+        asked = [word for word in here if not causal or all(word >= other for other in two)]
+        looked = [best(query.words[number], word) for word in asked]
+        zero = np.zeros(len(weights))
+        add(counts, "rarest", sum((np.isin(one, rarest) * 1.0 for one in looked), zero), len(asked))
+        add(counts, "two", sum((np.isin(one, two) * 1.0 for one in looked), zero), len(asked))
+        seen = [[other for other in there if not causal or other <= word] for word in asked]
+        add(counts, "chance", np.full(len(weights), sum(len(two) / len(some) for some in seen)), len(asked))
 
 
 def ratio(counts: Counts, name: Any, head: int, most: float = 1.0) -> list[float]:
@@ -384,8 +387,9 @@ def test_batches_and_the_order_of_sentences_do_not_matter(case: str) -> None:
     assert nearly(roles(model, passages, probe=False), roles(model, passages.subset(mixed), probe=False))
 
 
-def test_the_side_of_the_padding_does_not_matter() -> None:
-    model, passages = turning(), texts(last=False)
+@pytest.mark.parametrize("make", [turning, decoder])
+def test_the_side_of_the_padding_does_not_matter(make: Callable[[], nn.Module]) -> None:
+    model, passages = make(), texts(last=False)
     left = replace(passages, source=replace(passages.source, padding="left"))
     assert nearly(roles(model, passages), roles(model, left))
 
@@ -637,6 +641,44 @@ def test_planted_heads_are_named_and_a_uniform_one_is_not(rule: str, padding: st
     }
     assert all(role.value == 1.0 for role in found.of("0:2") if role.role == "syntactic")
     assert found.heads[3].rare["rarest"] == (1.0, 1.0, 1.0)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_what_uniform_attention_has_is_what_uniform_attention_is_counted_to_have(kind: str, padding: str) -> None:
+    passages = texts(60, padding=padding)
+    ground = Ground(kind, passages.source, passages.source)
+    total = None
+    for numbers in passages.batches():
+        laid, real = ground.laid(numbers), passages.source.placed(numbers).real
+        place = torch.arange(real.shape[1])
+        seen = real[:, None] & ((place[:, None] >= place) if kind == "decoder" else torch.tensor(True))
+        weights = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).expand(-1, len(place), -1)
+        part = Tally(ground.names, tallied(ground.counted(laid, weights[:, None].double()), laid.n))
+        total = part if total is None else total + part
+    assert total is not None
+    for name, uniform in (
+        ("sink", "sink, uniform"),
+        (("mass", "punctuation"), "punctuation, uniform"),
+        ("local", "uniform"),
+    ):
+        counted = total[name if isinstance(name, tuple) else (name,)].value
+        np.testing.assert_allclose(counted, total[uniform,].value, atol=1e-12)
+        assert 0 < counted[0] < 1
+
+
+def test_on_short_texts_a_random_head_is_no_sink() -> None:
+    """Of four tokens two are special: half of any attention is there."""
+    from transformers import BertConfig, BertModel
+
+    every = texts(200, pieces=1)
+    passages = every.subset([number for number, ids in enumerate(every.source.ids) if len(ids) == 4])
+    assert len(passages) >= 20
+    for seed in range(3):
+        torch.manual_seed(seed)
+        found = roles(BertModel(BertConfig(**zoo.ENCODER)).eval(), passages, examples=0)
+        assert max(sum(head.mass[name] for name in ("[CLS]", "[SEP]")) for head in found.heads) > 0.5
+        assert "sink" not in found.main.values()
 
 
 def test_random_heads_earn_no_syntactic_role() -> None:

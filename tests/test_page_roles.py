@@ -15,6 +15,7 @@ from conftest import says
 from scipy import stats as scipy_stats
 from test_reports import HOSTILE, Page, _contrast, drawn
 
+import headcount as hc
 from headcount import reports
 from headcount.errors import BadRun
 from headcount.page import answers, heads, look, maps, predictions, roles, survival
@@ -170,11 +171,14 @@ def test_the_table_of_relations_has_the_best_head_beside_the_best_offset(made, d
         numbers = [float(row[title]) for title in ("accuracy", "gain, points", "low", "high", "p (Holm)")]
         told_on = one["best"]["numbers"] if one["best"] else one["heads"][best][:4]
         assert numbers == [*told_on, one["heads"][best][4]]
-        assert (int(row["best offset"]), float(row["baseline"])) == (one["offset"], one["baseline"])
+        beside = told_on[0] - told_on[1]  # on the same sentences as the accuracy, so that the two and the gain agree
+        assert (int(row["best offset"]), float(row["baseline"])) == (one["offset"], pytest.approx(beside))
         assert int(row["heads that earn it"]) == len(one["earned"])
     points = [row for row in drawn(section.charts[0].spec) if "baseline" in row]
-    gains = [point["best"] - point["baseline"] for point in points]
+    by_name = {f"{one['relation']}, {one['direction']}": one for one in document["relations"]}
+    gains = [(point["unit"] in by_name[point["name"]]["earned"], point["best"] - point["baseline"]) for point in points]
     assert gains == sorted(gains, reverse=True)
+    assert all(0 <= point["low"] <= point["best"] <= point["high"] <= 1 for point in points)
     assert any("8 of 10 relations" in note for note in section.notes)
 
 
@@ -222,6 +226,30 @@ def test_what_is_left_is_counted_along_every_order(made, document) -> None:
     bars = [row for row in drawn(section.charts[0].spec) if "middle" in row]
     assert {row["kept"]: row["high"] for row in bars} == {72: 72, 58: 58, 44: 44, 24: 24}  # the top of each pile
     assert len(section.charts) == len(by_name)
+
+
+def test_heads_that_a_curve_could_not_remove_do_not_survive_it(tmp_path) -> None:
+    sites: found.Sites = {"encoder.0": ("head", "encoder", 4), "encoder.1": ("head", "encoder", 4)}
+    sites["decoder.0.cross"] = ("head", "cross", 4)
+    encoder = [f"encoder.{layer}:{head}" for layer in range(2) for head in range(4)]
+    every = {*encoder, *(f"decoder.0.cross:{head}" for head in range(4))}
+    plans = {
+        "to the end": {*encoder},
+        "half of the way": {*encoder[:4]},
+        "of all": {"encoder.0:1", "decoder.0.cross:2"},
+    }
+    known = {name: survival._in_play(plan, every, 12 if name == "of all" else 8) for name, plan in plans.items()}
+    assert known == {"to the end": {*encoder}, "half of the way": {*encoder}, "of all": every}
+    assert survival._in_play({"encoder.0:1"}, every, 7) == set()  # whatever that was, it cannot be told
+    order = [hc.Unit("encoder.0", n) for n in range(4)] + [hc.Unit("encoder.1", n) for n in range(4)]
+    part = part_of(
+        tmp_path,
+        found.roles(sites),
+        curve={"curves": found.curves(order, [0, 4, 8]), "scores-taylor": found.scores(sites).to_json()},
+    )
+    mains = {head["unit"]: head["main"] for cast in heads.casts(part) for head in found.roles(sites)["heads"]}
+    taylor = next(one for one in survival.courses(part, mains) if one.name == "taylor")
+    assert taylor.heads == {*encoder}
 
 
 def test_a_role_that_goes_last_is_named_and_chance_is_not(tmp_path, document) -> None:

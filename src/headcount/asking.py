@@ -47,7 +47,7 @@ def model_inputs(batch: Batch) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name not in NOT_INPUTS}
 
 
-def _fitting(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+def fitting_inputs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs that the model's forward takes, with positions where padding on the left would shift them."""
     config = getattr(model, "config", None)
     ids = inputs.get("input_ids")
@@ -95,7 +95,7 @@ def _padding_known(model: nn.Module, pad: int | None) -> Iterator[None]:
 def logits_of(model: nn.Module, inputs: dict[str, Any], pad: int | None = None) -> Tensor:
     """The first thing that the model gives out, or what it calls logits, as it is."""
     with _padding_known(model, pad):
-        output = model(**_fitting(model, inputs))
+        output = model(**fitting_inputs(model, inputs))
     if isinstance(output, Mapping) and "logits" in output:
         output = output["logits"]
     elif isinstance(output, tuple | list):
@@ -273,7 +273,7 @@ def translated(tokenizer: Any, beams: int, longest: int, model: nn.Module, batch
         {"max_length": longest + 1} if model.generation_config.max_new_tokens is None else {"max_new_tokens": longest}
     )
     settings = {"num_beams": beams, "do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
-    ids = model.generate(**_fitting(model, model_inputs(batch)), **ends, **settings)
+    ids = model.generate(**fitting_inputs(model, model_inputs(batch)), **ends, **settings)
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 

@@ -33,6 +33,7 @@ def walk(folder: Path) -> list[list[str]]:
     movies, products = ["--data", str(data / "movies.tsv")], ["--other-data", str(data / "products.tsv")]
     learned, half = ["--run", str(runs / "learn")], ["--units", "heads,neurons", "--flops", "50%", "--tune"]
     german = ["--data", str(pairs / "sentences.tsv"), "--metric", "loss"]
+    pairs_of = ["--data", str(pairs / "sentences.tsv"), "--text", "source", "--target", "target"]
 
     def kept(name: str) -> list[str]:
         return ["-o", str(runs / name)]
@@ -44,11 +45,13 @@ def walk(folder: Path) -> list[list[str]]:
         ["ablate", classifier, *movies, "--limit", "400", "--all-but-one", *kept("all-but-one")],
         ["transfer", classifier, *movies, *products, "--metric", "loss", "--limit", "300", *kept("transfer")],
         ["curve", classifier, *movies, "--by", "taylor,random", "--limit", "800", *kept("curve")],
+        ["roles", classifier, *movies, "--limit", "150", *kept("roles")],
         ["prune", classifier, *movies, *half, "-o", str(folder / "half"), "--run", str(runs / "prune-half"), "--force"],
         ["prune", classifier, *movies, "--max-drop", "2", "-o", smaller, "--run", str(runs / "prune"), "--force"],
         ["learn", classifier, *movies, "--keep", "16", "--steps", "60", "--batch-size", "16", "--lr", "5e-5", *learned],
         ["bench", classifier, smaller, "--batch-size", "1,16", "--length", "32", "--seconds", "10", *kept("bench")],
         ["score", translator, *german, *kept("translator-score")],
         ["ablate", translator, *german, "--limit", "100", "--each", *kept("translator-ablate")],
+        ["roles", translator, *pairs_of, "--limit", "150", *kept("translator-roles")],
         ["report", str(runs), "-o", str(folder / "report.html"), "--force"],
     ]

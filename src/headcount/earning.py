@@ -26,7 +26,6 @@ from .functions import (
     Roles,
     Seen,
     estimated,
-    signed,
 )
 from .stats import holm
 
@@ -35,7 +34,6 @@ _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 _SHARES = {
     "induction": "on random tokens said twice, looks at what came after the earlier one in {} of positions{}",
     "copying": "on random tokens said twice, looks at the earlier one in {} of positions{}",
-    PUNCTUATION: "puts {} of its weight{} on punctuation",
 }
 
 
@@ -144,8 +142,8 @@ def _told(seen: Seen, number: int, found: _Found, relations: Sequence[Relation])
         _share("induction", share("induction")),
         _share("copying", share("copying")),
         _local(local),
-        _share(PUNCTUATION, share("mass", PUNCTUATION)),
-        _sink(share("sink"), mass),
+        _punctuation(share("mass", PUNCTUATION), share("punctuation, uniform")),
+        _sink(share("sink"), share("sink, uniform"), mass),
     ]
     earned = tuple(role for role in roles if role is not None)
     largest = sorted(offsets, key=lambda offset: (-offsets[offset].value[number], abs(int(offset))))[:3]
@@ -191,13 +189,20 @@ def _pointing(unit: str, number: int, found: _Found, relations: Sequence[Relatio
             kind, what, said = "syntactic", ", ".join(key), f"{ends} of {one.relation}"
         else:
             ends = "that is about to be written" if one.relation == "written" else "that was just read"
-            kind, what, said = "alignment", one.relation, f"the word {ends} to the source word of it"
-        points = f"{100 * gain.value[number]:.0f} points above always {signed(one.offset)}"
+            kind, what, said = "alignment", one.relation, f"the word {ends} to the source word that it translates"
+        span = f"[{100 * gain.low[number]:.0f}, {100 * gain.high[number]:.0f}]"
+        points = f"{100 * gain.value[number]:.0f} points {span} above always {_offset_words(one.offset)}"
         text = f"looks from {said}: right in {_percent(right)}{_brackets(right)}, {points}"
         sure = bool(gain.low[number] >= RULES["syntactic and alignment: gain over the best offset"])
         p = _short(found.relations[key][number])
         out.append((-gain.value[number], Role(kind, what, *right, one.baseline, p, sure, text)))
     return [role for _, role in sorted(out, key=lambda pair: pair[0])]
+
+
+def _offset_words(offset: int) -> str:
+    steps = abs(offset)
+    many = f"{_COUNTS[steps] if steps < len(_COUNTS) else steps} word{'s' * (steps != 1)}"
+    return f"{many} {'back' if offset < 0 else 'ahead'}" if offset else "the word at the same place"
 
 
 def _rare(found: _Found, number: int) -> Role | None:
@@ -213,7 +218,7 @@ def _rare(found: _Found, number: int) -> Role | None:
 
 def _share(kind: str, found: Interval | None) -> Role | None:
     """A role that is a share alone."""
-    limit = RULES["punctuation: mass" if kind == PUNCTUATION else "induction and copying: share of tokens"]
+    limit = RULES["induction and copying: share of tokens"]
     if found is None or found[0] < limit:
         return None
     return _role(kind, "", found, limit, _SHARES[kind].format(_percent(found), _brackets(found)))
@@ -228,15 +233,33 @@ def _local(found: tuple[float, float | None, float | None, float] | None) -> Rol
     return _role("local", "", share, RULES["local: mass"], text)._replace(baseline=uniform)
 
 
-def _sink(found: Interval | None, mass: Mapping[str, float]) -> Role | None:
+def _punctuation(found: Interval | None, uniform: Interval | None) -> Role | None:
+    limit = _above("punctuation", uniform)
+    if found is None or found[0] < limit:
+        return None
+    text = f"puts {_percent(found)} of its weight{_brackets(found)} on punctuation{_where_uniform(uniform)}"
+    return _role(PUNCTUATION, "", found, limit, text)._replace(baseline=uniform and uniform[0])
+
+
+def _above(kind: str, uniform: Interval | None) -> float:
+    """What a share must reach: so much, and so much more than uniform attention has there."""
+    return max(RULES[f"{kind}: mass"], (uniform[0] if uniform else 0.0) + RULES[f"{kind}: gain over uniform"])
+
+
+def _where_uniform(uniform: Interval | None) -> str:
+    return "" if uniform is None else f", where uniform attention has {100 * uniform[0]:.0f} %"
+
+
+def _sink(found: Interval | None, uniform: Interval | None, mass: Mapping[str, float]) -> Role | None:
     tokens = {name: value for name, value in mass.items() if name != PUNCTUATION}
-    if found is None or found[0] < RULES["sink: mass"]:
+    limit = _above("sink", uniform)
+    if found is None or found[0] < limit:
         return None
     name = max(tokens, key=lambda one: tokens[one])
     several = [one for one, value in tokens.items() if value >= 0.005]
     where = f"special tokens, most on {name}" if len(several) > 1 else f"the {FIRST}" if name == FIRST else name
-    text = f"puts {_percent(found)} of its weight{_brackets(found)} on {where}"
-    return _role("sink", name, found, RULES["sink: mass"], text)
+    text = f"puts {_percent(found)} of its weight{_brackets(found)} on {where}{_where_uniform(uniform)}"
+    return _role("sink", name, found, limit, text)._replace(baseline=uniform and uniform[0])
 
 
 def _role(kind: str, what: str, found: Interval, limit: float, text: str) -> Role:

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .anatomy import Site
+from .asking import fitting_inputs
 from .errors import BadData, Refused
 from .evaluation import fitting, halves
 from .functions import DIRECTIONS, FIRST, FURTHEST, PUNCTUATION, RULES, Name, Tested, signed
@@ -115,7 +116,7 @@ class Ground:
         """The statistics, in the order in which they are counted."""
         offsets = range(-FURTHEST, FURTHEST + 1) if self.own else ()
         pointing = [(kind, *one[:2]) for kind in ("accuracy", "gain") for one in self.tested]
-        out: list[Name] = [("confidence",), ("entropy",), ("sink",)]
+        out: list[Name] = [("confidence",), ("entropy",), ("sink",), ("sink, uniform",), ("punctuation, uniform",)]
         out += [("mass", name) for name in self.masses] + [("offset", signed(offset)) for offset in offsets]
         out += [("local",), ("uniform",)] if self.own else []
         return (*out, *pointing, ("rarest",), ("two",), ("two gain",), ("chance",))
@@ -169,14 +170,27 @@ class Ground:
         query, key = self.query.placed(numbers), self.key.placed(numbers)
         asks, real, ordinary = (query.real & ~query.special), key.real, key.real & ~key.special
         n, base = np.zeros((2, len(numbers), len(self.names)))
-        of_tokens = ("confidence", "entropy", "sink", "mass", "local", "uniform")
+        of_tokens = (
+            "confidence",
+            "entropy",
+            "sink",
+            "sink, uniform",
+            "punctuation, uniform",
+            "mass",
+            "local",
+            "uniform",
+        )
         n[:, [place for name, place in self.places.items() if name[0] in of_tokens]] = asks.sum(1, keepdim=True)
-        near = None
+        near, marks = None, self._marks(numbers, key)
+        place = torch.arange(asks.shape[1])
+        seen = real[:, None] & ((place[:, None] >= place) if self.type == "decoder" else torch.tensor(True))
+        for name, some in (("sink, uniform", marks[:, :, :-1].sum(-1)), ("punctuation, uniform", marks[:, :, -1])):
+            base[:, self.places[name,]] = _uniform(asks, seen, some[:, None].bool())
         if self.own:
             for offset in range(-FURTHEST, FURTHEST + 1):
                 n[:, self.places["offset", signed(offset)]] = (asks & _moved(real, offset)).sum(1)
-            near, uniform = self._near(asks, real, ordinary)
-            base[:, self.places["uniform",]] = uniform
+            near = ((place[:, None] - place).abs() <= REACH) & ordinary[:, None]
+            base[:, self.places["uniform",]] = _uniform(asks, seen, near)
         sides = {"read": query} | ({"written": self.written.placed(numbers)} if self.written and self.links else {})
         aims: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in sides}
         for row, number in enumerate(numbers):
@@ -186,7 +200,6 @@ class Ground:
         def there(tensor: Tensor) -> Tensor:
             return tensor.to(device)
 
-        marks = self._marks(numbers, key)
         return Laid(
             there(asks[:, None].double()),
             there(ordinary[:, None, None]),
@@ -210,22 +223,18 @@ class Ground:
                 base[place] -= word + self._best[name] in right
         found = self._rare(number)
         if found is not None:
-            words = sorted(set(self.query.words[number]) - {-1})
-            total, two = len(set(self.key.words[number]) - {-1}), len(found[1])
+            words, there = (sorted(set(side.words[number]) - {-1}) for side in (self.query, self.key))
+            causal = self.own and self.type == "decoder"
+            if causal:  # a decoder is asked once it has read the rare words
+                words = [word for word in words if word >= max(found[1])]
             for kind, chosen in (("rarest", found[0]), ("two", found[1]), ("two gain", found[1])):
                 aims["read"] += [(row, word, other, self.places[kind,]) for word in words for other in chosen]
             n[[self.places[kind,] for kind in ("rarest", "two", "two gain", "chance")]] = len(words)
-            base[self.places["two gain",]] = -len(words) * two / total
-            base[self.places["chance",]] = len(words) * two / total
-
-    def _near(self, asks: Tensor, real: Tensor, ordinary: Tensor) -> tuple[Tensor, np.ndarray]:
-        """Which keys are near each query, and how much of uniform attention falls on them, summed over queries."""
-        place = torch.arange(asks.shape[1])
-        apart = place[:, None] - place
-        seen = real[:, None] & ((apart >= 0) if self.type == "decoder" else torch.ones_like(apart, dtype=torch.bool))
-        near = (apart.abs() <= REACH) & ordinary[:, None]
-        share = (near & seen).sum(-1).double() / seen.sum(-1).clamp(min=1)
-        return near, (share * asks).sum(1).numpy()
+            chance = sum(
+                len(found[1]) / (sum(one <= word for one in there) if causal else len(there)) for word in words
+            )
+            base[self.places["two gain",]] = -chance
+            base[self.places["chance",]] = chance
 
     def _marks(self, numbers: Sequence[int], key: Placed) -> Tensor:
         """Which keys are which special token, the first one, or punctuation: (sentences, keys, masses)."""
@@ -311,6 +320,18 @@ def summed(
     return {name: one[name] + two[name] for name in one}
 
 
+def run_on(model: nn.Module, inputs: dict[str, Tensor], passages: Any) -> None:
+    """Run a model on texts, padding on either side, or say that it reads none."""
+    try:
+        model(**fitting_inputs(model, inputs))
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.100}"
+        raise Refused(
+            f"{type(model).__name__} does not run on {passages.name} ({why}); give a model that reads texts, and "
+            "translations only to one that translates."
+        ) from error
+
+
 def must_fit(site: Site, weights: Tensor, rows: int, queries: int, keys: int) -> None:
     """Refuse attention that is not from every token of a sentence to every other: windows, pictures, compressed keys."""
     want, got = (rows, len(site), queries, keys), tuple(weights.shape)
@@ -324,6 +345,12 @@ def must_fit(site: Site, weights: Tensor, rows: int, queries: int, keys: int) ->
 def is_punctuation(form: str) -> bool:
     """Whether a word is made of punctuation alone."""
     return bool(form) and all(unicodedata.category(letter).startswith("P") for letter in form)
+
+
+def _uniform(asks: Tensor, seen: Tensor, some: Tensor) -> np.ndarray:
+    """How much of uniform attention over the keys that are seen falls on some of them, summed over each row's queries."""
+    share = (some & seen).sum(-1).double() / seen.sum(-1).clamp(min=1)
+    return (share * asks).sum(1).numpy()
 
 
 def _moved(real: Tensor, offset: int) -> Tensor:

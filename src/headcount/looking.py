@@ -25,7 +25,7 @@ from .errors import BadData, Refused
 from .evaluation import device_of, to_device
 from .finding import find, unwrap
 from .functions import Roles, Seen, Tally
-from .glances import Ground, Laid, must_fit, summed, tallied
+from .glances import Ground, Laid, must_fit, run_on, summed, tallied
 from .patterns import watched
 from .probing import STATISTICS
 from .probing import probe as probe_repetitions
@@ -97,8 +97,15 @@ class _Watch:
     """A model, the attentions that are looked at, and on what ground each type of them stands."""
 
     def __init__(self, root: nn.Module, sites: Sequence[Site], passages: Passages, words: str) -> None:
-        self.root, self.passages = root, passages
-        self.pairs = bool(getattr(getattr(root, "config", None), "is_encoder_decoder", False))
+        self.root, config = root, getattr(root, "config", None)
+        self.pairs = bool(getattr(config, "is_encoder_decoder", False))
+        if passages.read is not None and not self.pairs:
+            raise BadData(
+                f"{type(root).__name__} has no decoder that could read translations; leave target (--target) out."
+            )
+        # the model knows which token its decoder begins with
+        self.passages = passages.begun(getattr(config, "decoder_start_token_id", None))
+        passages = self.passages
         self.sites = tuple(site for site in sites if len(site) and self._runs(site))
         self.runner = root.get_encoder() if self.pairs and passages.read is None else root
         self.grounds: dict[str | None, Ground] = {}
@@ -135,11 +142,11 @@ class _Watch:
             see(site, weights)
             seen.add(site.name)
 
-        inputs = self.passages.inputs(numbers)
-        if not self.pairs or self.passages.read is None:
-            inputs.pop("labels", None)
+        inputs = self.passages.source.inputs(numbers)
+        if self.passages.read is not None:
+            inputs["decoder_input_ids"] = self.passages.read.placed(numbers).ids
         self._see = both
-        self.runner(**to_device(inputs, device_of(self.root)))
+        run_on(self.runner, to_device(inputs, device_of(self.root)), self.passages)
         if silent := [site.name for site in self.sites if site.name not in seen]:
             raise Refused(
                 f"{silent[0]} does not run on {self.passages.name}, so there is nothing that it looks at; give a model "

@@ -89,20 +89,17 @@ def roles_text(found: Mapping[str, Any]) -> str:
         told = [
             (head["unit"], [one for one in head["roles"] if one["role"] == role]) for head in heads if head["roles"]
         ]
-        told.sort(key=lambda row: -max(one["value"] for one in row[1]))
-        for unit, earned in told[:MOST_TOLD]:
-            best = max(earned, key=lambda one: one["value"])
-            lines.append(
-                f"    {unit:<18} {best['text']}" + (f" (and {len(earned) - 1} more)" if len(earned) > 1 else "")
-            )
-        lines += [f"    ... and {len(told) - MOST_TOLD} more heads"] * (len(told) > MOST_TOLD)
+        told.sort(key=lambda row: -row[1][0]["value"])
+        for unit, (best, *others) in told[:MOST_TOLD]:
+            lines.append(f"    {unit:<18} {best['text']}" + (f" (and {len(others)} more)" if others else ""))
+        lines += [f"    ... and {len(told) - MOST_TOLD} more"] * (len(told) > MOST_TOLD)
     return "\n".join([*lines, *_relations_text(found["relations"])])
 
 
 def _relations_text(relations: Sequence[Mapping[str, Any]]) -> list[str]:
     """For every relation the head that gains most over the best fixed offset, chosen on other sentences than it is told on."""
     rows = [(one, one["best"]["unit"], one["best"]["numbers"]) for one in relations if one["best"]]
-    rows.sort(key=lambda row: -row[2][1])
+    rows.sort(key=lambda row: (row[1] not in row[0]["earned"], -row[2][1]))
     if not rows:
         return []
     lines = ["", "relation                                  offset  always  best head           right  gain (points)"]
@@ -111,13 +108,14 @@ def _relations_text(relations: Sequence[Mapping[str, Any]]) -> list[str]:
         mark = "*" if unit in one["earned"] else " "
         span = f"{100 * gain:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
         lines.append(
-            f"{name:<42}{one['offset']:>+5}  {one['baseline']:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}"
+            f"{name:<42}{one['offset']:>+5}  {accuracy - gain:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}"
         )
     more = [f"... and {len(rows) - MOST_RELATIONS} more in roles.json"] * (len(rows) > MOST_RELATIONS)
     return [
         *lines,
         *more,
-        "chosen on every other sentence, told on the rest; * earned on all of them, and beyond chance after correction",
+        "The head is chosen on one half of the sentences, all numbers are those of the other half; * has earned the role: on all "
+        "sentences it is 10 points or more above the best fixed offset, beyond chance after correction.",
     ]
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from .anatomy import Site
-from .encoding import IGNORED, padded
+from .encoding import padded
 from .errors import Refused
 from .evaluation import device_of, to_device
 from .functions import Name
-from .glances import must_fit, summed, tallied
+from .glances import must_fit, run_on, summed, tallied
 from .patterns import watched
 from .reading import Side
 
@@ -104,7 +104,7 @@ def _some(
 
     inputs = to_device(_inputs(passages, some, numbers), device)
     with watched(root, sites, see):
-        root(**inputs)
+        run_on(root, inputs, passages)
     if silent := [site.name for site in sites if site.name not in sums]:
         raise Refused(f"{silent[0]} does not run on texts, so there is nothing that it looks at; ask with probe=False.")
     return {name: tallied(*both) for name, both in sums.items()}
@@ -116,6 +116,5 @@ def _inputs(passages: Passages, some: Sequence[Repeated], numbers: Sequence[int]
         fill = passages.source.fill.get("input_ids", 0)
         ids = [one.ids for one in some]
         return {"input_ids": padded(ids, fill), "attention_mask": padded([[1] * len(one) for one in ids], 0)}
-    inputs = passages.inputs([number % passages.size for number in numbers])
-    # a decoder reads what it has written before, so all but the last label, after its own start token
-    return {**inputs, "labels": padded([[*one.ids[one.begin :], one.ids[-1]] for one in some], IGNORED)}
+    inputs = passages.source.inputs([number % passages.size for number in numbers])
+    return {**inputs, "decoder_input_ids": padded([one.ids for one in some], passages.read.fill.get("input_ids", 0))}

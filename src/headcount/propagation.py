@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 Map = Callable[[Tensor], Tensor]
 Book = Callable[[Tensor], None]  # takes what was absorbed
+LEAST = 1e-3  # of all contributions to an output: what those of one sign must add up to, to get their whole share
 
 
 @dataclass
@@ -139,20 +140,20 @@ class _BySign(Function):
 
 
 def _shares(g: Tensor, total: Tensor, spread: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """What a positive, and what a negative contribution gets for each unit of its size."""
-    positive, negative, relevance = (spread + total) / 2, (total - spread) / 2, g * total
-    least = _least(spread)
-    share = torch.full_like(total, alpha).masked_fill(-negative <= least, 1.0).masked_fill(positive <= least, 0.0)
+    """What a positive, and what a negative contribution gets for each unit of its size.
+
+    A sign that adds up to less than `LEAST` of all gets less than its share, and nothing at zero: it may be rounding, and
+    small differences in what is computed must stay small differences in relevance.
+    """
+    positive, negative, relevance = (spread + total) / 2, (spread - total) / 2, g * total
+    least = (LEAST * spread).clamp(min=torch.finfo(spread.dtype).tiny)
+    up, down = (positive / least).clamp(0, 1), (negative / least).clamp(0, 1)  # at most one of them is below 1
+    share = torch.where(up < 1, alpha * up, 1 - (1 - alpha) * down)
     none = torch.zeros_like(relevance)
     return (
-        torch.where(positive <= least, none, share * relevance / positive),
-        torch.where(-negative <= least, none, (1 - share) * relevance / negative),
+        torch.where(positive > 0, share * relevance / positive, none),
+        torch.where(negative > 0, (share - 1) * relevance / negative, none),
     )
-
-
-def _least(spread: Tensor) -> Tensor:
-    """What one sign must add up to, to count beside the other: less may be rounding, and would get as much relevance."""
-    return torch.finfo(spread.dtype).eps ** 0.5 * spread
 
 
 class _SumBySign(Function):
@@ -167,13 +168,10 @@ class _SumBySign(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         parts = ctx.saved_tensors
-        x, y = parts
-        relevance, least = g * (x + y), _least(x.abs() + y.abs())
-        unlike = (x * y < 0) & (x.abs() > least) & (y.abs() > least)
+        rise, fall = _shares(g, parts[0] + parts[1], parts[0].abs() + parts[1].abs(), ctx.alpha)
         out: list[Tensor | None] = []
         for part, carries in zip(parts, ctx.needs_input_grad, strict=False):
-            of_its_own = torch.where(part > 0, ctx.alpha, 1 - ctx.alpha) * relevance / part
-            each = torch.where(unlike, of_its_own, g)
+            each = torch.where(part > 0, rise, fall)
             if not carries and ctx.book is not None:
                 ctx.book(each * part)
             out.append(each.sum_to_size(part.shape).to(part.dtype) if carries else None)

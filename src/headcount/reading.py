@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .columns import drawn_numbers
-from .encoding import IGNORED, encode, loaded_tokenizer, longest_input, padded, padding_token
+from .encoding import IGNORED, encode, loaded_tokenizer, longest_input, padded, padding_token, special_tokens
 from .errors import BadData
 from .treebanks import Sentence, Span
 from .wording import Links, counted, ends, frequencies_of, is_fast, links_of, tokenized, worded
@@ -164,6 +164,15 @@ class Passages:
         text = " ".join(one.text.split())
         return f"sentence {one.name}: '{text if len(text) <= 60 else text[:57] + '...'}'"
 
+    def begun(self, start: int | None) -> Passages:
+        """The same, with this token at the beginning of what a decoder reads; only a model knows it."""
+        if start is None or self.read is None:
+            return self
+        name = {start: self.read.names.get(start) or f"token {start}"}
+        ids = [[start, *one[1:]] for one in self.read.ids]
+        read = replace(self.read, ids=ids, names={**self.read.names, **name}, texts={**name, **self.read.texts})
+        return replace(self, read=read)
+
     def subset(self, numbers: Sequence[int]) -> Passages:
         """The sentences of these numbers only, in this order."""
         numbers = tuple(int(number) for number in numbers)
@@ -262,7 +271,10 @@ def _side(
         words = _by_number(tokenizer, sentences, texts, special, target)
     empty = next((number for number, marks in enumerate(special) if all(marks)), None)
     if empty is not None:
-        raise BadData(f"There is no token in the text of {sentences[empty].name}; delete rows without text.")
+        raise BadData(
+            f"There is no token in the text of {sentences[empty].name}; delete rows without text, or give a larger max_length "
+            f"(--max-length) than {length}."
+        )
     marked = {one for both in zip(ids, special, strict=True) for one, mark in zip(*both, strict=True) if mark}
     names = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in sorted(marked)}
     more = {name: lists for name, lists in encoded.columns.items() if name not in ("input_ids", "attention_mask")}
@@ -284,8 +296,7 @@ def _spelled(tokenizer: Any, ids: Sequence[Sequence[int]]) -> dict[int, str]:
 
 def _special(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[list[bool]]:
     """Which tokens are special wherever they stand; one that stands for unknown words is a word."""
-    named = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep", "pad", "mask")}
-    special = (set(tokenizer.all_special_ids) - {getattr(tokenizer, "unk_token_id", None)}) | (named - {None})
+    special = special_tokens(tokenizer)
     return [[token in special for token in one] for one in ids]
 
 
@@ -302,6 +313,8 @@ def _blank(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[list[bool]]:
 
 def _by_characters(sentence: Sentence, offsets: Sequence[Span], outside: Sequence[bool], shift: int) -> list[int]:
     """The word of each token: that with which it shares most characters, spaces aside, and the first of several."""
+    if any(not 0 <= word.start <= word.end <= len(sentence.text) for word in sentence.words):
+        raise BadData(f"A word of sentence {sentence.name} ends beyond its text; mend its start and end.")
     owners = [-1] * len(sentence.text)
     for number, word in reversed(list(enumerate(sentence.words))):
         for place in range(word.start, word.end):
@@ -335,11 +348,12 @@ def _begun(tokenizer: Any, written: Side) -> Side:
     """What the decoder reads while it writes that: a start token (which one, the model knows), then all but the last."""
     known = (tokenizer.bos_token_id, tokenizer.eos_token_id, padding_token(tokenizer))
     start = next(token for token in known if token is not None)
+    special = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in {*special_tokens(tokenizer), start}}
     return replace(
         written,
         ids=[[start, *one[:-1]] for one in written.ids],
         words=[[-1, *one[:-1]] for one in written.words],
         special=[[True, *one[:-1]] for one in written.special],
-        names={**written.names, start: str(tokenizer.convert_ids_to_tokens(start))},
-        texts={**written.texts, start: str(tokenizer.convert_ids_to_tokens(start))},
+        names={**written.names, **special},
+        texts={**written.texts, **special},
     )

@@ -142,17 +142,19 @@ def noun(units: Iterable[str], part: Part) -> str:
 
 
 def names_of(documents: Sequence[Document], plain_names: Sequence[str]) -> list[str]:
-    """Names that tell documents apart: the plain ones if they do, else with the command, the data or the folder."""
-    for told in (_nothing, _command, _data, _folder):
-        pairs = zip(documents, plain_names, strict=True)
-        names = [name + told(one) if plain_names.count(name) > 1 else name for one, name in pairs]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{name} #{n}" for n, name in enumerate(plain_names, 1)]
-
-
-def _nothing(_: Document) -> str:
-    return ""
+    """Names that tell documents apart: the plain ones if they do, else with the command, the data, the folder or a number."""
+    out = list(plain_names)
+    for name in {name for name in plain_names if plain_names.count(name) > 1}:
+        alike = [n for n, one in enumerate(plain_names) if one == name]
+        for told in (_command, _data, _folder):
+            longer = [name + told(documents[n]) for n in alike]
+            if len(set(longer)) == len(longer):
+                break
+        else:
+            longer = [f"{name} #{n}" for n in range(1, len(alike) + 1)]
+        for n, one in zip(alike, longer, strict=True):
+            out[n] = one
+    return out
 
 
 def _command(document: Document) -> str:

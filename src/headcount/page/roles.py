@@ -146,7 +146,10 @@ def relations(part: Part) -> list[Section]:
     """How well the best head finds the other end of each relation, beside the best fixed offset."""
     out = []
     for cast in casts(part):
-        found = sorted((one for one in cast.relations if one.heads), key=lambda one: -(one.told[1] or 0.0))
+        found = sorted(
+            (one for one in cast.relations if one.heads),
+            key=lambda one: (one.best not in one.earned, -(one.told[1] or 0.0)),
+        )
         if found:
             out.append(_relations(cast, found))
     return out
@@ -165,8 +168,8 @@ def _relations(cast: Cast, found: Sequence[Relation]) -> Section:
         "are found by some head."
         if units
         else "No head finds any relation better than a fixed offset by as much as the role asks for.",
-        "The best head of each row was chosen on every other sentence, and its accuracy and gain are those on the rest; what is "
-        "earned, and p, corrected for all heads, relations and directions, come from all sentences."
+        "The best head of each row was chosen on one half of the sentences; baseline, accuracy and gain are those of the other "
+        "half. What is earned, and p, corrected for all heads, relations and directions, come from all sentences."
         if all(one.fresh for one in found)
         else "Where there were too few sentences to choose the best head on one part and report on another, its accuracy is a "
         "little too good; p is corrected for all heads, relations and directions.",
@@ -204,7 +207,7 @@ def _relations_table(found: Sequence[Relation], several: bool) -> Table:
     rows = tuple(
         (
             *((one.type,) if several else ()),
-            *(one.relation, one.direction, one.pairs, one.offset, one.baseline, one.best),
+            *(one.relation, one.direction, one.pairs, one.offset, one.beside, one.best),
             *one.told,
             len(one.earned),
         )
@@ -250,14 +253,14 @@ def _gains(kind: str, found: Sequence[Relation]) -> Chart:
 
 def _gain(one: Relation) -> dict[str, Any]:
     accuracy, gain, low, high, p = (0.0 if value is None and n < 2 else value for n, value in enumerate(one.told))
-    ends = [(accuracy or 0.0) - (gain or 0.0) + end if end is not None else accuracy for end in (low, high)]
+    ends = [min(max(one.beside + end, 0.0), 1.0) if end is not None else accuracy for end in (low, high)]
     span = "" if low is None or high is None else f" [{signed(100 * low, 1)}, {signed(100 * high, 1)}]"
     beside = "" if one.offset is None else f" at offset {offset_text(one.offset)}"
     text = (
         f"{one.relation}, {one.direction}: head {one.best} {percent(accuracy or 0.0)}, "
-        f"fixed offset {percent(one.baseline)}{beside}; "
+        f"fixed offset {percent(one.beside)}{beside}; "
         f"{signed(100 * (gain or 0.0), 1)}{span} points" + ("" if p is None else f", p = {probability(p)}")
     )
     row: Mapping[str, Any] = {"name": f"{one.relation}, {one.direction}", "unit": one.best, "text": text}
-    numbers = {"best": accuracy, "baseline": one.baseline, "low": ends[0], "high": ends[1]}
+    numbers = {"best": accuracy, "baseline": one.beside, "low": ends[0], "high": ends[1]}
     return {**row, **numbers, "kind": EARNED[one.best in one.earned]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import comb
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from .charts import Chart, Rows, finished, tip, values
 from .findings import ALPHA, Part, checked, units_of
 from .heads import COLOURS, KINDS, NAMES, Cast, by_role, casts
 from .sections import MOST_ROWS, Section
+from .units import site_of, type_of
 
 STEPS = 12  # bars of a chart
 MOST = 6  # charts; what more there is stands in the tables
@@ -101,9 +102,23 @@ def _curves(part: Part, mains: Mapping[str, str]) -> _Found:
         for made in checked(document, lambda data: [one for one in data["curves"] if one["by"] != "random"]):
             plans = checked(document, lambda _, made=made: [{*units_of(p["plan"])} for p in made["points"]])
             scored = [one.values for one in part.scores if one.document.run is document.run and one.by == made["by"]]
-            known = scored[0].keys() if scored else plans[-1] if plans and len(plans[-1]) == made["of"] else mains
+            known = _in_play(
+                plans[-1] if plans else set(), scored[0].keys() if scored else mains.keys(), int(made["of"])
+            )
             heads = frozenset(unit for unit in known if unit in mains)
             yield str(made["by"]), heads, [heads - plan for plan in plans]
+
+
+def _in_play(gone: set[str], known: Iterable[str], of: int) -> set[str]:
+    """The units that a curve could remove: those gone at its end, or all of the types that went; none if that is not `of`.
+
+    Heads that were never meant to go would seem to survive.
+    """
+    types = {type_of(site_of(unit)) for unit in gone}
+    for some in (gone, {*known}, {unit for unit in known if type_of(site_of(unit)) in types}):
+        if len(some) == of:
+            return some
+    return set()
 
 
 def _orders(part: Part, mains: Mapping[str, str]) -> _Found:
