@@ -86,8 +86,7 @@ def roles(
         model=type(watch.root).__name__,
         sentences=passages.size,
         tokens=sum(not mark for mark in marks),
-        sets=f"{passages.size:,} sentences of {passages.name} with {_parses(passages)}; attention to a word is the sum over its "
-        f"tokens, from a word {_FROM[words]}",
+        sets=watch.told(words),
         order=[str(unit) for site in watch.sites for unit in site.units],
         examples=shown,
     )
@@ -152,6 +151,14 @@ class _Watch:
                 f"{silent[0]} does not run on {self.passages.name}, so there is nothing that it looks at; give a model "
                 "of which every attention reads these texts."
             )
+
+    def told(self, words: str) -> str:
+        """One sentence: what was read, with which parses and alignments, and what counts as attention of words."""
+        given = self.passages
+        parts = [f"{given.size:,} sentences of {given.name} with {_parses(given)}"]
+        parts += [given.aligned] if given.aligned and given.read is not None else []
+        parts += ["the encoder alone, because there are no translations"] if self.pairs and given.read is None else []
+        return "; ".join([*parts, f"attention to a word is the sum over its tokens, from a word {_FROM[words]}"])
 
     def chunk(self, numbers: Sequence[int], size: int, bar: Bar) -> dict[str, np.ndarray]:
         """The sums of all statistics over these sentences, (2, 6, statistics, heads) by site: every other one, and the rest."""

@@ -109,7 +109,8 @@ class Passages:
 
     `source` is what an encoder or a decoder-only model reads. With translations, `read` is what the decoder reads (a
     start token, then the target but for its last token) and `written` what it writes at the same positions; `links` are
-    pairs (word of the target, word of the source) per sentence. `parsed` says where parses come from, "" if nowhere.
+    pairs (word of the target, word of the source) per sentence. `parsed` and `aligned` say where parses and links come
+    from, "" if nowhere.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Passages:
     written: Side | None = None
     links: Sequence[Links] | None = None
     parsed: str = ""
+    aligned: str = ""
 
     @property
     def size(self) -> int:
@@ -239,7 +241,8 @@ def passages(
     links = links_of(source.sentences, goal.sentences, None if alignments is None else Path(alignments))
     parsed = " and ".join(dict.fromkeys(one for one in (source.parsed, goal.parsed) if one))
     linked = [links[one] for one in numbers]
-    return Passages(source.name, batch_size, first, _begun(tokens, written), written, linked, parsed)
+    aligned = f"word alignments of {alignments}" if alignments else f"word alignments estimated from {size:,} pairs"
+    return Passages(source.name, batch_size, first, _begun(tokens, written), written, linked, parsed, aligned)
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
