@@ -45,14 +45,19 @@ def test_one_command_runs_everything_and_ends_with_a_page(small: None, tmp_path:
     assert done.exit_code == 0, done.output
     runs = {path.name: read(path) for path in (folder / "runs").iterdir()}
     assert set(runs) == {
-        *("score", "ablate", "all-but-one", "transfer", "curve", "prune", "prune-half", "learn", "bench"),
-        *("translator-score", "translator-ablate"),
+        *("score", "ablate", "all-but-one", "transfer", "curve", "roles", "prune", "prune-half", "learn"),
+        *("bench", "translator-score", "translator-ablate", "translator-roles"),
     }
     assert all(run.finished for run in runs.values())
     page = (folder / "report.html").read_text(encoding="utf-8")
     told = runs["prune"].read_json("prune")
     assert told["sentence"].split("(")[0] in page
     assert len(hc.removed(hc.load(folder / "smaller"))) == told["removed"] > 0
+    roles = {
+        name: {head["type"] for head in runs[name].read_json("roles")["heads"]}
+        for name in ("roles", "translator-roles")
+    }
+    assert roles == {"roles": {"encoder"}, "translator-roles": {"encoder", "decoder", "cross"}}
     types = {site["type"] for site in runs["translator-score"].read_json("scores")["sites"].values()}
     assert types == {"encoder", "decoder", "cross"}
     assert str(folder / "report.html") in done.output.replace("\n", "")
