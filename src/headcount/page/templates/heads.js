@@ -116,7 +116,9 @@ const headCard = (() => {
     const own = cards.examples.filter((example) => example.attention[n]);
     if (!own.length) return;
     place.append(html("h4", "Where it looks"));
-    const about = html("p", "From a token on the left to those on the right that it looks at: the wider the line, the more. Special tokens are grey. ");
+    const apart = own.some((example) => example.keys.join(" ") !== example.queries.join(" "));
+    const sides = apart ? "On the left what the decoder reads, each token while it writes the next; on the right the source. " : "";
+    const about = html("p", `From a token on the left to those on the right that it looks at: the wider the line, the more. ${sides}Special tokens are grey. `);
     const hint = html("span", "Point at a token, or choose it with the arrow keys, to see its lines alone.");
     const figures = html("div");
     about.className = "about";
