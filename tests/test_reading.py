@@ -457,6 +457,9 @@ def test_frequencies_may_come_from_a_file(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with says(BadData, about="Line 1"):
             passages(TEXTS, byte_level(), frequencies=path)
+    path.write_text("\n\n", encoding="utf-8")
+    with says(BadData, about="no word"):
+        passages(TEXTS, byte_level(), frequencies=path)
 
 
 def test_the_fingerprint_is_that_of_what_is_read_and_counted(tmp_path: Path) -> None:

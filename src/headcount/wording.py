@@ -107,6 +107,8 @@ def frequencies_of(path: Path) -> Counter[str]:
             raise BadData(f"Line {number} of {path} is {line!r:.60}; it must hold a word and how often it occurs.")
         if line.strip():
             counts[word.strip().casefold()] += int(count)
+    if not counts:
+        raise BadData(f"There is no word in {path}; give a file with a word and how often it occurs on every line.")
     return counts
 
 

@@ -94,8 +94,8 @@ def _section(part: Part, name: str, document: Document, effects: list[Effect], f
     about = (
         f"A score is an estimate of what is lost without one of the {noun}; the ablation measures it. The nearer to 1, the more "
         f"alike the two orders are; 0 is no relation. Intervals (95\u00a0%) come from drawing {noun} with replacement. The "
-        "criterion “ablation” measures damage itself, and is left out. Scores are taken as they stand in their files, most of them "
-        "divided by the norm of their layer, as they were published."
+        "criterion “ablation” measures damage itself, and is left out. Scores are taken as they were published: taylor and "
+        "relevance, for instance, are divided by the norm of their layer."
     )
     same = [one.criterion for one in found if one.same]
     notes = []
