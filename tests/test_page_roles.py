@@ -304,6 +304,16 @@ def test_what_was_scored_elsewhere_does_not_flatter_and_ablation_predicts_nothin
 # -- strange and broken documents -----------------------------------------------------------------------------------------------
 
 
+def test_the_same_examples_are_known_by_another_metric() -> None:
+    scored = {"data": "val.en", "n": 1014, "fingerprint": "a"}
+    assert predictions._same(
+        scored, {"data": "val.en", "n": 1014, "fingerprint": "b"}
+    )  # the metric is in a fingerprint
+    assert predictions._same(scored, {"data": "copy.en", "n": 1014, "fingerprint": "a"})
+    assert not predictions._same(scored, {"data": "val.en", "n": 500, "fingerprint": "c"})
+    assert not predictions._same({}, {})
+
+
 def test_hostile_texts_stay_text_and_figures_are_written(tmp_path) -> None:
     sites: found.Sites = {str(n): ("head", "encoder", 6) for n in range(2)}
     document = found.roles(sites, tokens=STRANGE)

@@ -42,13 +42,18 @@ def predicted(part: Part, document: Document, effects: list[Effect]) -> list[Pre
         if one.by in ("ablation", "random") or part.lesson_of(one.document) or len(units) < FEWEST:
             continue
         scored = _scored_on(one.document)
-        same = bool(scored.get("fingerprint")) and scored.get("fingerprint") == _measured_on(document).get(
-            "fingerprint"
-        )
+        same = _same(scored, _measured_on(document))
         told = f"{plain(str(scored['data']))}, n = {plain(str(scored.get('n')))}" if scored.get("data") else ""
         found = spearman([one.values[unit] for unit in units], [damage[unit] for unit in units])
         out.append(Predicted(name, told, same, found))
     return sorted(out, key=lambda row: -row.correlation.value)
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether these are the same examples: by fingerprint, or by name and number, because a fingerprint knows the metric."""
+    named = [(task.get("data"), task.get("n")) for task in (one, other)]
+    alike = bool(one.get("fingerprint")) and one.get("fingerprint") == other.get("fingerprint")
+    return alike or (None not in named[0] and named[0] == named[1])
 
 
 def _scored_on(document: Document) -> dict[str, Any]:
