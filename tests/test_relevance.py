@@ -433,6 +433,12 @@ def test_what_cannot_be_asked(by: str) -> None:
         hc.score(model, by=by)
 
 
+def test_the_epsilon_rule_needs_more_than_bfloat16() -> None:
+    """It divides by what may be almost zero; on a real classifier its order in bfloat16 was another one."""
+    with says(hc.Refused, about="bfloat16"):
+        hc.score(classifier().to(torch.bfloat16), class_task(4), "lrp-epsilon")
+
+
 @every_criterion
 def test_the_command(by: str, tmp_path) -> None:
     tokenizer = word_tokenizer(WEATHER)

@@ -69,6 +69,11 @@ def relevances(
             f"{closed.name} ({type(closed.module).__name__}) never calls its output projection as a module, so relevance "
             "cannot be read there: score it by taylor or gradient-activation."
         )
+    if isinstance(rule, Epsilon) and any(parameter.dtype == torch.bfloat16 for parameter in root.parameters()):
+        raise Refused(
+            f"{by} divides by sums in which positive and negative parts may nearly cancel, and bfloat16 is too coarse for that: "
+            "load the model in float32 (dtype=torch.float32, --dtype float32)."
+        )
     asked = replace(task, loss=partial(_start, task, rule, None))  # what the gradients of a loss are, of another number
     return contributions(root, anatomy, parts, asked, batch_size=batch_size, run=run, name=f"{name}-{by}")
 
