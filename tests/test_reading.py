@@ -20,7 +20,7 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 import headcount as hc
 from headcount import aligning, parsers
 from headcount.columns import drawn_numbers
-from headcount.encoding import encode
+from headcount.encoding import encode, padded
 from headcount.errors import BadData
 from headcount.reading import Passages, Side, passages
 from headcount.treebanks import Sentence, Word, read_conllu
@@ -254,11 +254,11 @@ def test_the_decoder_reads_what_it_has_written_one_place_later(kind: str) -> Non
             assert getattr(read, column)[number][1:] == getattr(written, column)[number][:-1]
         assert read.ids[number][0] in read.names
     numbers = [1, 3, 0]
-    labels = found.inputs(numbers)["labels"]
+    labels = padded([written.ids[number] for number in numbers], -100)
     shifted = shift_tokens_right(labels, tokenizer.pad_token_id, read.ids[0][0])  # as models do
     placed = read.placed(numbers)
     assert torch.equal(placed.real, labels != -100)
-    assert torch.equal(placed.ids[placed.real], shifted[placed.real])
+    assert torch.equal(found.inputs(numbers)["decoder_input_ids"][placed.real], shifted[placed.real])
     assert torch.equal(written.placed(numbers).ids[placed.real], labels[placed.real])
 
 
@@ -311,9 +311,11 @@ def test_a_limit_draws_what_tasks_draw_and_counts_in_all_of_the_data(tmp_path: P
     for seed in (0, 3):
         some = passages(source, tokenizer, target=target, limit=7, seed=seed)
         task = hc.task("translation", source, tokenizer=tokenizer, target=target, limit=7, seed=seed)
-        batch = task.inputs(task.collate(range(7)))
-        for name, value in some.inputs(range(7)).items():
-            assert torch.equal(value, task.collate(range(7))[name] if name == "labels" else batch[name])
+        batch = task.collate(range(7))
+        for name, value in some.source.inputs(range(7)).items():
+            assert torch.equal(value, batch[name])
+        assert some.written is not None
+        assert torch.equal(padded(some.written.ids, -100), batch["labels"])
         part = whole.subset(drawn_numbers(20, 7, seed))
         assert all(same(getattr(some, side), getattr(part, side)) for side in ("source", "read", "written"))
         assert some.links == part.links
@@ -375,7 +377,7 @@ def test_data_may_be_of_any_kind(tmp_path: Path) -> None:
     alone = passages(table, tokenizer, text="first")
     assert alone.read is alone.written is alone.links is None
     assert alone.source.sentences[4].name == f"{tmp_path.name}/table.tsv:5"
-    assert "labels" not in alone.inputs([0])
+    assert "decoder_input_ids" not in alone.inputs([0])
     gold = passages(parsed, tokenizer)
     assert gold.source.sentences == read_conllu(parsed)
     assert gold.parsed == f"gold parses of {tmp_path.name}/text.conllu"
@@ -496,7 +498,7 @@ def test_a_subset_has_the_sentences_of_its_numbers() -> None:
     part = found.subset([3, 1])
     assert [one.text for one in part.source.sentences] == [TEXTS[3], TEXTS[1]]
     assert part.links == [found.links[3], found.links[1]]
-    assert torch.equal(part.inputs([0, 1])["labels"], found.inputs([3, 1])["labels"])
+    assert torch.equal(part.inputs([0, 1])["decoder_input_ids"], found.inputs([3, 1])["decoder_input_ids"])
     assert part.source.counts == found.source.counts
     assert TEXTS[1][:12] in part.describe(1)
     for numbers in ([], [0, 0], [4]):

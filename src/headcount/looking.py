@@ -141,11 +141,8 @@ class _Watch:
             see(site, weights)
             seen.add(site.name)
 
-        inputs = self.passages.source.inputs(numbers)
-        if self.passages.read is not None:
-            inputs["decoder_input_ids"] = self.passages.read.placed(numbers).ids
         self._see = both
-        run_on(self.runner, to_device(inputs, device_of(self.root)), self.passages)
+        run_on(self.runner, to_device(self.passages.inputs(numbers), device_of(self.root)), self.passages)
         if silent := [site.name for site in self.sites if site.name not in seen]:
             raise Refused(
                 f"{silent[0]} does not run on {self.passages.name}, so there is nothing that it looks at; give a model "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .columns import drawn_numbers
-from .encoding import IGNORED, encode, loaded_tokenizer, longest_input, padded, padding_token, special_tokens
+from .encoding import encode, loaded_tokenizer, longest_input, padded, padding_token, special_tokens
 from .errors import BadData
 from .treebanks import Sentence, Span
 from .wording import Links, counted, ends, frequencies_of, is_fast, links_of, tokenized, worded
@@ -154,11 +154,9 @@ class Passages:
         return [tuple(order[start : start + size]) for start in range(0, self.size, size)]
 
     def inputs(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """What the model takes; with translations also `labels`, from which it makes what its decoder reads."""
+        """What the model takes; with translations also what its decoder reads."""
         found = self.source.inputs(numbers)
-        if self.written is not None:
-            found["labels"] = padded([self.written.ids[number] for number in numbers], IGNORED)
-        return found
+        return found if self.read is None else {**found, "decoder_input_ids": self.read.placed(numbers).ids}
 
     def describe(self, number: int) -> str:
         """Which sentence that is, for error messages."""
@@ -281,7 +279,7 @@ def _side(
     marked = {one for both in zip(ids, special, strict=True) for one, mark in zip(*both, strict=True) if mark}
     names = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in sorted(marked)}
     more = {name: lists for name, lists in encoded.columns.items() if name not in ("input_ids", "attention_mask")}
-    if target:  # models are given targets as labels, which are filled up on the right
+    if target:  # what a decoder reads is filled up on the right, where nothing before it can see it
         more = {}
     side = "right" if target else encoded.side
     spelled = _spelled(tokenizer, ids)
