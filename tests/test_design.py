@@ -33,6 +33,7 @@ ORDER = [
     "cards",
     "page.units",
     "page.telling",
+    "page.documents",
     "page.findings",
     "page.again",
     "page.look",

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ..errors import HeadcountError
 from ..runs import Record
-from .findings import Document, Part, plain
+from .documents import Document, plain
+from .findings import Part
 
 SIGNED = ("base", "one", "other", "before", "after", "guarantee", "full", "learned")  # results within documents
 

@@ -23,15 +23,8 @@ from ..tables import (
     whole,
 )
 from . import heads, maps
-from .findings import (
-    ALPHA,
-    Lesson,
-    Part,
-    beyond_chance,
-    checked,
-    comparison_of,
-    number,
-)
+from .documents import ALPHA, beyond_chance, checked, comparison_of, number
+from .findings import Lesson, Part
 from .units import kind_of
 
 DROP = 1.0  # points, for the sentence about a curve

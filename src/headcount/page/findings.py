@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import BadRun, HeadcountError
-from ..plans import Plan
+from ..errors import BadRun
 from ..results import Comparison
-from ..runs import RUN, Record, read
+from ..runs import Record
+from .documents import Document, checked, comparison_of, documents_of, number, plain, records_in, units_of
 from .telling import GATES, Place, differences, place_names, training_of
 from .units import by_place, in_order, kind_of, site_of, type_of
 
-KINDS = (
-    *("prune", "learned", "curves", "over", "training", "scores", "ablation", "all-but-one", "transfer", "bench"),
-    *("lottery", "result", "roles"),
-)
 MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
 MOST_IN_A_ROW = 128
-ALPHA = 0.05
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-class Document(NamedTuple):
-    """One answer of one run."""
-
-    kind: str
-    name: str  # of the file, without its ending
-    data: dict[str, Any]
-    run: Record
 
 
 class Measured(NamedTuple):
@@ -230,7 +214,7 @@ _RANK = {"head": 0, "whole": 1, "layer": 2, "block": 3, "neuron": 4, "encoder": 
 
 def gather(folders: Sequence[Path]) -> list[Part]:
     """The parts of a report, one per model: of run folders, and of folders that hold run folders one level down."""
-    records = [record for folder in folders for record in _records(Path(folder))]
+    records = [record for folder in folders for record in records_in(Path(folder))]
     unique = {record.folder.resolve(): record for record in records}.values()
     groups: dict[str, list[Record]] = {}
     names: dict[str, str] = {}
@@ -240,7 +224,7 @@ def gather(folders: Sequence[Path]) -> list[Part]:
         names.setdefault(key, plain(name))
         groups.setdefault(key, []).append(record)
     parts = [
-        Part(names[key], tuple(group), tuple(document for record in group for document in _documents(record)))
+        Part(names[key], tuple(group), tuple(document for record in group for document in documents_of(record)))
         for key, group in groups.items()
     ]
     parts = _with_benches(parts)
@@ -248,77 +232,6 @@ def gather(folders: Sequence[Path]) -> list[Part]:
         where = ", ".join(str(folder) for folder in list(folders)[:3])
         raise BadRun(f"There is nothing to show in {where}: no command has come to an answer there; let one finish.")
     return parts
-
-
-def checked(document: Document, build: Callable[[dict[str, Any]], Any]) -> Any:
-    """`build(data)`, with everything that is not as a command writes it turned into one sentence."""
-    try:
-        return build(document.data)
-    except HeadcountError as error:
-        raise BadRun(f"{document.run.folder / document.name}.json cannot be used: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise BadRun(
-            f"{document.run.folder / document.name}.json is not what headcount writes "
-            f"({type(error).__name__}: {error!s:.60}); run its command again in a new folder."
-        ) from None
-
-
-def plain(value: Any) -> Any:
-    """JSON data whose texts are on one line: no control characters, which neither pages nor chart expressions bear."""
-    if isinstance(value, str):
-        return _CONTROL.sub(" ", value)
-    if isinstance(value, dict):
-        return {plain(key): plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list) else value
-
-
-def number(value: Any) -> float:
-    """A finite number, or `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.40} is not a finite number")
-    return float(value)
-
-
-def units_of(plan: Any) -> list[str]:
-    """The units of a plan's JSON as texts."""
-    return [str(unit) for unit in Plan.from_json(plan)]
-
-
-def comparison_of(data: Mapping[str, Any]) -> Comparison:
-    """The comparison among the fields of a row."""
-    names = Comparison.__dataclass_fields__
-    return Comparison.from_json({name: value for name, value in data.items() if name in names})
-
-
-def beyond_chance(one: Comparison, by: str = "p_holm") -> bool:
-    """Whether a difference is significant by Holm's p, or by another one; a difference that has no such p is not."""
-    p = getattr(one, by)
-    return p is not None and replace(one, p_holm=p).significant(ALPHA)
-
-
-def _records(folder: Path) -> list[Record]:
-    if (folder / RUN).is_file():
-        return [read(folder)]
-    try:
-        inside = sorted(entry for entry in folder.iterdir() if (entry / RUN).is_file())
-    except OSError as error:
-        raise BadRun(f"I cannot read {folder}: {error.strerror or error}; give a run folder.") from None
-    if not inside:
-        raise BadRun(f"{folder} is not a run folder and holds none: there is no {RUN}; give a folder a command wrote.")
-    return [read(entry) for entry in inside]
-
-
-def _documents(record: Record) -> list[Document]:
-    """The documents of a run that a report can show."""
-    names = sorted(path.stem for path in record.folder.glob("*.json"))
-    kinds = {name: name if name in KINDS else "scores" if name.startswith("scores-") else "" for name in names}
-    out = []
-    for name in sorted((n for n in names if kinds[n]), key=lambda n: KINDS.index(kinds[n])):
-        data = plain(record.read_json(name))
-        if not isinstance(data, dict):
-            raise BadRun(f"{record.folder / name}.json is not what headcount writes; run its command again.")
-        out.append(Document(kinds[name], name, data, record))
-    return out
 
 
 def _with_benches(parts: list[Part]) -> list[Part]:

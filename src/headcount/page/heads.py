@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..tables import MINUS, counted, fixed, listed, percent
+from .documents import Document, checked, number
 from .drawing import Key, View
-from .findings import Document, Part, checked, number
+from .findings import Part
 
 NONE = "none"
 # Main roles: the letters of a cell, and where such a head looks. The first one that a head has earned is its main role.

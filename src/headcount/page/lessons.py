@@ -25,7 +25,8 @@ from ..tables import (
 from . import charts, courses, maps
 from .answers import lesson_groups, noun_of_curve
 from .charts import Chart
-from .findings import Document, Lesson, Part, checked, comparison_of, number, report_set, units_of
+from .documents import Document, checked, comparison_of, number, units_of
+from .findings import Lesson, Part, report_set
 from .sections import MICHEL, MOST_ROWS, Section
 from .telling import Place, place_names
 

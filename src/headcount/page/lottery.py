@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from ..tables import Column, Table, counted, difference_columns, fixed, in_points, listed, percent, probability, whole
 from . import charts, courses
 from .charts import Chart
+from .documents import checked, comparison_of, number
 from .drawing import TITLES, short_names
-from .findings import Part, checked, comparison_of, number
+from .findings import Part
 from .sections import MOST_ROWS, Section
 from .units import by_place
 

@@ -17,20 +17,9 @@ from ..tables import (
     three,
     unit_of,
 )
+from .documents import Document, beyond_chance, checked, comparison_of, number, plain, units_of
 from .drawing import Drawn, View, draw
-from .findings import (
-    Document,
-    Effect,
-    Lesson,
-    Measured,
-    Part,
-    beyond_chance,
-    checked,
-    comparison_of,
-    number,
-    plain,
-    units_of,
-)
+from .findings import Effect, Lesson, Measured, Part
 from .heads import card, role_facts, role_views
 from .units import kind_of
 

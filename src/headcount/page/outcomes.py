@@ -25,7 +25,8 @@ from ..tables import (
 )
 from . import charts
 from .answers import reference
-from .findings import Document, Part, checked, number
+from .documents import Document, checked, number
+from .findings import Part
 from .sections import MICHEL, Section
 
 QUARTILES = ("lower quartile", "upper quartile")

@@ -8,7 +8,8 @@ from ..stats import Correlation, spearman
 from ..tables import Column, Table, fixed, listed, probability, signed, unit_of, whole
 from . import maps
 from .charts import Chart, Rows, finished, tip, values
-from .findings import Document, Effect, Part, plain
+from .documents import Document, plain
+from .findings import Effect, Part
 from .sections import Section
 
 FEWEST = 4  # units for a correlation that says anything

@@ -26,7 +26,8 @@ from ..tables import (
 from . import charts, maps
 from .answers import noun_of_curve, related
 from .charts import Chart
-from .findings import ALPHA, Document, Effect, Measured, Part, beyond_chance, checked, comparison_of, number
+from .documents import ALPHA, Document, beyond_chance, checked, comparison_of, number
+from .findings import Effect, Measured, Part
 
 MICHEL = "Michel, Levy and Neubig 2019"
 MOST_ROWS = 1_000  # of a table; beyond it the most important ones are listed

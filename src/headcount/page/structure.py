@@ -10,7 +10,8 @@ from ..cards import amount_text, asked_text
 from ..tables import Column, Table, counted, fixed, flops_text, listed, percent, signed, three, whole
 from . import charts
 from .charts import Chart, Rows, tip, values, where
-from .findings import Part, checked, number
+from .documents import checked, number
+from .findings import Part
 from .outcomes import called_of
 from .sections import Section
 from .units import kind_of, type_of

@@ -10,7 +10,8 @@ from ..stats import holm
 from ..tables import Column, Table, counted, fixed, listed, probability, whole
 from . import maps
 from .charts import Chart, Rows, finished, tip, values
-from .findings import ALPHA, Part, checked, units_of
+from .documents import ALPHA, checked, units_of
+from .findings import Part
 from .heads import COLOURS, KINDS, NAMES, Cast, by_role, casts
 from .sections import MOST_ROWS, Section
 from .units import site_of, type_of
