@@ -87,7 +87,7 @@ def main(words: Sequence[str]) -> None:
     own, rest = split_words(words)
     args = parser.parse_args(own)
     args.rest = rest
-    run_all(jobs_of(args), args.workers)
+    run_all(jobs_of(args), args.output, args.workers)
     print("\n" + table(Path(args.output)))
 
 

@@ -133,7 +133,7 @@ def main(words: Sequence[str]) -> None:
     own, rest = split_words(words)
     args = parser.parse_args(own)
     args.rest = rest
-    run_all(jobs_of(args), args.workers)
+    run_all(jobs_of(args), args.output, args.workers)
     folders = sorted(path.parent.parent for path in Path(args.output).glob("*/run/prune.json"))
     shapes = {folder.name.rsplit("-", 1)[0]: folder for folder in reversed(folders)}  # training changes no shape
     rows = {} if args.no_speed else speeds(args, list(shapes.values()))

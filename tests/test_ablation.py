@@ -238,3 +238,30 @@ def test_there_are_enough_draws_for_holm_to_find_something() -> None:
     found = hc.Ablation(names, plans, hc.Result(metric("mean"), right), rows, {"0": ("head", "encoder")})
     assert [one.significant() for one in found.comparisons()] == [n == 7 for n in range(144)]
     assert not any(one.significant() for one in found.comparisons(resamples=1000))
+
+
+def _noisy(real: float, noise: float, shared: float = 0.0, seed: int = 0) -> hc.Ablation:
+    """50 heads whose damage on 400 examples has so much spread, and so much noise per example, own and shared by all."""
+    draw = np.random.default_rng(seed)
+    damage = draw.normal(0, real, 50)[:, None] + draw.normal(0, noise, (50, 400)) + draw.normal(0, shared, 400)
+    names = tuple(f"0:{n}" for n in range(50))
+    rows = np.stack([-row[:, None] for row in damage])
+    whole = hc.Result(metric("mean"), np.zeros((400, 1)))
+    return hc.Ablation(names, tuple(map(hc.Plan.of, names)), whole, rows, {"0": ("head", "encoder")})
+
+
+def test_reliability_is_the_share_of_the_spread_that_is_not_noise() -> None:
+    assert _noisy(1.0, 0.0).reliability() == pytest.approx(1)
+    assert _noisy(1.0, 0.0, shared=20.0).reliability() == pytest.approx(1), "what all share does not spread them"
+    assert _noisy(0.0, 0.0).reliability() == 0
+    assert _noisy(0.0, 20.0).reliability() < 0.5  # 1 / 20 of 400 examples: noise of 1
+    # half of the variance is noise, so that two measurements of the same damages would correlate with one half
+    halves = [_noisy(1.0, 20.0, seed=seed).reliability(resamples=300) for seed in range(20)]
+    assert np.mean(halves) == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_transfer_knows_what_noise_leaves_room_for() -> None:
+    found = hc.transfer(classifier(), two_tasks())
+    want = np.sqrt(found.one.reliability() * found.other.reliability())
+    assert found.ceiling == pytest.approx(want)
+    assert 0 <= found.ceiling <= 1

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from conftest import says
+from small import ran_json
 
 from headcount.columns import Table, drawn_numbers, read_table
 from headcount.datafiles import read_sheet
+from headcount.demo import EMBEDDED
 from headcount.errors import BadData
 from headcount.labels import Labels, model_labels, outputs_of
 
@@ -248,13 +250,174 @@ def test_parallel_text_in_tables(write: Any) -> None:
     assert (_seen(table), table.skipped) == ([("eins", "one")], 1)
     with says(BadData, about="'de', 'en'"):
         read_table(path, "target")
+    assert _seen(read_table(write("b.jsonl", '{"translation": {"source": "a", "target": "b"}}\n'), "target")) == [
+        ("a", "b")
+    ]
     assert _seen(read_table(write("a.tsv", "source\ttarget\na\tb\n"), "target")) == [("a", "b")]
     assert _seen(
         read_table(write("a.tsv", "id\tsource\ttarget\tx\n1\ta\tb\tc\n"), "target", text="x", target="id")
     ) == [("c", "1")]
 
 
+def test_the_texts_inside_a_column_of_objects_are_columns_where_they_are_asked_for(write: Any) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {"id": "1", "both": {"en": "one", "fr": "un", "id": "x", "at": [0]}, "more": {"en": "no"}},
+        {"id": "2", "both": {"en": "two", "fr": "deux", "id": "y", "at": [1]}, "more": {"en": "no"}},
+    ]
+    kept = write("a.parquet", b"")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), kept)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    for source in (rows, columns, kept, pytest.importorskip("datasets").Dataset.from_list(rows)):
+        sheet = read_sheet(source)
+        assert set(sheet.names) == {"id", "both", "more", "en", "fr"}, "a column of numbers inside is none of texts"
+        assert sheet.column("id") == ["1", "2"], "a column of the table comes before one of that name inside another"
+        assert _seen(read_table(source, "target", text="en", target="FR")) == [("one", "un"), ("two", "deux")]
+        with says(BadData, about="'fr'"):
+            read_table(source, "target", text="en", target="de")
+
+
+def test_what_stands_inside_another_column_is_never_guessed() -> None:
+    inside = {"sentence": "wrong", "label": "9", "source": "wrong", "target": "wrong"}
+    rows = [{"text": "a", "label": 1, "meta": inside}, {"text": "b", "label": 0, "meta": None}]
+    assert _seen(read_table(rows, "label")) == [("a", "1"), ("b", "0")]
+    assert _seen(read_table(rows[:1], "label", text="sentence")) == [("wrong", "1")]
+    with says(BadData, about="which columns"):
+        read_table(rows, "target")
+
+
 # --- data sets by name, folders -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: Any, tmp_path: Path) -> Any:
+    """Puts data sets, {(path, part): {split: rows}}, in the place of the hub, and lists what is asked for."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+
+    def holds(parts: dict[tuple[str, str | None], dict[str, Any]]) -> list[Any]:
+        asked: list[Any] = []
+
+        def load(path: str, part: str | None, split: str | None = None) -> Any:
+            asked.append((path, part, split))
+            splits = {
+                name: datasets.Dataset.from_list(rows) if isinstance(rows, list) else rows
+                for name, rows in parts[path, part].items()
+            }
+            return splits if split is None else splits[split]
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        return asked
+
+    return holds
+
+
+def test_a_name_may_bring_its_split(hub: Any, write: Any, tmp_path: Path) -> None:
+    seen = {split: [{"sentence": split, "label": 1}] for split in ("train", "validation", "train[:1]")}
+    asked = hub({("glue", "sst2"): seen})
+    for name, split, want in (
+        ("glue/sst2@train", None, "train"),
+        ("glue/sst2@train", "train", "train"),
+        ("glue/sst2@train[:1]", None, "train[:1]"),
+        ("glue/sst2", "train", "train"),
+        ("glue/sst2", None, "validation"),
+    ):
+        table = read_table(name, "label", split=split)
+        assert _seen(table) == [(want, "1")]
+        assert table.name == name, "people see which split it was"
+    assert asked == [("glue", "sst2", one) for one in ("train", "train", "train[:1]", "train", None)]
+    with says(BadData, about="'glue/sst2@nowhere'"):
+        read_table("glue/sst2@nowhere", "label")
+    del asked[:]
+    with says(BadData, about="names the split 'train' and split= (--split) is 'test'"):
+        read_table("glue/sst2@train", "label", split="test")
+    for wrong in ("@train", "glue/sst2@"):
+        with says(BadData, about="NAME@SPLIT"):
+            read_table(wrong, "label")
+    for missing in ("dev.tsv@train", "some@dev.tsv", "./dev@train", "me@home/dev.tsv"):
+        with says(BadData, about=f"no file {missing!r}"):
+            read_table(missing, "label")
+    assert asked == []
+    with says(BadData, about="'me@home/dev'"):  # no split has a slash in it
+        read_table("me@home/dev", "label")
+    assert asked == [("me@home", "dev", None), ("me@home/dev", None, None)]
+    write("dev.tsv", "text\tlabel\na\t1\n")
+    write("films/good/1.png", b"x")
+    with says(BadData, about="dev.tsv is a file, and only a data set by name"):
+        read_table("dev.tsv@train", "label")
+    with says(BadData, about="films is a folder"):
+        read_table("films@train", "image")
+    write("glue@train.tsv", "text\tlabel\nin a file\t1\n")
+    write("me@home/dev.tsv", "text\tlabel\nin a folder\t1\n")
+    assert _seen(read_table("glue@train.tsv", "label")) == [("in a file", "1")]
+    assert _seen(read_table("me@home/dev.tsv", "label")) == [("in a folder", "1")]
+    assert len(asked) == 2
+
+
+def test_parallel_data_sets_by_name(hub: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"translation": [{"en": "one", "fr": "un"}, {"en": "two", "fr": "deux"}]}
+    kinds = [{"en": datasets.Value("string"), "fr": datasets.Value("string")}, datasets.Translation(["en", "fr"])]
+    for kind in kinds:
+        wmt = datasets.Dataset.from_dict(rows, features=datasets.Features(translation=kind))
+        hub({("wmt/wmt14", "fr-en"): {"train": wmt}})
+        table = read_table("wmt/wmt14/fr-en@train", "target", text="en", target="fr")
+        assert _seen(table) == [("one", "un"), ("two", "deux")]
+    hub({("bentrevett/multi30k", None): {"validation": [{"en": "one", "de": "eins"}]}})
+    assert _seen(read_table("bentrevett/multi30k", "target", text="de", target="en")) == [("eins", "one")]
+    assert _seen(read_table("bentrevett/multi30k@validation", "target", text="de", target="en")) == [("eins", "one")]
+
+
+def test_a_data_set_is_read_column_by_column_when_they_are_asked_for() -> None:
+    datasets = pytest.importorskip("datasets")
+
+    class Counted:
+        """Two columns that note when they are read."""
+
+        def __init__(self) -> None:
+            self.features = {"id": datasets.Value("string"), "translation": datasets.Translation(["en", "fr"])}
+            self.column_names, self.read = list(self.features), list[str]()
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, name: str) -> list[Any]:
+            self.read.append(name)
+            return {"id": ["7"], "translation": [{"en": "one", "fr": "un"}]}[name]
+
+    data = Counted()
+    sheet = read_sheet(data)
+    assert (sheet.names, data.read) == (("en", "fr", "id", "translation"), [])
+    assert (sheet.column("fr"), data.read) == (["un"], ["translation"])
+
+
+FILMS = {
+    "train": ["a splendid film\tpositive", "a terrible film\tnegative", "a boring film\tnegative"],
+    "validation": [
+        "a wonderful film\tpositive",
+        "an awful film\tnegative",
+        "a moving song\tpositive",
+        "dull\tnegative",
+    ],
+}
+
+
+def test_a_command_takes_a_split_for_each_of_its_data(hub: Any, write: Any, tmp_path: Path) -> None:
+    rows = {
+        split: [dict(zip(("sentence", "label"), line.split("\t"), strict=True)) for line in lines]
+        for split, lines in FILMS.items()
+    }
+    files = {split: write(f"{split}.tsv", "\n".join(["sentence\tlabel", *lines])) for split, lines in FILMS.items()}
+    asked, found = hub({("glue", "sst2"): rows}), []
+    for data, score in (("glue/sst2@validation", "glue/sst2@train"), (files["validation"], files["train"])):
+        sets = ("--data", data, "--score-data", score)
+        made = ran_json("curve", EMBEDDED / "classifier", *sets, "--step", "50%", "-o", tmp_path / f"run-{len(found)}")
+        found.append(
+            [(point["plan"], point["result"]["value"]) for curve in made["curves"] for point in curve["points"]]
+        )
+    assert found[0] == found[1]
+    assert {split for *_, split in asked} == set(FILMS)
 
 
 def test_data_sets_by_name_are_asked_for_as_datasets_wants_it(monkeypatch: Any, tmp_path: Path) -> None:

@@ -51,8 +51,30 @@ ORDER = [
     "page.roles",
     "page.survival",
     "page.predictions",
+    "page.claims",
     "reports",
+    "jobs",
     "datafiles",
+    "papers.materials",
+    "papers.experiments",
+    "papers.trainings",
+    "papers.subjects",
+    "papers.lines",
+    "papers.michel_one_head",
+    "papers.michel_transfer",
+    "papers.michel_training",
+    "papers.michel_speed",
+    "papers.michel_curves",
+    "papers.michel",
+    "papers.voita_encoder",
+    "papers.voita_all",
+    "papers.voita_roles",
+    "papers.voita",
+    "papers.li",
+    "papers.fan",
+    "papers.draws",
+    "papers.prasanna",
+    "papers.shelf",
     "columns",
     "labels",
     "treebanks",
@@ -140,6 +162,7 @@ ORDER = [
     "teaching",
     "lecturing",
     "raffling",
+    "reproducing",
     "cli",
 ]
 NO_TORCH = [
@@ -160,7 +183,15 @@ NO_TORCH = [
     "aligning",
     "runs",
 ]
-NO_TORCH += ["tables", "cards", "demo", "reports", "printing", *(name for name in ORDER if name.startswith("page."))]
+FOLDERS = ("page", "papers")
+NO_TORCH += [
+    "tables",
+    "cards",
+    "demo",
+    "reports",
+    "printing",
+    *(name for name in ORDER if name.split(".")[0] in FOLDERS),
+]
 NUMBERS = {
     "numpy",
     "scipy",
@@ -174,13 +205,16 @@ NUMBERS = {
 }  # what modules without torch may use
 LONGEST = 450  # lines
 FILES = {path.stem: path for path in SOURCE.glob("*.py")}
-FILES |= {f"page.{path.stem}": path for path in SOURCE.glob("page/*.py") if path.stem != "__init__"}
+FILES |= {
+    f"{one}.{path.stem}": path for one in FOLDERS for path in SOURCE.glob(f"{one}/*.py") if path.stem != "__init__"
+}
 
 
 def _imports(tree: ast.AST, inside: str = "") -> tuple[set[str], set[str]]:
     """The modules of the package, and the packages of others, that a piece of source imports anywhere.
 
-    `inside` is "page." for the source of a part of a page, where one dot stands for that folder and two for the package.
+    `inside` is "page." for the source of a part of a page, where one dot stands for that folder and two for the package,
+    and "papers." likewise.
     """
     own, others = set(), set()
     for node in ast.walk(tree):
@@ -189,8 +223,8 @@ def _imports(tree: ast.AST, inside: str = "") -> tuple[set[str], set[str]]:
         elif isinstance(node, ast.ImportFrom) and node.level:
             here = inside if node.level == 1 else ""
             names = {alias.name for alias in node.names}
-            if node.module == "page":
-                own |= {f"page.{name}" for name in names}
+            if node.module in FOLDERS:
+                own |= {f"{node.module}.{name}" for name in names}
             else:
                 own |= {here + node.module} if node.module else {here + name for name in names}
         elif isinstance(node, ast.ImportFrom):
@@ -204,7 +238,7 @@ def test_every_module_has_a_place_in_the_order() -> None:
 
 @pytest.mark.parametrize("name", ORDER)
 def test_modules_import_only_what_is_below_them(name: str) -> None:
-    inside = "page." if name.startswith("page.") else ""
+    inside = name.split(".")[0] + "." if "." in name else ""
     own, others = _imports(ast.parse(FILES[name].read_text(encoding="utf-8")), inside)
     assert own <= set(ORDER[: ORDER.index(name)])
     assert "headcount" not in others, "the package imports itself by relative names, which this test can follow"

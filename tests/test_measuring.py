@@ -132,6 +132,7 @@ def test_all_but_one_reports_on_examples_it_did_not_choose_on(place: Path, tmp_p
     other = _json(*shared, "--select-data", place / "train.tsv", "-o", tmp_path / "other")
     assert other["base"]["n"] == 48
     model, select = _model(place), _task(place, "train")
+    assert other["select"] == hc.evaluate(model, select).to_json()
     for row in other["attentions"]:
         values = []
         for head in range(4):
@@ -149,6 +150,8 @@ def test_transfer_correlates_two_ablations(place: Path, tmp_path: Path) -> None:
     damage = found["damage"]
     assert found["pearson"]["value"] == pytest.approx(np.corrcoef(damage["one"], damage["other"])[0, 1])
     assert found["pearson"]["low"] < found["pearson"]["value"] < found["pearson"]["high"]
+    tasks = (_task(place, "dev").with_metric("loss"), _task(place, "other").with_metric("loss"))
+    assert found["ceiling"] == pytest.approx(hc.transfer(_model(place), tasks, seed=0).ceiling, abs=1e-6)
 
 
 def test_curve_follows_several_orders_and_never_scores_on_what_it_reports(place: Path, tmp_path: Path) -> None:

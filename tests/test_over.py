@@ -178,6 +178,22 @@ def test_checkpoints_are_ordered_by_their_numbers(tmp_path: Path) -> None:
     assert others == ["empty", "runs"]
 
 
+def test_some_checkpoints_by_their_places(place: Path, tmp_path: Path) -> None:
+    more = ("--by", "magnitude", "--step", "100%")
+    every = ran_json(*asked(place, *more), "-o", tmp_path / "every")["checkpoints"]
+    some = ran_json(*asked(place, *more, "--checkpoints", "3, 1"), "-o", tmp_path / "some")["checkpoints"]
+    assert [one["name"] for one in some] == [NAMES[0], NAMES[2]], "in the order of the training"
+    assert [one["curves"] for one in some] == [every[0]["curves"], every[2]["curves"]]
+    assert read(tmp_path / "some").question["options"]["checkpoints"].keys() == {NAMES[0], NAMES[2]}
+    for wrong in ("0", "4", "1,epoch 9", ""):
+        with says(hc.BadRun, about="from 1 to 3"):
+            ran(*asked(place, "--checkpoints", wrong, "-o", tmp_path / "wrong"))
+    alone = ran("curve", place / "model", "--data", place / "dev.tsv", "--checkpoints", "1", "-o", tmp_path / "wrong")
+    assert alone.exit_code == 2
+    assert "name it with --over" in alone.output
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_what_cannot_be_done_is_said_in_one_sentence(place: Path, tmp_path: Path) -> None:
     wrong = [*asked(place, "-o", tmp_path / "run")]
     (tmp_path / "some" / "logs").mkdir(parents=True)

@@ -18,7 +18,7 @@ from .finding import find
 from .plans import Plan, Unit, ranges
 from .results import Comparison, Result, compare_all
 from .scores import Scores
-from .stats import Correlation, pearson, spearman
+from .stats import Correlation, pearson, resampled_differences, spearman
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -60,6 +60,21 @@ class Ablation:
             ranks = self.base.metric.statistics is None  # ranking anew in every draw is slow
             resamples = 1000 if ranks else max(1000, 100 * len(self.plans))
         return compare_all(self.base, self.rows, test=test, resamples=resamples, **options)
+
+    def reliability(self, *, resamples: int | None = None, seed: int = 12345) -> float:
+        """The share of the spread of damages over plans that is not the noise of these examples, from 0 to 1.
+
+        On other examples of the same kind the damages would correlate with these about so much.
+        """
+        spread = float(np.var(self.damage))
+        if spread == 0:
+            return 0.0
+        if resamples is None:
+            resamples = 100 if self.base.metric.statistics is None else 1000  # ranking anew in every draw is slow
+        drawn = resampled_differences(self.base.metric, self.base.rows, self.rows, resamples=resamples, seed=seed)
+        # what moves all damages together, such as an easier draw, does not spread them
+        noise = np.var(drawn - drawn.mean(axis=1, keepdims=True), axis=0).mean()
+        return max(0.0, 1 - float(noise) / spread)
 
     def scores(self) -> Scores:
         """The damage as scores of units, the paper's "oracle"; only where every plan is one unit."""
@@ -198,12 +213,17 @@ def _unit(name: str) -> Unit:
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """The same ablation on two data sets, and how well the damage per unit agrees (Michel et al. 2019, Figure 2)."""
+    """The same ablation on two data sets, and how well the damage per unit agrees (Michel et al. 2019, Figure 2).
+
+    `ceiling` is about the highest correlation that the noise of the damages leaves room for, from 0 to 1: units that
+    matter alike on both sets would show that much on so many examples, and no more.
+    """
 
     one: Ablation
     other: Ablation
     pearson: Correlation
     spearman: Correlation
+    ceiling: float
 
 
 def transfer(
@@ -219,4 +239,6 @@ def transfer(
     first, second = tasks
     one = ablate(model, first, units, run=run, name="one", **options)
     other = ablate(model, second, units, run=run, name="other", **options)
-    return Transfer(one, other, pearson(one.damage, other.damage), spearman(one.damage, other.damage, seed=seed))
+    ceiling = float(np.sqrt(one.reliability(seed=seed) * other.reliability(seed=seed)))
+    found = pearson(one.damage, other.damage), spearman(one.damage, other.damage, seed=seed)
+    return Transfer(one, other, *found, ceiling)

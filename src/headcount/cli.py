@@ -6,13 +6,14 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from . import __version__, benching, casting, lecturing, measuring, raffling, reporting, shipping, teaching
+from . import __version__, benching, casting, lecturing, measuring, raffling, reporting, reproducing, shipping, teaching
 from .errors import BadPlan, HeadcountError
 from .options import dialects_of, out, quieten, with_data
 
@@ -37,6 +38,7 @@ app = typer.Typer(
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
     "    headcount report runs -o page.html                 # one page of all that was found\n\n"
+    "    headcount reproduce michel-heads                   # an experiment of a paper, again\n\n"
     "    headcount cut my-model 3:7 5:0-3 -o smaller        # remove five heads\n\n"
     "    headcount cut my-model layers:4 3.mlp:* -o smaller # a whole layer, and all of one MLP\n\n"
     "Units are written SITE:INDICES; `inspect` lists the sites.",
@@ -61,13 +63,24 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
+def do(words: Sequence[str]) -> None:
+    """Do what the words after `headcount` say, in this process; whatever keeps it from being done is raised."""
+    try:
+        code = app(list(words), standalone_mode=False)
+    except typer.Abort:  # what Ctrl-C has become
+        raise KeyboardInterrupt from None
+    if code:
+        raise SystemExit(code)
+
+
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    context.obj = do  # for a command that is made of others
 
 
 @app.command()
@@ -202,6 +215,7 @@ def cut(
 
 app.command()(benching.bench)
 app.command()(reporting.report)
+app.command()(reproducing.reproduce)
 app.command()(with_data(shipping.prune))
 app.command()(with_data(teaching.train))
 app.command()(with_data(lecturing.learn))

@@ -179,7 +179,7 @@ def _columns_of(sheet: Sheet) -> str:
 
 
 def _usual(sheet: Sheet, names: Sequence[str]) -> str | None:
-    lower = {known.lower(): known for known in reversed(sheet.names)}
+    lower = {known.lower(): known for known in reversed(sheet.names) if known not in sheet.nested}
     return next((lower[name] for name in names if name in lower), None)
 
 

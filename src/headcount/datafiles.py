@@ -32,7 +32,9 @@ COLA = ("source", "label", "star", "sentence")
 class Sheet:
     """Named columns of equal length. `column(name)` gives the values; `classes` the names that go with whole numbers.
 
-    `plain` says that the rows are the lines of a plain text, blank ones among them.
+    `plain` says that the rows are the lines of a plain text, blank ones among them. `nested` are those of the names that
+    stand inside the objects of another column: they count where they are asked for, and are never taken for what they
+    happen to be called.
     """
 
     name: str
@@ -40,10 +42,13 @@ class Sheet:
     column: Callable[[str], list[Any]]
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     plain: bool = False
+    nested: frozenset[str] = frozenset()
 
 
 def read_sheet(data: Any, *, split: str | None = None, expected: Collection[str] = (), table: bool = False) -> Sheet:
     """The columns of a file, of a table in memory, of a folder of pictures, or of a data set by name.
+
+    `split` goes with a data set, and a name may bring its own: glue/sst2@train.
 
     `expected` are names by which a header row is recognised, in small letters; numbers among them say that columns are
     asked for by place. `table` says that plain text will not do, so that a text file with tabs is read as a table.
@@ -52,7 +57,7 @@ def read_sheet(data: Any, *, split: str | None = None, expected: Collection[str]
         return _in_memory(data, split)
     path = located(data)
     if path is None:
-        return _by_name(str(data), split)
+        return _by_name(*_name_and_split(str(data), split), str(data))
     if path.is_dir():
         return _pictures(path, split)
     if split is not None:
@@ -243,7 +248,13 @@ def _parquet(path: Path, content: bytes) -> Sheet:
     classes = {
         name: tuple(one["names"]) for name, one in features.items() if isinstance(one, dict) and one.get("names")
     }
-    return _flat(shown(path), table.column_names, lambda name: table.column(name).to_pylist(), classes)
+    inner = {one.name: _texts_in(one.type) for one in table.schema if pyarrow.types.is_struct(one.type)}
+    return _flat(shown(path), table.column_names, lambda name: table.column(name).to_pylist(), inner, classes)
+
+
+def _texts_in(struct: Any) -> list[str]:
+    """The fields of a column of objects in Parquet that hold text."""
+    return [one.name for one in struct if str(one.type) in ("string", "large_string", "string_view")]
 
 
 # --- tables in memory -----------------------------------------------------------------------------------------------
@@ -277,13 +288,8 @@ def _in_memory(data: Any, split: str | None) -> Sheet:
 
 
 def _listed(column: Any) -> list[Any]:
-    return (
-        column.to_list()
-        if hasattr(column, "to_list")
-        else column.tolist()
-        if hasattr(column, "tolist")
-        else list(column)
-    )
+    own = getattr(column, "to_list", None) or getattr(column, "tolist", None)  # pandas and polars; numpy
+    return own() if own is not None else list(column)
 
 
 def _columns(name: str, columns: Mapping[str, Any]) -> Sheet:
@@ -293,30 +299,47 @@ def _columns(name: str, columns: Mapping[str, Any]) -> Sheet:
         raise BadData(f"There are no rows in {name}; give at least one.")
     if len(set(sizes.values())) > 1:
         raise BadData(f"The columns of {name} differ in length ({sizes}); give as many values in each.")
-    return _flat(name, list(lists), lists.__getitem__)
+    return _flat(name, list(lists), lists.__getitem__, {key: _keys(values) for key, values in lists.items()})
 
 
 def _records(name: str, records: Sequence[Mapping[str, Any]]) -> Sheet:
     keys = list(dict.fromkeys(str(key) for record in records for key in record))
-    return _flat(name, keys, lambda key: [record.get(key) for record in records])
+    inner = {key: _keys(record.get(key) for record in records) for key in keys}
+    return _flat(name, keys, lambda key: [record.get(key) for record in records], inner)
+
+
+def _keys(values: Iterable[Any]) -> list[str]:
+    """The keys under which a column of objects holds text; a column of anything else is left after its first value."""
+    known = (value for value in values if value is not None)
+    first = next(known, None)
+    if not isinstance(first, Mapping):
+        return []
+    pairs = (pair for one in (first, *known) if isinstance(one, Mapping) for pair in one.items())
+    return list(dict.fromkeys(key for key, value in pairs if isinstance(key, str) and isinstance(value, str)))
 
 
 def _flat(
     name: str,
     names: Sequence[str],
-    column: Callable[[str], list[Any]],
+    column: Callable[[str], Iterable[Any]],
+    inner: Mapping[str, Sequence[str]],
     classes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Sheet:
-    """A sheet in which a column of translations, `{"de": ..., "en": ...}`, has become a column for each language."""
-    if "translation" not in names:
-        return Sheet(name, tuple(names), column, classes or {})
-    pairs = column("translation")
-    inner = list(dict.fromkeys(key for pair in pairs if isinstance(pair, Mapping) for key in pair))
+    """A sheet in which each key of a column of objects, `{"de": ..., "en": ...}`, is a column too, if no other has its name.
+
+    `inner` has the keys of the columns of objects. What is in a column is read when it is asked for.
+    """
+    owners = {key: outer for outer in reversed(names) for key in inner.get(outer, ()) if key not in names}
+    # the two sides of a column that is called "translation" are what its rows are about, so they may be guessed
+    plain = [key for key in inner.get("translation", ()) if owners.get(key) == "translation"]
 
     def chosen(key: str) -> list[Any]:
-        return [pair.get(key) if isinstance(pair, Mapping) else None for pair in pairs] if key in inner else column(key)
+        if key not in owners:
+            return list(column(key))
+        return [one.get(key) if isinstance(one, Mapping) else None for one in column(owners[key])]
 
-    return Sheet(name, (*inner, *(one for one in names if one not in inner)), chosen, classes or {})
+    rest = [key for key in owners if key not in plain]
+    return Sheet(name, (*plain, *names, *rest), chosen, classes or {}, nested=frozenset(rest))
 
 
 # --- data sets and folders ------------------------------------------------------------------------------------------
@@ -330,20 +353,48 @@ def _data_set(data: Any, name: str) -> Sheet:
     if not len(data):
         raise BadData(f"There are no rows in {name}; give at least one.")
     classes = {key: tuple(one.names) for key, one in data.features.items() if getattr(one, "names", None)}
-    return _flat(name, list(data.column_names), lambda key: list(data[key]), classes)
+    inner = {key: _texts_of(one) for key, one in data.features.items()}
+    return _flat(name, list(data.column_names), lambda key: data[key], inner, classes)
 
 
-def _by_name(name: str, split: str | None) -> Sheet:
-    looks_like_a_file = ending(Path(name)) in TABLES or Path(name).suffix in (*PACKINGS, ".txt")
+def _texts_of(feature: Any) -> list[str]:
+    """The keys under which a column of a data set holds text, as its features say, without a look at the rows."""
+    if hasattr(feature, "languages") and hasattr(feature, "flatten"):  # a Translation
+        feature = feature.flatten()
+    if not isinstance(feature, Mapping):
+        return []
+    return [key for key, one in feature.items() if getattr(one, "dtype", None) in ("string", "large_string")]
+
+
+def _name_and_split(data: str, split: str | None) -> tuple[str, str | None]:
+    """glue/sst2@train is the split train of glue/sst2, and must be the one that is asked for beside it, if any is."""
+    name, sign, own = data.rpartition("@")
+    if not sign or "/" in own:  # not ours: an @ in the name of a folder
+        return data, split
+    path = located(name) if name else None
+    if path is not None:
+        raise BadData(
+            f"{path} is a {'folder' if path.is_dir() else 'file'}, and only a data set by name takes a split after @; "
+            f"leave @{own} out."
+        )
+    if not name or not own:
+        raise BadData(f"{data!r} is not a data set and a split; write them as NAME@SPLIT, such as glue/sst2@train.")
+    if split is not None and split != own:
+        raise BadData(f"{data} names the split {own!r} and split= (--split) is {split!r}; leave one of them out.")
+    return name, own
+
+
+def _by_name(name: str, split: str | None, title: str) -> Sheet:
+    looks_like_a_file = {Path(one).suffix.lower() for one in (name, title)} & {*TABLES, *PACKINGS, ".txt"}
     if looks_like_a_file or name.startswith((".", "/", "~")) or Path(name.split("/")[0]).exists() or not name:
         raise BadData(
-            f"There is no file {name!r}; give the path of the data, or the name of a data set such as glue/sst2."
+            f"There is no file {title!r}; give the path of the data, or the name of a data set such as glue/sst2."
         )
     try:
         import datasets
     except ImportError as error:
         raise BadData(
-            f"There is no file {name!r}, and data sets by name need datasets; install headcount[data]."
+            f"There is no file {title!r}, and data sets by name need datasets; install headcount[data]."
         ) from error
     *folder, last = name.split("/")
     # "glue/sst2" is a data set and one of its parts, "stanfordnlp/sst2" a data set: both are tried
@@ -355,8 +406,8 @@ def _by_name(name: str, split: str | None) -> Sheet:
         except Exception as error:  # whatever the hub, the network or the files of others raise
             problem = problem or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             continue
-        return _data_set(_chosen_split(found, split, name) if isinstance(found, Mapping) else found, name)
-    raise BadData(f"There is neither a file nor a data set {name!r} ({problem:.200}); check the name and the split.")
+        return _data_set(_chosen_split(found, split, name) if isinstance(found, Mapping) else found, title)
+    raise BadData(f"There is neither a file nor a data set {title!r} ({problem:.200}); check the name and the split.")
 
 
 def _chosen_split(splits: Mapping[str, Any], split: str | None, name: str) -> Any:

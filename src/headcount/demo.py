@@ -19,11 +19,16 @@ def unpack(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMMANDS).write_text("".join(f"headcount {shlex.join(words)}\n" for words in walk(folder)))
-        for part in sorted(EMBEDDED.iterdir()):
-            if part.is_dir():
-                shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
+        copy_embedded(folder)
     except OSError as error:
         raise BadRun(f"I cannot write to {folder}: {error.strerror}; choose another folder with -o.") from None
+
+
+def copy_embedded(folder: Path) -> None:
+    """Copy the embedded models and data into a folder that is there."""
+    for part in sorted(EMBEDDED.iterdir()):
+        if part.is_dir():
+            shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
 
 
 def walk(folder: Path) -> list[list[str]]:

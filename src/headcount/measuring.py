@@ -152,7 +152,7 @@ def ablate(
         return
     select, report, how = _two_sets(model, subject, given, task, select_data, select_limit)
     with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
-        base, rows, _ = ablation.ablate_all_but_one(
+        base, rows, chosen = ablation.ablate_all_but_one(
             subject,
             report,
             select,
@@ -166,7 +166,8 @@ def ablate(
         listed = [
             {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
         ]
-        made = {"base": base.to_json(), "test": test, "sets": how, "attentions": listed}
+        whole = {"base": base.to_json(), "select": chosen.base.to_json()}
+        made = {**whole, "test": test, "sets": how, "attentions": listed}
         keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows), replace=True)
 
 
@@ -198,6 +199,7 @@ def transfer(
             "other": found.other.base.to_json(),
             "pearson": asdict(found.pearson),
             "spearman": asdict(found.spearman),
+            "ceiling": found.ceiling,
             "units": list(found.one.names),
             "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
         }
@@ -236,6 +238,9 @@ def curve(
             help="A curve for every model folder in this folder (epoch-01, checkpoint-500, ...) instead of MODEL's own.",
         ),
     ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option("--checkpoints", help="With --over: only these, by their places, such as 1,2,5,10.")
+    ] = None,
 ) -> None:
     """Remove units in the order of their scores, step by step, and measure what is left at each.
 
@@ -259,11 +264,15 @@ def curve(
         raise typer.BadParameter(
             "--scores belong to one model, and --over scores every checkpoint: choose one of them."
         )
+    if over is None and checkpoints is not None:
+        raise typer.BadParameter("--checkpoints chooses among those of a folder: name it with --over.")
     from . import curves, studies
     from .kinds import KINDS
     from .scores import Scores
 
-    checkpoints, skipped = studies.checkpoints_in(over) if over is not None else ([], [])
+    stored, skipped = studies.checkpoints_in(over) if over is not None else ([], [])
+    if checkpoints is not None:
+        stored = studies.by_place(stored, checkpoints)
     subject, task = _ready(model, given)
     fixed = Scores.read(scores) if scores else None
     if fixed is not None:
@@ -297,11 +306,11 @@ def curve(
         from .tables import listed
 
         subject = subject.to("meta")  # one model in memory at a time
-        options |= {"over": str(over), "checkpoints": {path.name: weights_of(str(path), None) for path in checkpoints}}
+        options |= {"over": str(over), "checkpoints": {path.name: weights_of(str(path), None) for path in stored}}
         note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
         with running("curve", model, subject, given, tasks, **options) as run:
             stages = studies.over(
-                lambda path: load_model(str(path), given), checkpoints, report, select, asked, run=run, dialects=rows
+                lambda path: load_model(str(path), given), stored, report, select, asked, run=run, dialects=rows
             )
             each = [{**one._asdict(), "curves": [curves.to_json(made) for made in one.curves]} for one in stages]
             made = {"sets": how, "checkpoints": each, "skipped": skipped}

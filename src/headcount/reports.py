@@ -14,6 +14,7 @@ from .page import (
     again,
     answers,
     charts,
+    claims,
     drawing,
     lessons,
     look,
@@ -28,6 +29,7 @@ from .page import (
 )
 from .page.again import Again
 from .page.charts import Chart
+from .page.claims import Told
 from .page.findings import Part, gather
 from .page.maps import Map
 from .page.sections import Section
@@ -77,19 +79,29 @@ def report(
     output: Path | str,
     *,
     figures: Path | str | None = None,
+    markdown: Path | str | None = None,
     force: bool = False,
     title: str | None = None,
 ) -> Path:
     """Write one HTML page about run folders (or folders that hold some), and with `figures` its charts as SVG and PNG.
 
-    The page needs nothing but itself. What is there is not overwritten without `force`.
+    With `markdown`, what became of the statements of papers is written as a table in Markdown, too. The page needs nothing
+    but itself. What is there is not overwritten without `force`.
     """
     output = Path(output)
     _free(output, force)
-    parts = gather([Path(run) for run in runs])
+    folders = [Path(run) for run in runs]
+    told, parts = claims.retold(folders), gather(folders)
     parts.sort(key=lambda part: part.prune is None)  # what was pruned comes first
     chapters = [_chapter(part, n) for n, part in enumerate(parts, 1)]
     files: dict[Path, bytes] = {}
+    if markdown is not None:
+        if not told:
+            raise BadRun(
+                "There are no statements of papers in these runs; --markdown needs folders that reproduce wrote."
+            )
+        _free(Path(markdown), force)
+        files[Path(markdown)] = claims.markdown(told).encode("utf-8", "replace")
     if figures is not None:
         drawn = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
         for name, _ in drawn:
@@ -98,7 +110,7 @@ def report(
         for name, chart in drawn:
             files[Path(figures) / f"{name}.svg"] = charts.svg(chart).encode()
             files[Path(figures) / f"{name}.png"] = charts.png(chart)
-    page = render(chapters, title).encode("utf-8", "replace")
+    page = render(chapters, title, told).encode("utf-8", "replace")
     if len(page) > LARGEST:
         raise BadRun(
             f"The page would have {len(page) / 1e6:.1f} MB, and it should stay below {LARGEST / 1e6:.0f}; give fewer runs at a "
@@ -110,7 +122,7 @@ def report(
     return output
 
 
-def render(chapters: Sequence[Chapter], title: str | None = None) -> str:
+def render(chapters: Sequence[Chapter], title: str | None = None, told: Sequence[Told] = ()) -> str:
     """The page as text."""
     import jinja2
     from markupsafe import Markup
@@ -119,13 +131,19 @@ def render(chapters: Sequence[Chapter], title: str | None = None) -> str:
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     models = list(dict.fromkeys(chapter.part.model for chapter in chapters))
+    made = (
+        claims.title(told) if told else f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}"
+    )
     return environment.get_template("page.html").render(
-        title=title or f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}",
+        title=title or made,
+        told=told,
+        summary=claims.summary(told),
+        verdicts=claims.VERDICTS,
         chapters=chapters,
         palettes=look.PALETTES,
         cell=drawing.CELL,
         version=__version__,
-        data=Markup(embedded(_data(chapters))),
+        data=Markup(embedded(_data(chapters, told))),
         vega=Markup(as_script(charts.script())),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
@@ -236,18 +254,18 @@ def _pieces(count: int) -> str:
     return f"{counted(count, 'piece')} {'is' if count == 1 else 'are'}"
 
 
-def _data(chapters: Iterable[Chapter]) -> dict[str, Any]:
+def _data(chapters: Iterable[Chapter], told: Iterable[Told]) -> dict[str, Any]:
     """What the page's script works with."""
     drawn: dict[str, Any] = {}
-    tables: dict[str, Any] = {}
+    tables = [pair for one in told for pair in one.copied]
     for chapter in chapters:
         drawn |= {chapter.main.place: chapter.main.chart} if chapter.main else {}
         for placed in chapter.sections:
             drawn |= dict(placed.charts)
-            for name, table in placed.tables:
-                tables[name] = {"latex": table.latex(), "csv": table.csv(), "markdown": table.markdown()}
+            tables += placed.tables
+    forms = {name: {"latex": one.latex(), "csv": one.csv(), "markdown": one.markdown()} for name, one in tables}
     found = {chapter.anchor: chapter.map.to_json() for chapter in chapters if chapter.map}
-    return {"maps": found, "charts": {name: chart.spec for name, chart in drawn.items()}, "tables": tables}
+    return {"maps": found, "charts": {name: chart.spec for name, chart in drawn.items()}, "tables": forms}
 
 
 def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:

@@ -113,7 +113,7 @@ class Run(Record):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 _flush_folder(folder.parent)
-        with _locked(folder) as lock:
+        with locked(folder) as lock:
             _same_question(folder, asked)  # another process may have been here in between
             with _sentences("write", folder):
                 for entry in os.listdir(folder):
@@ -363,7 +363,7 @@ def _checksum(name: str, arrays: Arrays) -> bytes:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[BaseFileLock]:
+def locked(folder: Path) -> Iterator[BaseFileLock]:
     """Holds the folder's lock, which the system gives back however the process ends."""
     lock = FileLock(folder / LOCK, thread_local=False)
     with _sentences("use", folder):

@@ -147,6 +147,19 @@ def checkpoints_in(folder: Path) -> tuple[list[Path], list[str]]:
     return found, [path.name for path in inside if path not in found]
 
 
+def by_place(found: Sequence[Path], places: str) -> list[Path]:
+    """Those of the checkpoints whose places, counted from 1, are listed with commas: "1,2,10"; in their own order."""
+    words = [word.strip() for word in places.split(",")]
+    known = {str(place): path for place, path in enumerate(found, 1)}
+    strange = next((word for word in words if word not in known), None)
+    if strange is not None:
+        raise BadRun(
+            f"Checkpoints are chosen by their places from 1 to {len(found)}, such as 1,2; I got {strange!r:.40}, and "
+            f"the last one is {found[-1].name}."
+        )
+    return [path for place, path in known.items() if place in words]
+
+
 def over(
     load: Callable[[Path], nn.Module],
     checkpoints: Sequence[Path],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from ..runs import RUN, Record, read
 
 KINDS = (
     *("prune", "learned", "curves", "over", "training", "scores", "ablation", "all-but-one", "transfer", "bench"),
-    *("lottery", "result", "roles"),
+    *("lottery", "result", "roles", "claims"),
 )
 ALPHA = 0.05
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -42,6 +42,16 @@ def records_in(folder: Path) -> list[Record]:
     if not inside:
         raise BadRun(f"{folder} is not a run folder and holds none: there is no {RUN}; give a folder a command wrote.")
     return [read(entry) for entry in inside]
+
+
+def records_of(folders: Sequence[Path]) -> list[Record]:
+    """The run folders of all these, each once."""
+    return list({one.folder.resolve(): one for folder in folders for one in records_in(Path(folder))}.values())
+
+
+def is_of_a_paper(record: Record) -> bool:
+    """Whether a run is an experiment of a paper, which speaks of many models and belongs to none."""
+    return record.question.get("command") == "reproduce" or (record.folder / "claims.json").is_file()
 
 
 def documents_of(record: Record) -> list[Document]:

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 from ..errors import BadRun
 from ..results import Comparison
 from ..runs import Record
-from .documents import Document, checked, comparison_of, documents_of, number, plain, records_in, units_of
+from .documents import (
+    Document,
+    checked,
+    comparison_of,
+    documents_of,
+    is_of_a_paper,
+    number,
+    plain,
+    records_of,
+    units_of,
+)
 from .telling import GATES, Place, differences, place_names, training_of
 from .units import by_place, in_order, kind_of, site_of, type_of
 
@@ -213,12 +223,14 @@ _RANK = {"head": 0, "whole": 1, "layer": 2, "block": 3, "neuron": 4, "encoder": 
 
 
 def gather(folders: Sequence[Path]) -> list[Part]:
-    """The parts of a report, one per model: of run folders, and of folders that hold run folders one level down."""
-    records = [record for folder in folders for record in records_in(Path(folder))]
-    unique = {record.folder.resolve(): record for record in records}.values()
+    """The parts of a report, one per model: of run folders, and of folders that hold run folders one level down.
+
+    Experiments of papers belong to no model: `claims` has them.
+    """
+    records = records_of(folders)
     groups: dict[str, list[Record]] = {}
     names: dict[str, str] = {}
-    for record in unique:
+    for record in (one for one in records if not is_of_a_paper(one)):
         name, weights = _model_of(record)
         key = weights or name
         names.setdefault(key, plain(name))
@@ -228,7 +240,7 @@ def gather(folders: Sequence[Path]) -> list[Part]:
         for key, group in groups.items()
     ]
     parts = _with_benches(parts)
-    if not any(part.documents for part in parts):
+    if not any(part.documents for part in parts) and not any((one.folder / "claims.json").is_file() for one in records):
         where = ", ".join(str(folder) for folder in list(folders)[:3])
         raise BadRun(f"There is nothing to show in {where}: no command has come to an answer there; let one finish.")
     return parts

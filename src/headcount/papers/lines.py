@@ -1,0 +1,140 @@
+"""Curves of models, for claims about them: the commands that measure them, and what is left of a score as heads go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from ..page.documents import ALPHA, comparison_of, number
+from ..results import Comparison
+from ..stats import holm
+from ..tables import difference_text, fixed, listed, three
+from .experiments import Found, Setting, Step, over_seeds
+from .materials import Corpus, Pairs
+
+ENOUGH = 0.98  # of the whole model's score: less would be seen in a figure
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------------
+
+
+def corpora_of(setting: Setting) -> list[Corpus]:
+    """The tasks that there is a model of, or that one can be trained on; a laptop takes the first."""
+    able = [one for one in setting.material.corpora if one.ready is not None or setting.material.encoder is not None]
+    return able if setting.full else able[:1]
+
+
+def seeds_of(setting: Setting, ready: str | None) -> tuple[int, ...]:
+    """A seed for each model: a model that was there before is one, whatever the seeds."""
+    return setting.seeds if setting.full and ready is None else setting.seeds[:1]
+
+
+def chosen_on(setting: Setting, data: Corpus | Pairs, report: str, score: str, laptop: int, full: int) -> list[str]:
+    """Flags for the data to report on, and for other data to score on; where both are one file, it is split in two."""
+    same = getattr(data, report) == getattr(data, score)
+    words = [*data.on(report), *setting.limit(2 * laptop if same else laptop)]
+    if not same:
+        words += [*data.beside("--score-data", score), *setting.limit(laptop, full, "--score-limit")]
+    return words
+
+
+def curve_step(setting: Setting, name: str, model: str, before: Sequence[Step], *words: str) -> Step:
+    """A `curve` of a model that the steps before it make."""
+    batch = ("--batch-size", "512") if setting.full else ()
+    asked = ("curve", model, *words, *batch, "-o", setting.run(name), *setting.flags)
+    return Step(name, asked, tuple(step.name for step in before))
+
+
+def once(steps: Sequence[Step]) -> list[Step]:
+    """The steps without those that are there before, by name."""
+    return list({step.name: step for step in steps}.values())
+
+
+# -- what came out ---------------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """A curve of one model: the model without so many percent of its heads, against the whole one."""
+
+    by: str
+    points: dict[int, Comparison]
+
+    @property
+    def whole(self) -> Comparison:
+        """Any point; all have the same `before`, metric and n."""
+        return next(iter(self.points.values()))
+
+    def nearest(self, share: int) -> int:
+        """The share measured that is nearest to another: steps of 10 % of 48 heads end at 8, 19, 29, ... percent."""
+        return min(self.points, key=lambda one: abs(one - share))
+
+    def at(self, share: int) -> Comparison:
+        """The point nearest to a share."""
+        return self.points[self.nearest(share)]
+
+    @property
+    def lost(self) -> set[int]:
+        """Shares at which the model is worse beyond chance: a paired test, Holm over the points of the curve."""
+        corrected = holm([one.p for one in self.points.values()])
+        each = zip(self.points.items(), corrected, strict=True)
+        return {share for (share, one), p in each if one.worse and p <= ALPHA}
+
+    @property
+    def shown(self) -> int:
+        """The largest share before the first at which a loss is beyond chance."""
+        first = min(self.lost, default=101)
+        return max((share for share in self.points if share < first), default=0)
+
+
+def line_of(data: dict[str, Any]) -> Line:
+    """A curve as JSON has it."""
+    of = max(1.0, number(data["of"]))
+    points = {round(100 * number(one["removed"]) / of): comparison_of(one["comparison"]) for one in data["points"][1:]}
+    if not points:
+        raise ValueError("a curve of one point")
+    return Line(str(data["by"]), dict(sorted(points.items())))
+
+
+def lines_of(found: Found, name: str) -> list[Line]:
+    """The curves of a run; none where it is not there (yet)."""
+    return found.read(name, "curves", lambda data: [line_of(one) for one in data["curves"]]) or []
+
+
+def left(lines: Sequence[Line], share: int) -> float:
+    """The mean score at a share, relative to the whole models'."""
+    return fmean(line.at(share).after for line in lines) / fmean(line.whole.before for line in lines)
+
+
+def free(lines: Sequence[Line]) -> int:
+    """The largest share such that there, and at every smaller one, the mean score is 98 % of the whole models'."""
+    best = 0
+    for share in lines[0].points:
+        if left(lines, share) < ENOUGH:
+            break
+        best = share
+    return best
+
+
+def unclear(lines: Sequence[Line]) -> str:
+    """Why nothing can be said about what is left of a score, or nothing."""
+    whole, end = lines[0].whole, max(lines[0].points)
+    if not whole.higher_is_better:
+        seen = [f"{difference_text(lines[0].at(share))} without {share} %" for share in (20, 40, 60)]
+        return f"measured by {whole.metric}, of which no share can be left: {listed(seen)}"
+    if fmean(line.whole.before for line in lines) <= 0 or left(lines, end) >= ENOUGH:
+        ends = f"{score_text(lines, None)} with all heads and {score_text(lines, end)} with none"
+        return f"the heads do nothing that {whole.metric} could show: {ends}"
+    return ""
+
+
+def score_text(lines: Sequence[Line], share: int | None) -> str:
+    """Mean of the models, lowest to highest; of the whole models where there is no share."""
+    values = [line.whole.before if share is None else line.at(share).after for line in lines]
+    in_points = lines[0].whole.metric in ("bleu", "chrf")
+    return over_seeds(values, lambda value: fixed(value, 1) if in_points else three(value))
+
+
+def percents_text(values: Sequence[float]) -> str:
+    """As `over_seeds`, of numbers of percent."""
+    return over_seeds(values, lambda value: f"{value:.0f}") + " %"

@@ -1,0 +1,250 @@
+"""Voita et al. 2019, the figure of BLEU against encoder heads: how few are enough, and does it matter which? No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..jobs import named_once
+from ..page.documents import ALPHA, comparison_of, units_of
+from ..results import Comparison
+from ..stats import holm
+from ..tables import counted, fixed, listed, signed
+from .experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet, Step, over_seeds
+from .trainings import ENOUGH, Mean, mean_of
+
+PREFIX = "voita-encoder"
+HALF, TENTH, FEW, ALL = "50%", "21%", "8.4%", "100%"  # of 48 heads: 24, 10, 4 and all of them
+PART = ("--only", "encoder", "--freeze", "decoder")  # so that nothing can move to the decoder
+WIDE = 1.0  # BLEU: what is lost beyond this is no longer "a little more than in the paper"
+CONTROLS = (("taylor", TENTH), ("random", TENTH), ("taylor", ALL))  # trained as long; the last one loses nothing
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------------
+
+
+def steps(setting: Setting, seeds: Sequence[int] | None = None, controls: bool = True) -> list[Step]:
+    """For each seed gates on the encoder of its translator at several numbers of heads, and controls trained as long."""
+    pairs = setting.material.pairs
+    made: list[Step] = []
+    for seed in (setting.seeds if seeds is None else seeds) if pairs is not None else ():
+        assert pairs is not None
+        model, before = setting.translator(pairs, seed)
+        arms = [("l0", share) for share in shares(setting)] + list(CONTROLS if controls else ())
+        made += [*before, *(learning(setting, PREFIX, model, before, arm, PART, seed) for arm in arms)]
+    return named_once(made)
+
+
+def shares(setting: Setting) -> tuple[str, ...]:
+    """How many heads gates are to keep."""
+    return (HALF, TENTH, FEW) if setting.full else (TENTH,)
+
+
+def learning(
+    setting: Setting,
+    prefix: str,
+    model: str,
+    before: Sequence[Step],
+    arm: tuple[str, str],
+    part: Sequence[str],
+    seed: int,
+) -> Step:
+    """The command that learns, or chooses, which heads of a translator stay, and trains it."""
+    method, share = arm
+    name = name_of(prefix, method, share, seed)
+    words = ("learn", model, "--method", method, "--keep", share, *part, *data(setting), *setting.limit(600))
+    # in a step gates move by their learning rate at most, so in few steps they close only with a larger one
+    words += ("--gate-lr", "0.3") if method == "l0" and not setting.full else ()
+    words += setting.least(("--steps", "40", "--batch-size", "16"), ("--epochs", "4", "--batch-size", "256"))
+    words += ("--lr", "2e-4", "--label-smoothing", "0.1", "--seed", str(seed), "--run", setting.run(name))
+    return Step(name, (*words, *setting.flags), tuple(step.name for step in before))
+
+
+def data(setting: Setting) -> tuple[str, ...]:
+    """Flags for pairs to learn on, and others to report on."""
+    pairs = setting.material.pairs
+    assert pairs is not None
+    return (*pairs.on("train"), *pairs.beside("--report-data", "test"), *setting.limit(100, flag="--report-limit"))
+
+
+def name_of(prefix: str, method: str, share: str, seed: int) -> str:
+    """The name of a step."""
+    return f"{prefix}-{method}-{share.rstrip('%')}-{seed}"
+
+
+# -- what came out ---------------------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """A translator that was trained with fewer heads, beside the one it came from."""
+
+    kept: int
+    of: int
+    gone: frozenset[str]
+    compared: Comparison
+
+    @property
+    def gain(self) -> float:
+        """How much better than the whole model it is, in points; negative where it is worse."""
+        return -self.compared.damage
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The paired interval of the gain, the worse end first."""
+        low, high = (end * self.compared.points for end in (self.compared.low, self.compared.high))
+        return (low, high) if self.compared.higher_is_better else (-high, -low)
+
+    def over(self, other: Outcome) -> float:
+        """How much better than another one it is, in points, on the same examples."""
+        sign = self.compared.points if self.compared.higher_is_better else -self.compared.points
+        return sign * (self.compared.after - other.compared.after)
+
+
+Runs = Mapping[int, Outcome]  # by seed; never empty where they are told about
+
+
+def outcome(document: Mapping[str, Any]) -> Outcome:
+    """What learned.json says."""
+    compared = comparison_of(document["comparison"])
+    return Outcome(int(document["keep"]), int(document["of"]), frozenset(units_of(document["plan"])), compared)
+
+
+def runs_of(found: Found, method: str, share: str, prefix: str = PREFIX) -> dict[int, Outcome]:
+    """The outcome under each seed, as far as it is there."""
+    read = {seed: found.read(name_of(prefix, method, share, seed), "learned", outcome) for seed in found.setting.seeds}
+    return {seed: one for seed, one in read.items() if one is not None}
+
+
+def differences(one: Runs, other: Runs) -> list[float]:
+    """How much better the one is than the other, for seeds that have both."""
+    return [one[seed].over(other[seed]) for seed in one if seed in other]
+
+
+def metric_of(runs: Runs) -> str:
+    """What differences are counted in."""
+    metric = next(iter(runs.values())).compared.metric
+    return "BLEU" if metric == "bleu" else metric
+
+
+def heads_text(runs: Runs) -> str:
+    """How many heads stay."""
+    one = next(iter(runs.values()))
+    return f"{one.kept} of {one.of} heads"
+
+
+def where(found: Found, runs: Runs) -> str:
+    """On which data, and how many sentences of them."""
+    pairs, n = found.setting.material.pairs, next(iter(runs.values())).compared.n
+    return f"{counted(n, 'sentence')} of {pairs.name if pairs else 'pairs'}"
+
+
+def gained(value: float) -> str:
+    """A difference in BLEU, or in what else is measured; minus is worse."""
+    return signed(value, 2)
+
+
+def score(value: float) -> str:
+    """BLEU, or what else is measured."""
+    return fixed(value, 2)
+
+
+def intervals(runs: Runs) -> str:
+    """The paired interval of each seed."""
+    texts = [f"[{gained(low)}, {gained(high)}]" for low, high in (one.ends for one in runs.values())]
+    return listed(texts, most=len(texts))
+
+
+def better(mean: Mean) -> str:
+    """Confirmed where the mean over seeds is above zero beyond chance, not confirmed where it is below."""
+    return CONFIRMED if mean.above(0) else NOT_CONFIRMED if mean.below(0) else UNTOLD
+
+
+# -- what to make of it ----------------------------------------------------------------------------------------------------
+
+
+def claims(found: Found) -> list[Claim]:
+    """A few encoder heads are nearly enough, and it matters which."""
+    published = (
+        (
+            TENTH,
+            0.15,
+            "Pruning encoder heads: with 10 of 48 the model is within 0.15 BLEU of the full one (WMT)",
+        ),
+        (
+            FEW,
+            0.25,
+            "Pruning encoder heads: with 4 of 48 the model loses 0.25 BLEU (OpenSubtitles)",
+        ),
+    )
+    told = [_enough(found, share, most, said) for share, most, said in published if runs_of(found, "l0", share)]
+    learned, lot = runs_of(found, "l0", TENTH), runs_of(found, "random", TENTH)
+    if gains := differences(learned, lot):
+        mean = mean_of(gains)
+        here = (
+            f"{heads_text(learned)} that gates found against as many by lot, trained as long: {mean.text(gained)} "
+            f"{metric_of(learned)}, minus is worse ({mean.how}; {where(found, learned)})."
+        )
+        said = "Title: specialised heads do the heavy lifting and the rest can be pruned; so it should matter which ones stay"
+        told.append(
+            Claim(said, here, better(mean), f"The mean is above zero beyond chance, over {ENOUGH} seeds or more.")
+        )
+    return told
+
+
+def _enough(found: Found, share: str, most: float, said: str) -> Claim:
+    runs, whole = runs_of(found, "l0", share), runs_of(found, "taylor", ALL)
+    beside = differences(runs, whole)
+    longer = f"; against all heads trained as long {over_seeds(beside, gained)}" if beside else ""
+    here = (
+        f"{heads_text(runs)}: {over_seeds([one.gain for one in runs.values()], gained)} {metric_of(runs)} against the whole "
+        f"translator, minus is worse, with paired 95 % intervals {intervals(runs)}{longer} ({where(found, runs)}, "
+        f"{counted(len(runs), 'seed')})."
+    )
+    rule = (
+        f"Over {ENOUGH} seeds or more, in BLEU, the mean loss is at most {most}, and no seed is significantly worse than its "
+        f"whole model (paired test, Holm over seeds); it differs if every interval lies beyond {most} and the mean loss is at "
+        f"most {WIDE:g}, and is not confirmed if it is more."
+    )
+    return Claim(said, here, within(runs, most), rule)
+
+
+def within(runs: Runs, most: float) -> str:
+    """Whether no more than so many BLEU are lost, as far as these seeds can tell."""
+    if len(runs) < ENOUGH or metric_of(runs) != "BLEU":
+        return UNTOLD
+    mean = -sum(one.gain for one in runs.values()) / len(runs)
+    corrected = holm([one.compared.p for one in runs.values()]).tolist()
+    worse = any(p <= ALPHA and one.gain < 0 for p, one in zip(corrected, runs.values(), strict=True))
+    if mean <= most:
+        return UNTOLD if worse else CONFIRMED
+    if all(one.ends[1] < -most for one in runs.values()):
+        return DIFFERS if mean <= WIDE else NOT_CONFIRMED
+    return UNTOLD
+
+
+def sheets(found: Found) -> list[Sheet]:
+    """The figure as a table, with its controls."""
+    theirs = {TENTH: ("at most 0.15 lost", ""), FEW: ("", "0.25 lost")}
+    names = {"l0": "gates (L0)", "taylor": "by taylor, then trained", "random": "by lot, then trained"}
+    rows: list[tuple[str, ...]] = []
+    unit = ""
+    for method, share in (*(("l0", share) for share in (HALF, TENTH, FEW)), *CONTROLS):
+        runs = runs_of(found, method, share)
+        if not runs:
+            continue
+        unit = metric_of(runs)
+        which = "none chosen, trained as long" if share == ALL else names[method]
+        published = theirs.get(share, ("", "")) if method == "l0" else ("", "")
+        after = over_seeds([one.compared.after for one in runs.values()], score)
+        gain = over_seeds([one.gain for one in runs.values()], gained)
+        rows.append((which, heads_text(runs), *published, after, gain, intervals(runs)))
+    columns = (
+        "which heads",
+        "kept",
+        "WMT, theirs",
+        "OpenSubtitles, theirs",
+        unit,
+        "better than the whole one by",
+        "intervals",
+    )
+    return [Sheet("What is left with fewer encoder heads", columns, tuple(rows))] if rows else []

@@ -1,0 +1,212 @@
+"""Fan et al. 2020 again: two translators that differ in LayerDrop alone, and planted curves with known verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conftest import says
+
+from headcount import strategies, subsets
+from headcount.cli import app
+from headcount.errors import BadRun
+from headcount.papers import fan, materials
+from headcount.papers.experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, SIZES, UNTOLD, Claim, Found, Setting
+from headcount.papers.materials import Material, Pairs
+from headcount.plans import Plan
+from headcount.results import Comparison
+
+PAIRS = Pairs(
+    "captions de-en",
+    *(f"{part}.de.gz,{part}.en.gz" for part in ("train", "val", "test")),
+    recipe=("--width", "64", "--epochs", "30", "--layers", "6", "--lr", "1e-3", "--schedule", "inverse-sqrt"),
+)
+MATERIAL = Material("planted", "", pairs=PAIRS)
+Score = Callable[[str, str, int], float]  # of plain or layerdrop, by an order, without so many layers
+
+
+def setting(folder: Path, material: Material = MATERIAL, full: bool = True) -> Setting:
+    return Setting(material, folder, full, (0, 1, 2), ("--quiet",))
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("place", range(3))
+def test_the_commands_parse_and_come_after_what_they_need(tmp_path, place, full) -> None:
+    group = typer.main.get_command(app)
+    material = [materials.embedded(tmp_path), materials.by_name(), MATERIAL][place]
+    before: set[str] = set()
+    for step in fan.steps(setting(tmp_path, material, full)):
+        verb, *rest = step.words
+        with group.commands[verb].make_context(verb, rest):  # type: ignore[attr-defined]
+            pass
+        assert step.name not in before
+        assert set(step.after) <= before
+        before.add(step.name)
+        assert setting(tmp_path).run(step.name) in step.words
+    assert len(before) == 3 * 5
+
+
+def test_without_pairs_there_is_nothing_to_do(tmp_path) -> None:
+    bare = setting(tmp_path, Material("nothing", ""))
+    assert fan.steps(bare) == []
+    assert fan.claims(Found(bare)) == []
+    assert fan.sheets(Found(bare)) == []
+
+
+def test_the_two_translators_differ_in_layerdrop_alone(tmp_path) -> None:
+    steps = {step.name: step.words for step in fan.steps(setting(tmp_path))}
+
+    def value(name: str, flag: str) -> str | None:
+        words = steps[name]
+        return words[words.index(flag) + 1] if flag in words else None
+
+    for seed in range(3):
+        plain, fresh, dropped = f"train-translator-{seed}", f"fan-fresh-{seed}", f"fan-layerdrop-{seed}"
+        for flag in (*SIZES, "--seed", "--data", "--target"):
+            assert value(fresh, flag) == value(plain, flag)
+        assert value(fresh, "--steps") == "1"
+        assert value(fresh, "--epochs") is None
+        for flag in ("--epochs", "--lr", "--schedule", "--seed", "--data", "--target"):
+            assert value(dropped, flag) == value(plain, flag)
+        assert steps[dropped][1] == value(fresh, "-o")
+        assert value(dropped, "--keep") is None  # nothing is cut
+        for which, model in ((fan.PLAIN, plain), (fan.DROPPED, dropped)):
+            assert steps[fan.name_of(which, seed)][1] == value(model, "-o")
+
+
+def test_every_other_is_the_papers_choice_when_half_of_a_stack_is_gone() -> None:
+    for layers in range(2, 14, 2):
+        gone = strategies.ORDERS[fan.EVERY](layers)[: layers // 2]
+        assert {*range(layers)} - {*gone} == {*subsets.every_other(layers, layers // 2)}
+        numbers = {place + 1 for place in gone}
+        assert numbers == {number for number in range(1, layers + 1) if number % 2 == 0}
+    assert {*fan.ORDERS} <= {*strategies.ORDERS, "random"}
+
+
+# -- what to make of them --------------------------------------------------------------------------------------------------
+
+
+def _curve(by: str, of: int, before: float, after: Callable[[int], float], metric: str) -> dict[str, Any]:
+    points = []
+    for gone in range(of + 1):
+        here = before if gone == 0 else after(gone)
+        ends = {"low": here - before - 1, "high": here - before + 1, "level": 0.95, "p": 0.5, "test": "randomization"}
+        numbers = {"metric": metric, "before": before, "after": here, "difference": here - before, "n": 1000}
+        compared = Comparison(**numbers, **ends, higher_is_better=metric == "bleu", points=1.0)
+        points.append({"removed": gone, "plan": Plan().to_json(), "comparison": compared.to_json()})
+    return {"by": by, "of": of, "points": points}
+
+
+def _claims(
+    folder: Path, score: Score, seeds: Iterable[int] = range(3), of: int = 12, metric: str = "bleu"
+) -> list[Claim]:
+    sign = 1 if metric == "bleu" else -1
+    for seed in seeds:
+        for which in (fan.PLAIN, fan.DROPPED):
+            curves = []
+            for by in (*fan.ORDERS, fan.LOT):  # the lot is drawn twice, and its mean is what was asked for
+                way = -2 if len([one for one in curves if one["by"] == by]) else 2
+                shift = (way if by == fan.LOT else 0) + 0.01 * seed * (which == fan.DROPPED)
+
+                def after(gone: int, by: str = by, shift: float = shift, which: str = which) -> float:
+                    return sign * (score(which, by, gone) + shift)
+
+                curves.append(
+                    _curve(by, of, sign * (score(which, by, 0) + 0.01 * seed * (which == fan.DROPPED)), after, metric)
+                )
+            place = folder / "runs" / fan.name_of(which, seed)
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "curves.json").write_text(json.dumps({"curves": curves}), encoding="utf-8")
+    return fan.claims(Found(setting(folder)))
+
+
+def _robust(which: str, by: str, gone: int) -> float:
+    """LayerDrop's model is as good as the plain one and loses half as much; every other layer is the best choice."""
+    harm = {fan.EVERY: 1.0, fan.OTHER: 1.0, fan.BLOCK: 2.0, fan.LOT: 1.5}[by]
+    return 38 - gone * harm * (0.5 if which == fan.DROPPED else 1)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "loss"])
+def test_a_model_that_is_robust_as_published(tmp_path, metric) -> None:
+    robust, as_good, lot, block = _claims(tmp_path, _robust, metric=metric)
+    assert [one.verdict for one in (robust, lot, block)] == [CONFIRMED] * 3
+    assert as_good.verdict == (CONFIRMED if metric == "bleu" else UNTOLD)  # the margin is one of BLEU
+    for gone in range(1, 7):  # half a point a layer, and a hundredth a seed
+        assert f"{gone} gone +{0.5 * gone + 0.01:.2f}" in robust.here
+    assert "7 gone" not in robust.here
+
+
+def test_the_opposite_of_all_of_it(tmp_path) -> None:
+    def opposite(which: str, by: str, gone: int) -> float:
+        harm = {fan.EVERY: 2.0, fan.OTHER: 1.0, fan.BLOCK: 1.0, fan.LOT: 1.0}[by]
+        return 38 - (1 + gone * harm * 2 if which == fan.DROPPED else gone * harm)
+
+    assert [one.verdict for one in _claims(tmp_path, opposite)] == [NOT_CONFIRMED] * 4
+
+
+def test_two_seeds_tell_nothing(tmp_path) -> None:
+    assert [one.verdict for one in _claims(tmp_path, _robust, seeds=range(2))] == [UNTOLD] * 4
+
+
+def test_better_at_some_depths_only_differs(tmp_path) -> None:
+    def deep(which: str, by: str, gone: int) -> float:
+        return (
+            38
+            - 0.01
+            - (max(0, gone - 3) if which == fan.PLAIN else 0)
+            + (0.01 if which == fan.PLAIN else 0) * (gone < 4)
+        )
+
+    robust, as_good, *_ = _claims(tmp_path, deep)
+    assert robust.verdict == DIFFERS
+    assert as_good.verdict == CONFIRMED
+
+
+def test_a_little_worse_for_sure_differs_from_as_good(tmp_path) -> None:
+    claims = _claims(tmp_path, lambda which, by, gone: 38 - 0.2 * (which == fan.DROPPED))
+    assert claims[1].verdict == DIFFERS
+
+
+def test_of_two_stacks_of_two_the_top_is_every_other(tmp_path) -> None:
+    claims = _claims(tmp_path, _robust, of=4)
+    assert len(claims) == 3
+    assert not any("follow each other" in claim.paper for claim in claims)
+
+
+def test_the_sheets_have_every_depth_and_the_published_scores(tmp_path) -> None:
+    _claims(tmp_path, _robust)
+    whole, depths = fan.sheets(Found(setting(tmp_path)))
+    assert [row[1:] for row in whole.rows[:2]] == [("29.3", "29.6"), ("34.4", "34.5")]
+    assert whole.rows[2][1:] == ("38.00 (38.00 to 38.00)", "38.01 (38.00 to 38.02)")
+    assert len(depths.rows) == 13
+    assert all(len(row) == len(depths.columns) == 1 + 2 * len(fan.ORDERS) for row in depths.rows)
+    place = depths.columns.index(f"with LayerDrop, {fan.ORDERS[fan.LOT]}")
+    assert depths.rows[4][place] == "35.01 (35.00 to 35.02)"
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"curves": []}, {"curves": [{"by": "taylor", "of": 12, "points": [{"removed": 0}]}]}]
+)
+def test_what_is_damaged_is_said_in_one_sentence(tmp_path, data) -> None:
+    place = tmp_path / "runs" / fan.name_of(fan.PLAIN, 0)
+    place.mkdir(parents=True)
+    (place / "curves.json").write_text(json.dumps(data), encoding="utf-8")
+    with says(BadRun, about="fan-curve-plain-0"):
+        fan.claims(Found(setting(tmp_path)))
+
+
+def test_a_curve_that_was_broken_off_is_no_curve(tmp_path) -> None:
+    _claims(tmp_path, _robust)
+    file = tmp_path / "runs" / fan.name_of(fan.DROPPED, 1) / "curves.json"
+    made = json.loads(file.read_text(encoding="utf-8"))
+    del made["curves"][0]["points"][3]
+    file.write_text(json.dumps(made), encoding="utf-8")
+    with says(BadRun, about="3 layers"):
+        fan.claims(Found(setting(tmp_path)))
