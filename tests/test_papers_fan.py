@@ -155,6 +155,14 @@ def test_two_seeds_tell_nothing(tmp_path) -> None:
     assert [one.verdict for one in _claims(tmp_path, _robust, seeds=range(2))] == [UNTOLD] * 4
 
 
+def test_what_is_asked_of_layerdrop_alone_needs_no_plain_model(tmp_path) -> None:
+    _claims(tmp_path, _robust)
+    lost = frozenset([fan.name_of(fan.PLAIN, 0)])
+    assert [one.verdict for one in fan.claims(Found(setting(tmp_path), lost))] == [UNTOLD, UNTOLD, CONFIRMED, CONFIRMED]
+    lost = frozenset(fan.name_of(fan.PLAIN, seed) for seed in range(3))
+    assert [one.verdict for one in fan.claims(Found(setting(tmp_path), lost))] == [CONFIRMED, CONFIRMED]
+
+
 def test_better_at_some_depths_only_differs(tmp_path) -> None:
     def deep(which: str, by: str, gone: int) -> float:
         return (

@@ -18,9 +18,10 @@ from .options import HOW, WHERE, command_line, flag, out
 
 if TYPE_CHECKING:
     from .jobs import Outcome
-    from .papers.experiments import Setting
+    from .papers.experiments import Found, Setting
     from .papers.materials import Material
     from .papers.shelf import Planned
+    from .papers.trainings import Collapsed
     from .runs import Run
 
 FORMAT = 1
@@ -260,14 +261,17 @@ def _judged(
     planned: Sequence[Planned], setting: Setting, outcome: Outcome, runs: dict[str, Run]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The claims of each experiment, as kept in its run folder; and sentences about those that cannot be judged."""
+    from .papers.experiments import Found
+    from .papers.trainings import collapsed
     from .runs import write_whole
 
     told, problems = [], []
+    failed = collapsed(Found(setting), [step for one in planned for step in one.steps])
     for one in planned:
         run = runs[one.experiment.name]
         write_whole(run.folder / COMMANDS, "".join(f"{step.text}\n" for step in one.steps).encode())
         try:
-            document = _claims(one, setting)
+            document = _claims(one, Found(setting, failed.steps), failed)
         except HeadcountError as error:  # a document that is not what a command writes
             problems.append(f"{one.experiment.name} cannot be judged: {error}")
             continue
@@ -278,11 +282,10 @@ def _judged(
     return told, problems
 
 
-def _claims(planned: Planned, setting: Setting) -> dict[str, Any]:
-    """The statements of the paper beside what the runs show, as far as they are there."""
-    from .papers.experiments import Found
-
-    experiment, found = planned.experiment, Found(setting)
+def _claims(planned: Planned, found: Found, failed: Collapsed) -> dict[str, Any]:
+    """The statements of the paper beside what the runs show, as far as they are there and say something."""
+    experiment, setting = planned.experiment, found.setting
+    missed = [failed.told[step.name] for step in planned.steps if step.name in failed.told]
     return {
         "format": FORMAT,
         "experiment": experiment.name,
@@ -293,7 +296,7 @@ def _claims(planned: Planned, setting: Setting) -> dict[str, Any]:
         "claims": [claim._asdict() for claim in experiment.claims(found)],
         "sheets": [sheet._asdict() for sheet in experiment.sheets(found)],
         "commands": [step.text for step in planned.steps],
-        "left_out": planned.left_out,
+        "left_out": [*planned.left_out, *missed],
     }
 
 

@@ -137,9 +137,12 @@ class Found:
     """The documents of an experiment's run folders, as far as they are there."""
 
     setting: Setting
+    without: frozenset[str] = frozenset()  # steps whose documents are passed over: nothing can be learned from them
 
     def document(self, name: str, kind: str) -> dict[str, Any] | None:
-        """`kind`.json of the run folder of a step; None where it is not there (yet)."""
+        """`kind`.json of the run folder of a step; None where it is not there (yet), or passed over."""
+        if name in self.without:
+            return None
         try:
             return json.loads((Path(self.setting.run(name)) / f"{kind}.json").read_text(encoding="utf-8"))
         except FileNotFoundError:

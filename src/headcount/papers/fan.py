@@ -96,6 +96,11 @@ class Depths(NamedTuple):
     after: dict[str, dict[int, float]]
 
     @property
+    def counts(self) -> range:
+        """Numbers of layers gone, up to half of them: beyond that little is left of any model."""
+        return range(1, self.of // 2 + 1)
+
+    @property
     def goodness(self) -> float:
         """The score of the whole model in points, the higher the better."""
         return self._sign * self.whole.before
@@ -117,10 +122,11 @@ def depths(document: Mapping[str, Any]) -> Depths:
             found[one["by"]].setdefault(int(point["removed"]), []).append(comparison_of(point["comparison"]))
     after = {order: {n: fmean(c.after for c in some) for n, some in own.items()} for order, own in found.items()}
     of, whole = int(document["curves"][0]["of"]), found[EVERY][0][0]
-    missing = [n for n in range(1, of // 2 + 1) for own in after.values() if n not in own]
+    made = Depths(of, whole, after)
+    missing = [n for n in made.counts for own in after.values() if n not in own]
     if missing:
         raise ValueError(f"no point without {missing[0]} layers")
-    return Depths(of, whole, after)
+    return made
 
 
 def models(found: Found, which: str) -> dict[int, Depths]:
@@ -135,11 +141,6 @@ class Both(NamedTuple):
     plain: Depths
     dropped: Depths
 
-    @property
-    def counts(self) -> range:
-        """Numbers of layers gone, up to half of them: beyond that little is left of either."""
-        return range(1, self.plain.of // 2 + 1)
-
     def ahead(self, gone: int) -> float:
         """How much better the one with LayerDrop is without so many layers, every other one."""
         return self.dropped.good(EVERY, gone) - self.plain.good(EVERY, gone)
@@ -149,7 +150,7 @@ def pairs_of(found: Found) -> list[Both]:
     """Both translators of each seed that has both."""
     plain, dropped = models(found, PLAIN), models(found, DROPPED)
     both = [Both(plain[seed], dropped[seed]) for seed in plain if seed in dropped]
-    return [one for one in both if one.plain.of == one.dropped.of and one.counts]
+    return [one for one in both if one.plain.of == one.dropped.of and one.plain.counts]
 
 
 # -- what to make of it ----------------------------------------------------------------------------------------------------
@@ -157,20 +158,18 @@ def pairs_of(found: Found) -> list[Both]:
 
 def claims(found: Found) -> list[Claim]:
     """LayerDrop makes a model robust to missing layers and costs nothing; every other layer is a good choice."""
-    both = pairs_of(found)
-    if not both:
-        return []
-    choices = [claim for other in (LOT, BLOCK) for claim in _choice(found, both, other)]
-    return [_robust(found, both), _as_good(found, both), *choices]
+    both, dropped = pairs_of(found), [one for one in models(found, DROPPED).values() if one.counts]
+    compared = [_robust(found, both), _as_good(found, both)] if both else []
+    return compared + [claim for other in (LOT, BLOCK) for claim in _choice(found, dropped, other)]
 
 
 def _unit(one: Depths) -> str:
     return "BLEU" if one.whole.metric == "bleu" else one.whole.metric
 
 
-def _where(found: Found, both: list[Both]) -> str:
-    pairs, n = found.setting.material.pairs, both[0].plain.whole.n
-    return f"{both[0].plain.of} layers, {counted(n, 'sentence')} of {pairs.name if pairs else 'pairs'}"
+def _where(found: Found, one: Depths) -> str:
+    pairs = found.setting.material.pairs
+    return f"{one.of} layers, {counted(one.whole.n, 'sentence')} of {pairs.name if pairs else 'pairs'}"
 
 
 def _gained(value: float) -> str:
@@ -178,7 +177,7 @@ def _gained(value: float) -> str:
 
 
 def _robust(found: Found, both: list[Both]) -> Claim:
-    means = {gone: mean_of(one.ahead(gone) for one in both) for gone in both[0].counts}
+    means = {gone: mean_of(one.ahead(gone) for one in both) for gone in both[0].plain.counts}
     told = "; ".join(f"{gone} gone {mean.text(_gained)}" for gone, mean in means.items())
     ahead, behind = [mean.above(0) for mean in means.values()], [mean.below(0) for mean in means.values()]
     verdict = CONFIRMED if all(ahead) else NOT_CONFIRMED if all(behind) else UNTOLD
@@ -188,7 +187,7 @@ def _robust(found: Found, both: list[Both]) -> Claim:
         "A model trained with LayerDrop can be cut to any depth at test time without fine-tuning, where one trained without "
         "loses much more",
         f"Every other layer gone, with LayerDrop against without, in {_unit(both[0].plain)}, minus is worse: {told} "
-        f"({means[1].how}; {_where(found, both)}).",
+        f"({means[1].how}; {_where(found, both[0].plain)}).",
         verdict,
         f"For every number of layers from one to half of them the mean difference is above zero beyond chance, over {ENOUGH} "
         "seeds or more; it differs if that holds for some numbers and the opposite for none.",
@@ -203,20 +202,20 @@ def _as_good(found: Found, both: list[Both]) -> Claim:
         "With all layers a model trained with LayerDrop is as good or a little better: 29.3 and 29.6 BLEU (WMT, English to "
         "German), 34.4 and 34.5 (IWSLT, German to English)",
         f"With all layers, with LayerDrop against without: {mean.text(_gained)} {_unit(both[0].plain)}, minus is worse "
-        f"({mean.how}; {_where(found, both)}).",
+        f"({mean.how}; {_where(found, both[0].plain)}).",
         verdict,
         f"Over {ENOUGH} seeds or more the interval of the mean lies above {fixed(-NEAR, 1)} BLEU and not below zero; it differs "
         "if it lies between the two, and is not confirmed if it lies below zero and reaches further down.",
     )
 
 
-def _choice(found: Found, both: list[Both], other: str) -> list[Claim]:
+def _choice(found: Found, models: list[Depths], other: str) -> list[Claim]:
     """Every other layer against another choice, in the model with LayerDrop; nothing where the two are the same."""
     # with one layer of each stack gone, every other one is the top one
-    counts = [gone for gone in both[0].counts if other != BLOCK or gone > 2]
+    counts = [gone for gone in (models[0].counts if models else ()) if other != BLOCK or gone > 2]
     if not counts:
         return []
-    mean = mean_of(fmean(one.dropped.good(EVERY, n) - one.dropped.good(other, n) for n in counts) for one in both)
+    mean = mean_of(fmean(one.good(EVERY, n) - one.good(other, n) for n in counts) for one in models)
     said, named = {
         LOT: ("Every other layer is a good choice; a search, or rates learned from data, gain little", "by lot"),
         BLOCK: ("Dropping layers that follow each other is harmful", "from the top"),
@@ -225,7 +224,7 @@ def _choice(found: Found, both: list[Both], other: str) -> list[Claim]:
         Claim(
             said,
             f"In the model with LayerDrop, every other layer gone against as many {named}, mean over {counts[0]} to {counts[-1]} "
-            f"layers gone: {mean.text(_gained)} {_unit(both[0].plain)}, minus is worse ({mean.how}; {_where(found, both)}).",
+            f"layers gone: {mean.text(_gained)} {_unit(models[0])}, minus is worse ({mean.how}; {_where(found, models[0])}).",
             CONFIRMED if mean.above(0) else NOT_CONFIRMED if mean.below(0) else UNTOLD,
             f"The mean difference is above zero beyond chance, over {ENOUGH} seeds or more.",
         )
@@ -250,7 +249,7 @@ def sheets(found: Found) -> list[Sheet]:
     published = (
         ("WMT, English to German, theirs", "29.3", "29.6"),
         ("IWSLT, German to English, theirs", "34.4", "34.5"),
-        (f"{_where(found, both)}, {counted(len(both), 'seed')}, {unit}", *wholes),
+        (f"{_where(found, both[0].plain)}, {counted(len(both), 'seed')}, {unit}", *wholes),
     )
     return [
         Sheet("Whole models", ("data", "without LayerDrop", "with LayerDrop"), published),
