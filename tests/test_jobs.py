@@ -107,6 +107,10 @@ def test_what_is_done_is_not_done_again_unless_the_command_or_what_it_wrote_has_
     assert again() == ["sign"]
     (tmp_path / "x" / "done" / "a.json").write_text("{")
     assert again() == ["a"]
+    chain = [*steps, Step("c", (str(journal), "c"), ("a",)), Step("d", (str(journal), "d"), ("c", "b"))]
+    assert again(*chain) == ["c", "d"]
+    chain[0] = Step("a", (str(journal), "other"))
+    assert again(*chain) == ["c", "d", "other"]  # and everything that comes after it
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -26,7 +26,7 @@ def _trained(found: Found, name: str, value: float, metric: str = "bleu", after:
     (folder / "training.json").write_text(
         json.dumps({"after": {"metric": metric, "value": value, "low": value - 0.5, "high": value + 0.5}})
     )
-    return Step(name, ("train", "new-marian", "--seed", name[-1], "--run", str(folder)), after)
+    return Step(name, ("train", "new-marian", "--epochs", "3", "--seed", name[-1], "--run", str(folder)), after)
 
 
 def test_a_training_below_half_of_the_best_seeds_score_is_passed_over_with_all_that_builds_on_it(found: Found) -> None:
@@ -46,7 +46,8 @@ def test_other_trainings_are_no_measure_and_neither_is_a_loss(found: Found) -> N
     steps = [_trained(found, "train-x-0", 4.0), _trained(found, "train-y-1", 40.0)]
     steps += [_trained(found, "train-z-0", 1.0, "loss"), _trained(found, "train-z-1", 9.0, "loss")]
     steps += [Step("train-x-1", ("train", "new-marian", "--seed", "1"))]  # not run yet
-    steps += [_trained(found, "fresh", 0.1)._replace(words=("train", "new-marian"))]
+    fresh = [_trained(found, f"fresh-{seed}", 0.01 * 10**seed) for seed in (0, 1)]
+    steps += [step._replace(words=("train", "new-marian", "--steps", "1", "--seed", "0")) for step in fresh]
     assert collapsed(found, steps) == ({}, frozenset())
 
 

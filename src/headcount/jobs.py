@@ -99,7 +99,10 @@ class _Agenda:
         self.steps, self.folder, self.say = list(steps), folder, say
         self.failed: dict[str, str] = {}
         self.running: dict[str, Step] = {}
-        self.done = {step.name for step in self.steps if self._noted(step)}
+        self.done: set[str] = set()
+        for step in self.steps:  # what comes after a step that has to be done again has to be done again, too
+            if self._noted(step) and all(name in self.done for name in step.after):
+                self.done.add(step.name)
         self.left = [step for step in self.steps if step.name not in self.done]
         self.total, self.ended = len(self.left), 0
         for step in self.steps:

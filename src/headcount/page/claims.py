@@ -79,7 +79,7 @@ class Told(NamedTuple):
     def ran_on(self) -> str:
         """What it was run on: material, size, seeds."""
         sizes = {
-            True: "Full size: all data, and the papers' settings as far as they suit these models",
+            True: "Full size: all that was given is measured on, and trained on but where a command has a --limit",
             False: "Laptop size: few examples and short trainings",
         }
         return f"Run on {self.material}. {self.about} {sizes[self.full]}; {self.drawn}."

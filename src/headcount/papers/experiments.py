@@ -63,7 +63,7 @@ class Setting:
         """The folder of a model that a step makes."""
         return str(self.folder / "models" / name)
 
-    def least(self, laptop: Any, full: Any = None) -> Any:
+    def by_size(self, laptop: Any, full: Any = None) -> Any:
         """The one or the other, by size."""
         return full if self.full else laptop
 

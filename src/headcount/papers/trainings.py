@@ -69,14 +69,14 @@ class Collapsed(NamedTuple):
 
 
 def collapsed(found: Found, steps: Sequence[Step]) -> Collapsed:
-    """Trainings that reach less than half of what the best seed of the same training reached.
+    """Trainings of some epochs that reach less than half of what the best seed of the same training reached.
 
     What is measured on such a model says nothing about heads: every one of them can go. Where less is better, there is no such
     rule.
     """
     scores: dict[str, dict[str, dict[str, Any]]] = {}
     for step in steps:
-        if step.words[0] == "train" and "--seed" in step.words:
+        if step.words[0] == "train" and {"--seed", "--epochs"} <= set(step.words):  # a single step is no training
             after = found.read(step.name, "training", _more_is_better)
             if after is not None:
                 scores.setdefault(step.name.rpartition("-")[0], {})[step.name] = after
