@@ -137,6 +137,8 @@ def _robust(which: str, by: str, gone: int) -> float:
 def test_a_model_that_is_robust_as_published(tmp_path, metric) -> None:
     robust, as_good, lot, block = _claims(tmp_path, _robust, metric=metric)
     assert [one.verdict for one in (robust, lot, block)] == [CONFIRMED] * 3
+    assert "by lot" in lot.paper  # and nothing that is not tested
+    assert "search" not in lot.paper
     assert as_good.verdict == (CONFIRMED if metric == "bleu" else UNTOLD)  # the margin is one of BLEU
     for gone in range(1, 7):  # half a point a layer, and a hundredth a seed
         assert f"{gone} gone +{0.5 * gone + 0.01:.2f}" in robust.here

@@ -163,6 +163,9 @@ def test_nine_tenths_of_the_heads_gone(verdict: str, tmp_path: Path) -> None:
     claim = _claims(tmp_path, {("joint", "10%"): few, ("joint", "34%"): many})[1]
     assert claim.verdict == verdict
     assert f"{MINUS}{-sum(few) / 3:.1f} [" in claim.here
+    assert "no control with all heads was trained as long" in claim.here
+    assert "not one trained as long" in claim.rule
+    assert "ready" not in claim.here  # the name of the material
 
 
 def test_with_two_seeds_nothing_is_said_about_trainings(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_with_two_seeds_nothing_is_said_about_trainings(tmp_path: Path) -> None:
 
 def test_one_seed_is_told_with_the_interval_over_examples(tmp_path: Path) -> None:
     claim = _claims(tmp_path, {("joint", "10%"): (-3.0,)})[1]
-    assert f"(one seed) {MINUS}3.0 [{MINUS}4.0, {MINUS}2.0] points with 7 heads" in claim.here
+    assert f"{MINUS}3.0 [{MINUS}4.0, {MINUS}2.0] points (one seed) with 7 heads" in claim.here
     assert claim.verdict == UNTOLD
 
 
@@ -195,9 +198,19 @@ def test_the_mean_is_over_the_numbers_of_heads_that_both_have(tmp_path: Path) ->
     gains = {("joint", "10%"): (-1.0,) * 3, ("joint", "17%"): (9.0,) * 3, ("joint", "34%"): (-1.0,) * 3}
     gains |= {("l0", "10%"): (-3.0,) * 3, ("l0", "34%"): (-2.0,) * 3, ("pipelined", "17%"): (8.0,) * 3}
     claim = _claims(tmp_path, gains)[2]
-    assert "Voita et al. 2019) +1.5 [+1.5, +1.5] (at 7 and 24 heads)" in claim.here  # (2 + 1) / 2
-    assert "pipelined +1.0 [+1.0, +1.0] (at 12 heads)" in claim.here
+    assert "Voita et al. 2019) +1.5 [+1.5, +1.5] (at 7 and 24 heads; 3 seeds)" in claim.here  # (2 + 1) / 2
+    assert "pipelined +1.0 [+1.0, +1.0] (at 12 heads; 3 seeds)" in claim.here
     assert claim.verdict == UNTOLD  # taylor is missing
+
+
+def test_each_comparison_says_its_own_number_of_seeds(tmp_path: Path) -> None:
+    gains = {("joint", "10%"): _even(-1.0), ("joint", "34%"): (-1.0,), ("l0", "10%"): (-3.1, -3.0)}
+    gains |= {("taylor", "10%"): _even(-2.0)}
+    _, most, beside = _claims(tmp_path, gains)
+    assert "points (3 seeds) with 7 heads" in most.here
+    assert "points (one seed) with 24 heads" in most.here
+    assert "Voita et al. 2019) +2.0 (at 7 heads; 2 seeds)" in beside.here
+    assert "Michel et al. 2019) +1.0 [+1.0, +1.0] (at 7 heads; 3 seeds)" in beside.here
 
 
 def test_of_a_loss_less_is_better_and_points_are_not_counted(tmp_path: Path) -> None:

@@ -41,14 +41,20 @@ IN_ALL = (34, 40, 28, 31, 23, 11, 19, 24)  # of 144 heads, under all five seeds
 KAPPA = (0.18, 0.32)  # Fleiss' kappa of heads: the lowest and the highest of the tasks
 NAMES = {"structured": "", "magnitude": "weights, "}
 LAPTOP_TASKS = 2
+EXAMPLES = (600, 12000)  # to train on, at most: on a laptop and at full size, where a draw trains a dozen times
 two: Callable[[float], str] = partial(fixed, digits=2)
 three: Callable[[float], str] = partial(fixed, digits=3)
 
 
-def corpora_of(setting: Setting) -> tuple[Corpus, ...]:
+def corpora_drawn(setting: Setting) -> tuple[Corpus, ...]:
     """The tasks that are drawn for; none where there is no pretrained model."""
     material = setting.material
     return () if material.encoder is None else material.corpora[: None if setting.full else LAPTOP_TASKS]
+
+
+def trained_on(setting: Setting) -> str:
+    """How many examples a draw trains on, in words."""
+    return f"at most {setting.by_size(*EXAMPLES):,} training examples a task"
 
 
 def run_of(corpus: Corpus, seed: int) -> str:
@@ -106,14 +112,14 @@ def _study(data: dict[str, Any]) -> Lottery:
 def tasks_of(found: Found) -> list[Task]:
     """The tasks of which there are draws."""
     made = []
-    for corpus in corpora_of(found.setting):
+    for corpus in corpora_drawn(found.setting):
         parts = [found.read(run_of(corpus, seed), "lottery", _study) for seed in found.setting.seeds]
         there = [part for part in parts if part is not None]
         made += [_task(there)] if there else []
     return made
 
 
-def together(tasks: Sequence[Task]) -> Lottery | None:
+def in_one_study(tasks: Sequence[Task]) -> Lottery | None:
     """All tasks in one study, with the seeds that all of them have."""
     common = set.intersection(*(set(task.study.seeds) for task in tasks)) if tasks else set()
     if not common:
@@ -135,7 +141,7 @@ def sheets(found: Found) -> list[Sheet]:
     tasks = tasks_of(found)
     if not tasks:
         return []
-    study = together(tasks)
+    study = in_one_study(tasks)
     maps = [_map(study)] if study is not None and len(study.names) > 1 else []
     return [_worth(found, tasks), _survivors(tasks), *maps]
 
@@ -151,7 +157,8 @@ def _worth(found: Found, tasks: Sequence[Task]) -> Sheet:
                 theirs = [_theirs(task.name, PUBLISHED.get((kind, what, how))) for how in hows]
                 rows.append((task.name, name, *theirs, *map(_cell, ours)))
         rows.append((task.name, "always the same", _theirs(task.name, MAJORITY), "–", two(task.majority), "–"))
-    title = f"Sub-networks, theirs (BERT-base, five seeds) and ours ({found.setting.material.name}; mean ± deviation over seeds)"
+    title = "Sub-networks, theirs (BERT-base, five seeds) and ours (mean ± deviation over seeds; "
+    title += f"{trained_on(found.setting)})"
     columns = ("task", "what", "theirs, as found", "theirs, anew", "ours, as found", "ours, anew")
     return Sheet(title, columns, tuple(rows))
 

@@ -217,7 +217,10 @@ def _choice(found: Found, models: list[Depths], other: str) -> list[Claim]:
         return []
     mean = mean_of(fmean(one.good(EVERY, n) - one.good(other, n) for n in counts) for one in models)
     said, named = {
-        LOT: ("Every other layer is a good choice; a search, or rates learned from data, gain little", "by lot"),
+        LOT: (
+            "Every other layer is a good choice of layers to drop; so it should be better than as many by lot",
+            "by lot",
+        ),
         BLOCK: ("Dropping layers that follow each other is harmful", "from the top"),
     }[other]
     return [

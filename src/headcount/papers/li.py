@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..jobs import named_once
 from ..page.documents import comparison_of, units_of
 from ..results import Comparison
 from ..scores import how_many
@@ -33,6 +34,8 @@ KEEPS = ("10%", "17%", "34%")  # of all heads: 7, 12 and 24 of 72
 ENDS = (KEEPS[0], KEEPS[-1])
 MUCH = 2.0  # points: what is lost with less is not "much"
 LEVEL_WITHIN = 1.0  # points: what is behind by less is "comparable"
+SEEDS_TOLD = f"mean over seeds, on the same examples, with its 95 % interval from {ENOUGH} seeds on"
+LONGER = "The training of gates came on top of that model's own, and no control with all heads was trained as long."
 
 
 class Way(NamedTuple):
@@ -85,7 +88,7 @@ def steps(setting: Setting) -> list[Step]:
         made += before
         data = (*corpus.on("train"), *setting.limit(1500), *corpus.beside("--report-data", "dev"))
         data += setting.limit(400, flag="--report-limit")
-        pace = setting.least(("--steps", "40", "--batch-size", "16"), ("--epochs", "1", "--batch-size", "64"))
+        pace = setting.by_size(("--steps", "40", "--batch-size", "16"), ("--epochs", "1", "--batch-size", "64"))
         for way in WAYS:
             taught = (*pace, "--lr", "5e-5") if way.trains else ("--epochs", "0")
             for keep in _keeps(setting, way):
@@ -93,7 +96,7 @@ def steps(setting: Setting) -> list[Step]:
                 words = ("learn", model, *data, *way.flags, "--keep", keep, *taught, "--seed", str(seed))
                 words += ("--run", setting.run(name), *setting.flags)
                 made.append(Step(name, words, tuple(step.name for step in before)))
-    return list({step.name: step for step in made}.values())
+    return named_once(made)
 
 
 # -- what was found ------------------------------------------------------------------------------------------------------
@@ -175,7 +178,7 @@ def claims(found: Found) -> list[Claim]:
 
 def _place(found: Found, run: Smaller) -> str:
     corpus = _corpus(found.setting)
-    return f"{corpus.name if corpus else 'The task'} ({found.setting.material.name}; {run.compared.metric}, n = {run.compared.n})"
+    return f"{corpus.name if corpus else 'The task'} ({run.compared.metric}, n = {run.compared.n})"
 
 
 def _exact(found: Found, runs: Sequence[Smaller]) -> Claim | None:
@@ -210,8 +213,8 @@ def _most_heads(found: Found, runs: Sequence[Smaller]) -> Claim | None:
     published = _of(runs, "published", KEEPS[0])
     if published:
         told.append(f"{_gained(published)} with {published[0].kept} heads and the settings of the paper's code")
-    here = f"{_place(found, fewest[0])}: against the full model with its {fewest[0].of} heads, joint training is "
-    here += f"({gains[KEEPS[0]].how}) {'; '.join(told)}."
+    here = f"{_place(found, fewest[0])}; {SEEDS_TOLD}: joint training against the model it began from, with all "
+    here += f"{fewest[0].of} heads: {'; '.join(told)}. {LONGER}"
     verdict = UNTOLD
     if unit == "points" and gains[KEEPS[0]].above(-MUCH):
         verdict = CONFIRMED
@@ -219,17 +222,16 @@ def _most_heads(found: Found, runs: Sequence[Smaller]) -> Claim | None:
         verdict = DIFFERS if any(mean.above(-MUCH) for mean in gains.values()) else NOT_CONFIRMED
     paper = "A survey's summary of the paper: up to 90 % of the heads can go without much degradation."
     rule = f"Confirmed if less than {MUCH:g} points are lost with {KEEPS[0][:-1]} % of the heads, by the 95 % interval over at "
-    rule += (
-        f"least {ENOUGH} seeds; it differs if more is lost there, and less than that with one of the larger numbers."
-    )
+    rule += f"least {ENOUGH} seeds; it differs if more is lost there, and less than that with one of the larger numbers. The "
+    rule += "model with all heads is the one that training began from, not one trained as long."
     return Claim(paper, here, verdict, rule)
 
 
 def _gained(runs: Sequence[Smaller]) -> str:
-    """The difference to the full model: over seeds, and over examples where there is one seed."""
+    """The difference to the full model with the number of seeds: over seeds, and over examples where there is one."""
     if len(runs) == 1:
-        return difference_text(runs[0].compared)
-    return f"{mean_of(run.gain for run in runs).text(partial(signed, digits=1))} {runs[0].unit}"
+        return f"{difference_text(runs[0].compared)} (one seed)"
+    return f"{mean_of(run.gain for run in runs).text(partial(signed, digits=1))} {runs[0].unit} ({len(runs)} seeds)"
 
 
 def _beside_others(found: Found, runs: Sequence[Smaller]) -> Claim | None:
@@ -238,7 +240,7 @@ def _beside_others(found: Found, runs: Sequence[Smaller]) -> Claim | None:
         return None
     told = [_told(runs, "joint", way) for way in EARLIER if way in ahead]
     more = [_told(runs, one, other) for one, other in BEYOND if _ahead(runs, one, other) is not None]
-    here = f"{_place(found, runs[0])}; in {runs[0].unit}, {ahead[next(iter(ahead))].how}: {'; '.join(told)}."
+    here = f"{_place(found, runs[0])}; in {runs[0].unit}, {SEEDS_TOLD}: {'; '.join(told)}."
     here += f" Asked beyond the paper's sentence: {'; '.join(more)}." if more else ""
     level = {way: mean.above(-LEVEL_WITHIN) for way, mean in ahead.items()}
     behind = {way: mean.below(0) and not level[way] for way, mean in ahead.items()}
@@ -259,7 +261,8 @@ def _told(runs: Sequence[Smaller], one: str, other: str) -> str:
     mean, titles = _ahead(runs, one, other), {way.name: way.title for way in WAYS}
     kept = [str(_of(runs, one, keep)[0].kept) for keep in _both(runs, one, other)]
     ahead = "?" if mean is None else mean.text(partial(signed, digits=1))
-    return f"{titles[one]} against {titles[other]} {ahead} (at {listed(kept)} heads)"
+    seeds = "" if mean is None else f"; {counted(mean.seeds, 'seed')}"
+    return f"{titles[one]} against {titles[other]} {ahead} (at {listed(kept)} heads{seeds})"
 
 
 def sheets(found: Found) -> list[Sheet]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ from ..stats import holm
 from ..tables import difference_text, fixed, listed, three
 from .experiments import Found, Setting, Step, over_seeds
 from .materials import Corpus, Pairs
+from .trainings import ENOUGH, mean_of
 
-ENOUGH = 0.98  # of the whole model's score: less would be seen in a figure
+VISIBLE = 0.98  # of the whole model's score: less would be seen in a figure
 
 
 # -- the commands ----------------------------------------------------------------------------------------------------------
@@ -23,11 +25,6 @@ def corpora_of(setting: Setting) -> list[Corpus]:
     """The tasks that there is a model of, or that one can be trained on; a laptop takes the first."""
     able = [one for one in setting.material.corpora if one.ready is not None or setting.material.encoder is not None]
     return able if setting.full else able[:1]
-
-
-def seeds_of(setting: Setting, ready: str | None) -> tuple[int, ...]:
-    """A seed for each model: a model that was there before is one, whatever the seeds."""
-    return setting.seeds if setting.full and ready is None else setting.seeds[:1]
 
 
 def chosen_on(setting: Setting, data: Corpus | Pairs, report: str, score: str, laptop: int, full: int) -> list[str]:
@@ -101,16 +98,45 @@ def lines_of(found: Found, name: str) -> list[Line]:
     return found.read(name, "curves", lambda data: [line_of(one) for one in data["curves"]]) or []
 
 
+def able(lines: Sequence[Line]) -> list[Line]:
+    """Those of models with a score above 0: of any other no share can be left."""
+    return [line for line in lines if line.whole.before > 0]
+
+
 def left(lines: Sequence[Line], share: int) -> float:
-    """The mean score at a share, relative to the whole models'."""
-    return fmean(line.at(share).after for line in lines) / fmean(line.whole.before for line in lines)
+    """The mean of what each of these models (all of them able) keeps at a share, relative to its own whole score."""
+    return fmean(line.at(share).after / line.whole.before for line in lines)
+
+
+class Kept(NamedTuple):
+    """What is left of a score, in percent, with a 95 % interval; of two models it is the whole line."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        """With the interval, where there is one."""
+        ends = f" [{fixed(self.low, 1)}, {fixed(self.high, 1)}]" if isfinite(self.low) else ""
+        return f"{fixed(self.value, 1)}{ends} %"
+
+
+def kept(lines: Sequence[Line], share: int) -> Kept:
+    """What able models keep at a share: the interval over three or more models, or of one over its examples (paired)."""
+    if len(lines) == 1:
+        one = lines[0].at(share)
+        low, high = (100 * (1 + end / one.before) for end in (one.low, one.high))
+        return Kept(100 * one.after / one.before, low, high)
+    mean = mean_of(100 * left([line], share) for line in lines)
+    return Kept(*mean[:3]) if mean.seeds >= ENOUGH else Kept(mean.value, -inf, inf)
 
 
 def free(lines: Sequence[Line]) -> int:
-    """The largest share such that there, and at every smaller one, the mean score is 98 % of the whole models'."""
+    """The largest share such that there, and at every smaller one, 98 % is left on average."""
     best = 0
     for share in lines[0].points:
-        if left(lines, share) < ENOUGH:
+        if left(lines, share) < VISIBLE:
             break
         best = share
     return best
@@ -122,7 +148,7 @@ def unclear(lines: Sequence[Line]) -> str:
     if not whole.higher_is_better:
         seen = [f"{difference_text(lines[0].at(share))} without {share} %" for share in (20, 40, 60)]
         return f"measured by {whole.metric}, of which no share can be left: {listed(seen)}"
-    if fmean(line.whole.before for line in lines) <= 0 or left(lines, end) >= ENOUGH:
+    if not able(lines) or left(able(lines), end) >= VISIBLE:
         ends = f"{score_text(lines, None)} with all heads and {score_text(lines, end)} with none"
         return f"the heads do nothing that {whole.metric} could show: {ends}"
     return ""

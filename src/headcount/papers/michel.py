@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from scipy.special import betaincinv
+
 from ..page.documents import comparison_of
 from ..page.units import site_of, type_of
 from ..results import Comparison
@@ -27,7 +29,6 @@ from .subjects import (
     excludes,
     layer_of,
     read,
-    sign_test,
     steps_of,
     together,
     translators,
@@ -42,6 +43,8 @@ TABLE_1 = (
     (-0.31, -0.11, -0.04, 0.12, 0.10, 0.02, 0.09, 0.08, 0.04, 0.21, -0.02, 0.02, -0.03, -0.04, 0.07, -0.02),
     (0.06, 0.07, -0.31, 0.15, -0.19, 0.15, 0.11, 0.05, 0.01, -0.08, 0.06, 0.01, 0.01, 0.02, 0.07, 0.05),
 )
+
+HALF = (0.25, 0.75)  # what passes for about half
 
 
 def heads_asked(setting: Setting) -> list[Asked]:
@@ -112,23 +115,33 @@ def _half_are_better(ones: Sequence[OneLess]) -> Claim:
     seen = [c for one in ones for c in _significant(list(one.ours.values()))]
     better = sum(not c.worse for c in seen)
     sure = sum(not c.worse for one in ones for c in _corrected(list(one.ours.values()))[0])
-    uneven = sign_test(better, len(seen) - better) <= 0.05
+    low, high = share_interval(better, len(seen))
     if any(one.base["metric"] == "loss" for one in ones):
         verdict = UNTOLD
-    elif sure:
-        verdict = DIFFERS if uneven else CONFIRMED
+    elif high < HALF[0]:
+        verdict = NOT_CONFIRMED
+    elif low > HALF[1]:
+        verdict = DIFFERS
     else:
-        verdict = NOT_CONFIRMED if uneven and 2 * better < len(seen) else UNTOLD
+        verdict = CONFIRMED if sure and low > HALF[0] and high < HALF[1] else UNTOLD
     heads = sum(len(one.ours) for one in ones)
     here = f"{listed([one.asked.subject.title for one in ones])}: of {counted(heads, 'head')} of the encoder, {len(seen)} at p < "
-    here += f"0.01, {better} of them better gone; after Benjamini-Hochberg {sure} better gone"
+    here += f"0.01, {better} of them better gone ({100 * low:.0f} to {100 * high:.0f} %); "
+    here += f"after Benjamini-Hochberg {sure} better gone"
     return Claim(
         "Table 1: about half of the 8 encoder heads that make a significant difference make BLEU better by leaving.",
         here + ("; measured by the loss." if ones[0].base["metric"] == "loss" else "."),
         verdict,
-        "Confirmed if a head is better gone after Benjamini-Hochberg at 5 %, and of the heads at p < 0.01 so many are that an "
-        "exact sign test does not reject one half; differs if it rejects that, not confirmed if also no head is better gone.",
+        f"Confirmed if the exact 95 % interval (Clopper-Pearson, heads taken as independent) of the share better gone among "
+        f"those at p < 0.01 lies within {100 * HALF[0]:.0f} to {100 * HALF[1]:.0f} %, and a head is better gone after "
+        "Benjamini-Hochberg at 5 %; not confirmed if it lies below that, differs if above.",
     )
+
+
+def share_interval(some: int, every: int) -> tuple[float, float]:
+    """The exact 95 % interval (Clopper-Pearson) of the probability of something that was seen so often."""
+    low = float(betaincinv(some, every - some + 1, 0.025)) if some else 0.0
+    return low, float(betaincinv(some + 1, every - some, 0.975)) if some < every else 1.0
 
 
 def heads_claims(found: Found) -> list[Claim]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from ..page.documents import number
 from ..tables import fixed
-from .experiments import CONFIRMED, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet
+from .experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet
 from .materials import Corpus, Pairs
-from .subjects import DASH, MOST, PAPER, Asked, asked, classifiers, read, together, translators
+from .subjects import DASH, PAPER, Asked, asked, classifiers, read, together, translators
 
 CORRELATIONS = {"classifier": 0.68, "translator": 0.56}  # Figure 2
 
@@ -77,9 +77,10 @@ def _compared(asked: Asked, data: dict[str, Any]) -> Compared:
 
 def _transfers(one: Compared) -> str:
     theirs = CORRELATIONS[one.asked.kind]
+    less = one.high < theirs <= one.ceiling
     if one.low > 0:
-        return CONFIRMED
-    return NOT_CONFIRMED if one.high < 0 or (one.high < theirs <= one.ceiling) else UNTOLD
+        return DIFFERS if less else CONFIRMED
+    return NOT_CONFIRMED if one.high < 0 or less else UNTOLD
 
 
 def _told_of_transfer(ones: Sequence[Compared]) -> str:
@@ -111,10 +112,16 @@ def transfer_claims(found: Found) -> list[Claim]:
             groups: dict[tuple[str, str], list[Compared]] = {}
             for one in ones:
                 groups.setdefault((one.asked.subject.source.name, one.asked.other), []).append(one)
-            rule = "Confirmed if the 95 % interval of Pearson's correlation over heads lies above 0; not confirmed if it lies "
-            rule += f"below 0, or below {theirs} although noise leaves room for that." + MOST
+            rule = "Confirmed if the 95 % interval of Pearson's correlation over heads lies above 0; differs if it also lies "
+            rule += (
+                f"below {theirs} although noise leaves room for that; not confirmed if it lies below 0, or includes 0 "
+            )
+            rule += f"and lies below {theirs} although noise leaves room for that. This has to hold in more than half of the "
+            rule += "models on a data set, then of the data sets, and the opposite in none."
             here = ". ".join(map(_told_of_transfer, groups.values())) + "."
-            out.append(Claim(paper, here, together([_transfers(one) for one in ones]), rule))
+            out.append(
+                Claim(paper, here, together([together([*map(_transfers, some)]) for some in groups.values()]), rule)
+            )
     return out
 
 

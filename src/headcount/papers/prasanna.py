@@ -10,7 +10,21 @@ import numpy as np
 
 from ..agreement import Lottery, fleiss_kappa
 from ..tables import counted, fixed, listed, percent, signed
-from .draws import IN_ALL, KAPPA, PUBLISHED, Task, corpora_of, kept_by_all, run_of, sheets, tasks_of, together, two
+from .draws import (
+    EXAMPLES,
+    IN_ALL,
+    KAPPA,
+    PUBLISHED,
+    Task,
+    corpora_drawn,
+    in_one_study,
+    kept_by_all,
+    run_of,
+    sheets,
+    tasks_of,
+    trained_on,
+    two,
+)
 from .experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Step
 from .trainings import ENOUGH, Mean, mean_of
 
@@ -28,13 +42,13 @@ def steps(setting: Setting) -> list[Step]:
     """A study for every task and seed, so that they can run side by side, and all of them joined."""
     made = []
     short = ("--steps", "40", "--batch-size", "16", "--lr", "1e-4", "--step", "25%")
-    for corpus in corpora_of(setting):
+    for corpus in corpora_drawn(setting):
         long = ("--epochs", corpus.epochs, "--batch-size", "32", "--lr", "5e-5", "--magnitude")
         for seed in setting.seeds:
             words: tuple[str, ...] = ("lottery", str(setting.material.encoder), "--new-head", "--task", corpus.kind)
-            words += ("--name", corpus.name, *corpus.on("train"), *setting.limit(600, 12000))
+            words += ("--name", corpus.name, *corpus.on("train"), *setting.limit(*EXAMPLES))
             words += (*corpus.beside("--dev-data", "dev"), *setting.limit(300, flag="--dev-limit"))
-            words += ("--seeds", str(seed), *setting.least(short, long), "-o", setting.run(run_of(corpus, seed)))
+            words += ("--seeds", str(seed), *setting.by_size(short, long), "-o", setting.run(run_of(corpus, seed)))
             made.append(Step(run_of(corpus, seed), (*words, *setting.flags)))
     if len(made) > 1:
         names = tuple(step.name for step in made)
@@ -55,7 +69,26 @@ def claims(found: Found) -> list[Claim]:
 
 def _where(found: Found, tasks: Sequence[Task]) -> str:
     sizes = listed([f"{task.name} ({task.metric}, n = {task.n})" for task in tasks], 9)
-    return f"{sizes}; {found.setting.material.name}"
+    return f"{sizes}; {trained_on(found.setting)}"
+
+
+def _how(means: Sequence[Mean]) -> str:
+    """What the numbers are, also where tasks have different numbers of seeds."""
+    fewest, most = (way(means, key=lambda mean: mean.seeds) for way in (min, max))
+    if fewest.seeds == most.seeds:
+        return most.how
+    return (
+        f"mean over {fewest.seeds} to {most.seeds} seeds, with its 95 % interval from {ENOUGH} on, on the same examples"
+    )
+
+
+def _everywhere(holds: Sequence[bool], fails: Sequence[bool]) -> str:
+    """One verdict where something holds for sure, fails for sure, or is not known, here and there."""
+    if holds and all(holds):
+        return CONFIRMED
+    if fails and all(fails):
+        return NOT_CONFIRMED
+    return DIFFERS if any(holds) and any(fails) else UNTOLD
 
 
 def _left_out(tasks: Sequence[Task], told: Sequence[Task]) -> str:
@@ -74,20 +107,15 @@ def _good(found: Found, tasks: Sequence[Task]) -> Claim | None:
     shares = {task.name: mean_of(task.shares()) for task in tasks}
     full = {task.name: mean_of(task.values("structured", "full", "whole").values()).value for task in tasks}
     told = [task for task in tasks if task.majority < NEARLY * full[task.name]]
-    nearly = [task for task in told if shares[task.name].above(NEARLY)]
-    less = [task for task in told if shares[task.name].below(NEARLY)]
-    verdict = UNTOLD
-    if told and len(nearly) == len(told):
-        verdict = CONFIRMED
-    elif less:
-        verdict = DIFFERS if nearly else NOT_CONFIRMED
-    here = f"{_where(found, tasks)}. Of the full model's score ({shares[tasks[0].name].how}): "
+    own = [shares[task.name] for task in told]
+    verdict = _everywhere([share.above(NEARLY) for share in own], [share.below(NEARLY) for share in own])
+    here = f"{_where(found, tasks)}. Of the full model's score ({_how([*shares.values()])}): "
     here += "; ".join(f"{shares[task.name].text(percent)} on {task.name}" for task in tasks)
     paper = "Good sub-networks of heads and MLPs, fine-tuned anew, come near the full model: SST-2 .87 of .93, STS-B .75 of "
     paper += f".89, and from {percent(NEARLY)} to 98 % of its score on eight tasks."
     rule = f"Confirmed if they reach more than {percent(NEARLY)} of it, the lowest published share, on every task where one "
-    rule += f"answer to everything does not (95 % interval over at least {ENOUGH} seeds); it differs if they do on some tasks, "
-    rule += "and do not on others."
+    rule += f"answer to everything does not (95 % interval over at least {ENOUGH} seeds); not confirmed if they surely reach "
+    rule += "less on every one, and it differs if they surely do on some and surely do not on others."
     return Claim(paper, f"{here}.{_left_out(tasks, told)}", verdict, rule)
 
 
@@ -97,49 +125,40 @@ def _telling(tasks: Sequence[Task], kind: str) -> list[Task]:
     return [task for task in tasks if good[task.name] - task.majority > FAR]
 
 
-def _behind(tasks: Sequence[Task], kind: str, what: str) -> Mean | None:
-    """How far a sub-network is behind the good one: for each seed that all tasks have, the mean over tasks."""
-    found = [task.behind(kind, what) for task in _telling(tasks, kind)]
-    seeds = [seed for seed in found[0] if all(seed in one for one in found)] if found else []
-    return mean_of(math.fsum(one[seed] for one in found) / len(found) for seed in seeds) if seeds else None
+def _behind(tasks: Sequence[Task], kind: str) -> list[Mean]:
+    """How far random and bad sub-networks are behind the good one, on each task that tells; metrics are not mixed."""
+    return [mean_of(task.behind(kind, what).values()) for task in _telling(tasks, kind) for what in OTHERS]
 
 
 def _all_win(found: Found, tasks: Sequence[Task]) -> Claim | None:
     if not tasks:
         return None
-    means = [mean for what in OTHERS if (mean := _behind(tasks, "structured", what)) is not None]
-    close, far = [mean.below(FAR) for mean in means], [mean.above(FAR) for mean in means]
-    verdict = UNTOLD
-    if means and all(close):
-        verdict = CONFIRMED
-    elif any(far):
-        verdict = DIFFERS if any(close) else NOT_CONFIRMED
+    means = _behind(tasks, "structured")
+    verdict = _everywhere([mean.below(FAR) for mean in means], [mean.above(FAR) for mean in means])
     paper = "All tickets win: fine-tuned anew, random and bad sub-networks of heads and MLPs come close to good ones (SST-2 "
     paper += f".89 and .86 to .87, STS-B .79 and .61 to .75; mean over eight tasks {_published('structured')} behind)."
     paper += " Their script reads the scores of random ones from the folder of the good ones, so those are uncertain."
-    rule = f"Confirmed if random and bad ones are both less than {two(FAR)} behind good ones, mean over the tasks where one "
-    rule += f"answer to everything is not (95 % interval over at least {ENOUGH} seeds); it differs if one of the two is, and the "
-    rule += "other is further behind."
-    return Claim(paper, _told(found, tasks, "structured", means), verdict, rule)
+    rule = f"Confirmed if random and bad ones are both less than {two(FAR)} behind good ones on every task where one answer to "
+    rule += f"everything is not (95 % intervals over at least {ENOUGH} seeds); not confirmed if both are further behind on every "
+    rule += "one, and it differs if some of them surely are close and others surely are not."
+    return Claim(paper, _told(found, tasks, "structured"), verdict, rule)
 
 
 def _weights(found: Found, tasks: Sequence[Task]) -> Claim | None:
     if not tasks:
         return None
-    means = [mean for what in OTHERS if (mean := _behind(tasks, "magnitude", what)) is not None]
-    verdict = UNTOLD
-    if means and all(mean.above(FAR) for mean in means):
-        verdict = CONFIRMED
-    elif means and all(mean.above(0) for mean in means):
-        verdict = DIFFERS
-    elif means and all(mean.below(FAR) for mean in means):
-        verdict = NOT_CONFIRMED
+    means = _behind(tasks, "magnitude")
+    verdict = _everywhere([mean.above(FAR) for mean in means], [mean.below(FAR) for mean in means])
+    if verdict == NOT_CONFIRMED and all(mean.above(0) for mean in means):
+        verdict = DIFFERS  # behind they are
     paper = "Of single weights, chosen by magnitude, only good sub-networks win: fine-tuned anew, random and bad ones are far "
     paper += f"behind (STS-B .24 and .08 to .88; mean over eight tasks {_published('magnitude')} behind)."
-    rule = f"Confirmed if random and bad ones are both more than {two(FAR)} behind good ones, mean over the tasks where one "
-    rule += f"answer to everything is (95 % interval over at least {ENOUGH} seeds); it differs if both are behind, and one of "
-    rule += "them not by so much."
-    return Claim(paper, _told(found, tasks, "magnitude", means), verdict, rule)
+    rule = f"Confirmed if random and bad ones are both more than {two(FAR)} behind good ones on every task where one answer to "
+    rule += f"everything is (95 % intervals over at least {ENOUGH} seeds); it differs if some of them surely are and others "
+    rule += (
+        "surely are not, or all are behind by less; not confirmed if none is so far behind, and one perhaps not at all."
+    )
+    return Claim(paper, _told(found, tasks, "magnitude"), verdict, rule)
 
 
 def _published(kind: str) -> str:
@@ -148,16 +167,13 @@ def _published(kind: str) -> str:
     return " and ".join(two((sum(good) - sum(one)) / len(good)) for one in others)
 
 
-def _told(found: Found, tasks: Sequence[Task], kind: str, means: Sequence[Mean]) -> str:
-    """Random and bad sub-networks against good ones, fine-tuned anew, on each task and over tasks."""
+def _told(found: Found, tasks: Sequence[Task], kind: str) -> str:
+    """Random and bad sub-networks against good ones, fine-tuned anew, on each task."""
     by_task = {task.name: [mean_of(task.behind(kind, what).values()) for what in OTHERS] for task in tasks}
     told = [f"{name} {' and '.join(map(_against, pair))}" for name, pair in by_task.items()]
-    here = f"{_where(found, tasks)}. Random and bad ones against good ones, fine-tuned anew ({by_task[tasks[0].name][0].how}): "
-    here += f"{'; '.join(told)}."
-    telling = _telling(tasks, kind)
-    if len(telling) > 1 and means:
-        here += f" Mean over {listed([task.name for task in telling], 9)}: {' and '.join(map(_against, means))}."
-    return here + _left_out(tasks, telling)
+    how = _how([mean for pair in by_task.values() for mean in pair])
+    here = f"{_where(found, tasks)}. Random and bad ones against good ones, fine-tuned anew ({how}): {'; '.join(told)}."
+    return here + _left_out(tasks, _telling(tasks, kind))
 
 
 def _against(behind: Mean) -> str:
@@ -217,21 +233,15 @@ def _seldom(study: Lottery, kind: str) -> list[float]:
 
 
 def _survive(found: Found, tasks: Sequence[Task]) -> Claim | None:
-    study = together(tasks)
+    study = in_one_study(tasks)
     if study is None or len(study.names) < 2 or not study.units("heads") or not study.units("mlps"):
         return None
     heads, mlps = (mean_of(_seldom(study, kind)) for kind in ("heads", "mlps"))
     here = f"{_where(found, tasks)}: {heads.text(percent)} of the heads and {mlps.text(percent)} of the MLPs survive on fewer "
     here += f"than {math.ceil(SELDOM * len(study.names) / OF)} of {len(study.names)} tasks ({heads.how})."
-    many, few = (
-        [way(one) for one in (heads, mlps)] for way in (lambda one: one.above(0.5), lambda one: one.below(0.5))
-    )
-    verdict = UNTOLD
-    if len(study.names) >= FEWEST:
-        if all(many):
-            verdict = CONFIRMED
-        elif any(few):
-            verdict = DIFFERS if any(many) else NOT_CONFIRMED if all(few) else UNTOLD
+    shares = (heads, mlps)
+    verdict = _everywhere([one.above(0.5) for one in shares], [one.below(0.5) for one in shares])
+    verdict = verdict if len(study.names) >= FEWEST else UNTOLD
     paper = "86 % of the heads and 57 % of the MLPs survive on fewer than seven of nine tasks."
     rule = f"Confirmed if more than half of the heads and of the MLPs survive on fewer than seven ninths of at least {FEWEST} "
     rule += f"tasks (95 % intervals over at least {ENOUGH} seeds); it differs if that holds for one kind, and the opposite for "

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from math import comb
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..page.documents import Document, checked
 from ..results import Comparison
-from ..runs import Record
 from ..tables import difference_text, unit_of
 from .experiments import DIFFERS, UNTOLD, Found, Setting, Step
 from .materials import Corpus, Pairs
@@ -47,7 +43,7 @@ def classifiers(setting: Setting, corpora: Sequence[Corpus], seeds: int | None =
     """A model of each of these corpora, of the first with so many seeds (None: all); on a laptop one model of the first."""
     out = []
     for place, corpus in enumerate(corpora if setting.full else corpora[:1]):
-        for seed in _seeds(setting, corpus.ready, seeds if place == 0 else 1):
+        for seed in seeds_of(setting, corpus.ready, seeds if place == 0 else 1):
             folder, steps = setting.classifier(corpus, seed)
             ending = "" if corpus.ready else f"-{seed}"
             out.append(Subject(corpus.name + ending, _title(corpus.name, ending), folder, tuple(steps), corpus))
@@ -59,15 +55,15 @@ def translators(setting: Setting, seeds: int | None = 1) -> list[Subject]:
     pairs, out = setting.material.pairs, []
     if pairs is None:
         return []
-    for seed in _seeds(setting, pairs.ready, seeds):
+    for seed in seeds_of(setting, pairs.ready, seeds):
         folder, steps = setting.translator(pairs, seed)
         ending = "" if pairs.ready else f"-{seed}"
         out.append(Subject("translator" + ending, _title("translator", ending), folder, tuple(steps), pairs))
     return out
 
 
-def _seeds(setting: Setting, ready: str | None, most: int | None) -> tuple[int, ...]:
-    """The seeds to ask about: a model that is there already has only one."""
+def seeds_of(setting: Setting, ready: str | None, most: int | None = None) -> tuple[int, ...]:
+    """A seed for each model to ask about (None: all): a model that was there before is one, as is a laptop's."""
     return setting.seeds[: most if setting.full and ready is None else 1]
 
 
@@ -97,10 +93,8 @@ def read(
     """What was found out, as far as it was."""
     out = []
     for one in ask(found.setting):
-        data = found.document(one.step.name, kind)
-        if data is not None:
-            record = Record(Path(found.setting.run(one.step.name)), {}, "", {}, "")
-            out.append(checked(Document(kind, kind, data, record), lambda data, one=one: build(one, data)))
+        answer = found.read(one.step.name, kind, lambda data, one=one: build(one, data))
+        out += [] if answer is None else [answer]
     return out
 
 
@@ -110,12 +104,6 @@ def together(verdicts: Sequence[str]) -> str:
     if len(told) > 1:
         return DIFFERS
     return told[0] if told and 2 * verdicts.count(told[0]) > len(verdicts) else UNTOLD
-
-
-def sign_test(first: int, second: int) -> float:
-    """How likely so uneven counts are, or more uneven ones, if either is as likely: exact, two-sided."""
-    few, both = min(first, second), first + second
-    return min(1.0, 2 * sum(comb(both, k) for k in range(few + 1)) / 2**both)
 
 
 def difference(one: Comparison) -> str:

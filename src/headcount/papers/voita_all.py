@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..jobs import named_once
 from ..page.units import site_of, type_of
-from ..tables import counted, percent
+from ..tables import counted, listed, percent, signed
 from .experiments import (
     CONFIRMED,
     DIFFERS,
@@ -24,7 +25,7 @@ from .experiments import (
     parted,
 )
 from .subjects import layer_of
-from .trainings import ENOUGH, mean_of
+from .trainings import ENOUGH, Mean, mean_of
 from .voita_encoder import (
     better,
     data,
@@ -162,43 +163,64 @@ def _scratch(found: Found) -> list[Claim]:
 
 
 def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
-    every, seeds = [one for some in left.values() for one in some], min(len(some) for some in left.values())
+    seeds = min(len(some) for some in left.values())
     pairs = found.setting.material.pairs
     about = f"({pairs.name if pairs else 'pairs'}, {counted(seeds, 'seed')})"
     texts = [f"{share} kept: {_parts_text(some)}" for share, some in left.items()]
-    first = [one.parts()["encoder"] < min(one.parts()[name] for name in ("decoder", "cross")) for one in every]
-    last = [one.parts()["cross"] > max(one.parts()[name] for name in ("encoder", "decoder")) for one in every]
+    first = _over(left, lambda one: min(one.parts()[name] for name in ("decoder", "cross")) - one.parts()["encoder"])
+    last = _over(left, lambda one: one.parts()["cross"] - max(one.parts()[name] for name in ("encoder", "decoder")))
+    shares = [f"{' and '.join(mean.text(_part) for mean in two)}" for two in zip(first, last, strict=True)]
     types = Claim(
         "Table 2 and the figure of all types: encoder heads are pruned first and encoder-decoder heads last (of 48 each, "
         "14/31/30, 12/21/25, 8/13/15 and 5/9/12 are left)",
-        f"Left of encoder / decoder / encoder-decoder heads, mean (lowest to highest): {'; '.join(texts)} {about}.",
-        both_hold(first, last, seeds),
-        f"In every run, of {ENOUGH} seeds or more, the encoder keeps the smallest share and encoder-decoder attention the "
-        "largest; it differs if only one of the two holds in every run.",
+        f"Left of encoder / decoder / encoder-decoder heads, mean (lowest to highest): {'; '.join(texts)}. How far the encoder "
+        f"is below the next, and encoder-decoder attention above the next, with 95 % intervals from {ENOUGH} seeds on: "
+        f"{'; '.join(shares)} {about}.",
+        both_hold(first, last),
+        f"At every number of heads the encoder keeps the smallest share and encoder-decoder attention the largest, by the 95 % "
+        f"intervals of the differences to the next over {ENOUGH} seeds or more; it differs if one of the two holds, and the "
+        "opposite of the other.",
     )
-    heights = {name: [one.height(name) for one in every] for name in ("decoder", "cross")}
-    low = [height is not None and height < 0 for height in heights["decoder"]]
-    high = [height is not None and height > 0 for height in heights["cross"]]
-    known = {name: [height for height in some if height is not None] for name, some in heights.items()}
-    told = [f"those of {TYPES[name]} heads {over_seeds(some, gained)}" for name, some in known.items() if some]
+    low = _over(left, lambda one: None if (height := one.height("decoder")) is None else -height)
+    high = _over(left, lambda one: one.height("cross"))
+    heights = {name: _over(left, partial(Left.height, name=name)) for name in ("decoder", "cross")}
+    told = [
+        f"those of {TYPES[name]} heads {listed([m.text(gained) for m in some])}"
+        for name, some in heights.items()
+        if some
+    ]
     layers = Claim(
         "The figure of all types: decoder self-attention heads survive in low layers, encoder-decoder heads in high ones",
         f"How many layers survivors lie above the middle of all heads of their type, minus is below: {' and '.join(told)} "
-        f"(all numbers of heads together) {about}.",
-        both_hold(low, high, seeds),
-        f"In every run, of {ENOUGH} seeds or more, survivors lie below the middle in the decoder and above it in "
-        "encoder-decoder attention; it differs if only one of the two holds in every run.",
+        f"(with {listed(list(left))} kept, mean with its 95 % interval from {ENOUGH} seeds on) {about}.",
+        both_hold(low, high),
+        "At every number of heads survivors lie below the middle in the decoder and above it in encoder-decoder attention, by "
+        f"95 % intervals over {ENOUGH} seeds or more; it differs if one of the two holds, and the opposite of the other.",
     )
     return [types, layers]
 
 
-def both_hold(one: Sequence[bool], other: Sequence[bool], seeds: int) -> str:
-    """Of two things that should hold in every run: both do, one does, or neither does in any."""
-    if seeds < ENOUGH:
+def _over(left: Mapping[str, Sequence[Left]], value: Callable[[Left], float | None]) -> list[Mean]:
+    """The mean over seeds at each number of heads; none at one where no seed has it."""
+    known = [[found for one in some if (found := value(one)) is not None] for some in left.values()]
+    return [mean_of(some) for some in known if some]
+
+
+def both_hold(one: Sequence[Mean], other: Sequence[Mean]) -> str:
+    """Of two things that should be above zero at every number of heads: both are, one is, or neither; each for sure."""
+    if not one or not other:
         return UNTOLD
-    if all(one) or all(other):
-        return CONFIRMED if all(one) and all(other) else DIFFERS
-    return UNTOLD if any(one) or any(other) else NOT_CONFIRMED
+    above, below = (
+        [all(way(mean) for mean in some) for some in (one, other)]
+        for way in (lambda mean: mean.above(0), lambda mean: mean.below(0))
+    )
+    if all(above):
+        return CONFIRMED
+    return NOT_CONFIRMED if all(below) else DIFFERS if any(above) and any(below) else UNTOLD
+
+
+def _part(value: float) -> str:
+    return f"{signed(100 * value, 0)} points"
 
 
 def _parts_text(left: Sequence[Left]) -> str:
