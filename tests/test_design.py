@@ -75,6 +75,7 @@ ORDER = [
     "papers.draws",
     "papers.prasanna",
     "papers.shelf",
+    "papers.judging",
     "columns",
     "labels",
     "treebanks",

@@ -25,8 +25,10 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import headcount as hc
 from headcount.cli import app
-from headcount.papers import materials, shelf
+from headcount.papers import judging, materials, shelf
 from headcount.papers.experiments import Found, Setting, Step
+from headcount.papers.materials import Material
+from headcount.papers.trainings import Collapsed
 from headcount.runs import LOCK, locked, read
 
 HEADS = "0:0 0:1 1:0 1:1"
@@ -209,7 +211,8 @@ if __name__ == "__main__":
 """
 
 
-def test_killed_in_the_middle_it_goes_on_and_says_the_same(words, expected, tmp_path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_or_stopped_in_the_middle_it_goes_on_and_says_the_same(how, words, expected, tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(Path(__file__).parent), *words, "--quiet"]
@@ -219,8 +222,11 @@ def test_killed_in_the_middle_it_goes_on_and_says_the_same(words, expected, tmp_
         assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
         assert time.monotonic() < end
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(how)
+    _, complained = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert complained.decode().endswith("keeps what is done: the same command goes on from there.\n")
     noted = {path.stem: path.stat().st_mtime_ns for path in first.glob("*.json")}
     assert "planted-each" not in noted  # it was in the middle
     assert not read(tmp_path / "out" / "planted-heads").finished
@@ -228,6 +234,39 @@ def test_killed_in_the_middle_it_goes_on_and_says_the_same(words, expected, tmp_
     assert done.exit_code == 0, done.output
     assert _told(tmp_path / "out")["claims"] == expected
     assert {name: (first / f"{name}.json").stat().st_mtime_ns for name in noted} == noted
+
+
+def test_what_fails_alike_is_said_once_and_a_missing_log_is_not_named(words, monkeypatch) -> None:
+    def broken(setting: Setting) -> list[Step]:
+        model = setting.material.corpora[0].ready
+        gone = [tuple("nowhere" if word == model else word for word in step.words) for step in planted_steps(setting)]
+        return [step._replace(words=words) for step, words in zip(planted_steps(setting), gone, strict=True)]
+
+    monkeypatch.setattr(shelf, "EXPERIMENTS", (PLANTED._replace(steps=broken),))
+    done = ran(*words)
+    assert done.exit_code == 1
+    [failed] = [line for line in done.stderr.splitlines() if "failed: " in line]
+    assert failed.startswith("headcount: planted-whole and planted-few failed: ")
+    assert failed.endswith("; not begun for that: planted-each")
+    assert "log" not in failed
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(words, tmp_path) -> None:
+    with says(hc.BadRun, about="Nothing can be run on 'abacus'"):
+        ran(*words, "--device", "abacus")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_page_shows_one_seed_and_neither_ingredients_nor_what_did_not_learn(tmp_path) -> None:
+    setting = Setting(Material("planted", "Planted."), tmp_path, True, (0, 1, 2))
+    models = setting.model("a-0")
+    steps = [Step(f"train-{seed}", ("train", "-o", models)) for seed in range(3)]
+    steps += [Step(f"curve-{seed}", ("curve", "-o", setting.run(f"curve-{seed}"))) for seed in range(3)]
+    steps += [Step("draw-A-1", ("lottery",)), Step("draw-B-0", ("lottery",)), Step("roles", ("roles",))]
+    steps += [Step("draw-all", ("lottery", "--join"), ("draw-A-1", "draw-B-0"))]
+    planned = shelf.Planned(PLANTED, steps, [])
+    lost = Collapsed({"train-0": "It did not learn."}, frozenset(["train-0", "curve-0"]))
+    assert judging.shown(planned, setting, lost) == ["curve-1", "roles", "draw-all"]
 
 
 def test_a_dry_run_prints_the_commands_and_writes_nothing(words, tmp_path) -> None:

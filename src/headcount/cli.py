@@ -55,6 +55,7 @@ Rows = Annotated[
 
 
 MANNERS = ("slim", "padded", "empty")
+STOPPED = 130  # the exit code after Ctrl-C
 
 
 def _version(show: bool) -> None:
@@ -69,6 +70,8 @@ def do(words: Sequence[str]) -> None:
         code = app(list(words), standalone_mode=False)
     except typer.Abort:  # what Ctrl-C has become
         raise KeyboardInterrupt from None
+    if code == STOPPED:
+        raise KeyboardInterrupt
     if code:
         raise SystemExit(code)
 
@@ -380,7 +383,7 @@ def main() -> None:
         sys.stderr.write(f"headcount: {error}\n")
         raise SystemExit(1) from None
     except (KeyboardInterrupt, BrokenPipeError):
-        raise SystemExit(130) from None
+        raise SystemExit(STOPPED) from None
     except Exception as error:
         if os.environ.get("HEADCOUNT_DEBUG"):
             raise

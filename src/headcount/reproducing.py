@@ -13,19 +13,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .errors import BadRun, HeadcountError
+from .errors import BadRun
 from .options import HOW, WHERE, command_line, flag, out
 
 if TYPE_CHECKING:
     from .jobs import Outcome
-    from .papers.experiments import Found, Setting
+    from .papers.experiments import Setting
     from .papers.materials import Material
     from .papers.shelf import Planned
-    from .papers.trainings import Collapsed
     from .runs import Run
 
-FORMAT = 1
-COMMANDS, PAGE = "commands.txt", "report.html"
 SETTING = "setting.json"  # what all of a folder's experiments were run on; a folder with it is ours to write to
 WHICH = "Models and data, instead of the embedded ones"
 COLOURS = {"confirmed": "green", "not confirmed": "red", "differs": "yellow", "cannot be told": "dim"}
@@ -114,8 +111,9 @@ def reproduce(
     )
     if workers < 1:
         raise typer.BadParameter(f"--workers is a number of processes, at least 1; I got {workers}.")
-    from .papers import materials, shelf
-    from .papers.experiments import Setting
+    from .papers import judging, materials, shelf
+    from .papers.experiments import Found, Setting
+    from .papers.trainings import collapsed
 
     own = {"encoder": encoder, "glue": glue, "tasks": _words(tasks), "classifier": classifier}
     own |= {"translator": translator, "pairs": pairs, "languages": _words(languages), "parses": parses and str(parses)}
@@ -123,24 +121,26 @@ def reproduce(
     material = materials.given(output, **own) if own else materials.by_name() if full else materials.embedded(output)
     flags = () if device is None else ("--device", device)
     setting = Setting(material, output, full, _seeds(seeds, full), flags)
-    if not names or names == ["list"]:
+    if not names or "list" in names:
         _show_list([shelf.plan(one, setting) for one in shelf.EXPERIMENTS], setting, as_json)
         return
     planned = _possible(names, setting)
     if dry_run:
         _show_commands(planned, as_json)
         return
+    _usable(device)
     with _owned(setting), _opened(context, planned, setting) as runs:
         if own or not full:
             materials.unpack(output)
         outcome = _carried_out(planned, setting, context.obj, workers, quiet=quiet or as_json)
-        told, problems = _judged(planned, setting, outcome, runs)
+        failed = collapsed(Found(setting), [step for one in planned for step in one.steps])
+        told, problems = judging.judged(planned, setting, outcome, runs, failed)
         if as_json:
             print(json.dumps({"folder": str(output), "experiments": told, "failed": outcome.failed}, indent=2))
         for document in () if as_json else told:
             _show_claims(document)
         for one in planned:
-            page = _page(one, setting)
+            page = judging.page(one, setting, failed)
             if not as_json:
                 out.print(page, soft_wrap=True, markup=False)
     if problems or not outcome.complete:
@@ -156,6 +156,18 @@ def _together(flags: dict[str, Any]) -> None:
     for name, needed in NEEDS.items():
         if flags[name] is not None and flags[needed] is None:
             raise typer.BadParameter(f"{name} goes together with {needed}, which says where the data are.")
+
+
+def _usable(device: str | None) -> None:
+    """Refuse a device that is not there before the first of many commands does."""
+    if device is not None:
+        import torch
+
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            first = (str(error).strip().splitlines() or [""])[0][:120]
+            raise BadRun(f"Nothing can be run on {device!r:.40} ({first}); choose another --device.") from None
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:
@@ -257,70 +269,6 @@ def _carried_out(planned: Sequence[Planned], setting: Setting, command: Any, wor
         raise
 
 
-def _judged(
-    planned: Sequence[Planned], setting: Setting, outcome: Outcome, runs: dict[str, Run]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The claims of each experiment, as kept in its run folder; and sentences about those that cannot be judged."""
-    from .papers.experiments import Found
-    from .papers.trainings import collapsed
-    from .runs import write_whole
-
-    told, problems = [], []
-    failed = collapsed(Found(setting), [step for one in planned for step in one.steps])
-    for one in planned:
-        run = runs[one.experiment.name]
-        write_whole(run.folder / COMMANDS, "".join(f"{step.text}\n" for step in one.steps).encode())
-        try:
-            document = _claims(one, Found(setting, failed.steps), failed)
-        except HeadcountError as error:  # a document that is not what a command writes
-            problems.append(f"{one.experiment.name} cannot be judged: {error}")
-            continue
-        run.write_json("claims", document, replace=True)
-        told.append(document)
-        if all(step.name in outcome.done for step in one.steps):
-            run.finish()
-    return told, problems
-
-
-def _claims(planned: Planned, found: Found, failed: Collapsed) -> dict[str, Any]:
-    """The statements of the paper beside what the runs show, as far as they are there and say something."""
-    experiment, setting = planned.experiment, found.setting
-    missed = [failed.told[step.name] for step in planned.steps if step.name in failed.told]
-    return {
-        "format": FORMAT,
-        "experiment": experiment.name,
-        **{key: getattr(experiment, key) for key in ("paper", "shows", "asks")},
-        "material": {"name": setting.material.name, "about": setting.material.about},
-        "full": setting.full,
-        "seeds": list(setting.seeds),
-        "claims": [claim._asdict() for claim in experiment.claims(found)],
-        "sheets": [sheet._asdict() for sheet in experiment.sheets(found)],
-        "commands": [step.text for step in planned.steps],
-        "left_out": [*planned.left_out, *missed],
-    }
-
-
-def _page(planned: Planned, setting: Setting) -> str:
-    """Write the page of an experiment; a sentence that says where it is, or why there is none."""
-    from .runs import RUN
-
-    folder = setting.folder / planned.experiment.name
-    runs = [Path(setting.run(step.name)) for step in planned.steps]
-    kept = [run for run in runs if (run / RUN).is_file()]
-    try:
-        from . import reports
-
-        try:
-            return f"page: {reports.report([folder, *kept], folder / PAGE, force=True)}"
-        except HeadcountError as error:  # too much for one page, or a run that it cannot show
-            page = reports.report([folder], folder / PAGE, force=True)
-            return f"page: {page}, without the runs ({error})"
-    except HeadcountError as error:
-        return f"There is no page: {error}"
-    except ImportError as error:
-        return f"There is no page, because {error.name} is not installed; the claims are in {folder / 'claims.json'}."
-
-
 # -- showing it -----------------------------------------------------------------------------------------------------------
 
 
@@ -367,11 +315,18 @@ def _show_claims(document: dict[str, Any]) -> None:
 
 
 def _show_failures(outcome: Outcome, problems: Sequence[str], setting: Setting) -> None:
-    """On stderr, what failed and what did not begin for that."""
+    """On stderr, what failed and what did not begin for that; what failed alike in one sentence."""
+    from .tables import listed
+
     for problem in problems:
         sys.stderr.write(f"headcount: {problem}\n")
+    alike: dict[str, list[str]] = {}
     for name, problem in outcome.failed.items():
-        behind = [one for one, cause in outcome.waiting.items() if cause == name]
-        kept = f"; not begun for that: {', '.join(behind)}" if behind else ""
-        sys.stderr.write(f"headcount: {name} failed: {problem} (log: {setting.folder / 'logs' / name}.txt){kept}\n")
+        alike.setdefault(problem, []).append(name)
+    for problem, names in alike.items():
+        behind = [one for one, cause in outcome.waiting.items() if cause in names]
+        kept = f"; not begun for that: {listed(behind, 6)}" if behind else ""
+        log = setting.folder / "logs" / f"{names[0]}.txt"
+        where = f" (log: {log})" if log.is_file() else ""
+        sys.stderr.write(f"headcount: {listed(names, 6)} failed: {problem}{where}{kept}\n")
     sys.stderr.write("headcount: what is done is kept; the same command goes on from there.\n")

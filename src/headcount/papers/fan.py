@@ -185,7 +185,7 @@ def _robust(found: Found, both: list[Both]) -> Claim:
         verdict = DIFFERS
     return Claim(
         "A model trained with LayerDrop can be cut to any depth at test time without fine-tuning, where one trained without "
-        "loses much more",
+        "loses much more.",
         f"Every other layer gone, with LayerDrop against without, in {_unit(both[0].plain)}, minus is worse: {told} "
         f"({means[1].how}; {_where(found, both[0].plain)}).",
         verdict,
@@ -200,7 +200,7 @@ def _as_good(found: Found, both: list[Both]) -> Claim:
     verdict = (DIFFERS if near else NOT_CONFIRMED) if mean.below(0) else CONFIRMED if near else UNTOLD
     return Claim(
         "With all layers a model trained with LayerDrop is as good or a little better: 29.3 and 29.6 BLEU (WMT, English to "
-        "German), 34.4 and 34.5 (IWSLT, German to English)",
+        "German), 34.4 and 34.5 (IWSLT, German to English).",
         f"With all layers, with LayerDrop against without: {mean.text(_gained)} {_unit(both[0].plain)}, minus is worse "
         f"({mean.how}; {_where(found, both[0].plain)}).",
         verdict,
@@ -218,10 +218,10 @@ def _choice(found: Found, models: list[Depths], other: str) -> list[Claim]:
     mean = mean_of(fmean(one.good(EVERY, n) - one.good(other, n) for n in counts) for one in models)
     said, named = {
         LOT: (
-            "Every other layer is a good choice of layers to drop; so it should be better than as many by lot",
+            "Every other layer is a good choice of layers to drop; so it should be better than as many by lot.",
             "by lot",
         ),
-        BLOCK: ("Dropping layers that follow each other is harmful", "from the top"),
+        BLOCK: ("Dropping layers that follow each other is harmful.", "from the top"),
     }[other]
     return [
         Claim(
@@ -268,7 +268,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "fan-layers",
         "Fan et al. 2020",
-        "The tables of translation, and the figure of pruning at test time",
+        "the tables of translation, and the figure of pruning at test time",
         "Does training with LayerDrop make a translator that can lose any of its layers without training again?",
         steps,
         claims,

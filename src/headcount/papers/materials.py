@@ -145,7 +145,7 @@ def embedded(folder: Path) -> Material:
         ready=classifier,
     )
     sentences = Pairs(
-        "sentences",
+        "our own pairs",
         *(f"{pairs}/pairs-{part}.tsv" for part in ("train", "val", "test")),
         other=f"{pairs}/messages.tsv",
         # By loss: on 51 pairs BLEU's interval is some 13 points wide and no single head stands out of it, it takes four times as

@@ -10,7 +10,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "voita-encoder",
         PAPER,
-        "The figure of BLEU against encoder heads",
+        "the figure of BLEU against encoder heads",
         "How few encoder heads does a translator need if gates learn which to keep?",
         voita_encoder.steps,
         voita_encoder.claims,

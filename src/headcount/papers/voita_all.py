@@ -148,7 +148,7 @@ def _scratch(found: Found) -> list[Claim]:
     verdicts = {better(mean) for mean in means}
     said = (
         "Table 2: pruned from the trained model is better than the same heads trained from scratch, by 0.15 to 0.5 BLEU on "
-        "WMT (29.36 against 28.95 with 12/21/25 heads) and by 0.01 to 0.43 on OpenSubtitles"
+        "WMT (29.36 against 28.95 with 12/21/25 heads) and by 0.01 to 0.43 on OpenSubtitles."
     )
     here = (
         f"Pruned against from scratch, minus is worse: {'; '.join(texts)}. The control trained for as long as the translator "
@@ -172,7 +172,7 @@ def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
     shares = [f"{' and '.join(mean.text(_part) for mean in two)}" for two in zip(first, last, strict=True)]
     types = Claim(
         "Table 2 and the figure of all types: encoder heads are pruned first and encoder-decoder heads last (of 48 each, "
-        "14/31/30, 12/21/25, 8/13/15 and 5/9/12 are left)",
+        "14/31/30, 12/21/25, 8/13/15 and 5/9/12 are left).",
         f"Left of encoder / decoder / encoder-decoder heads, mean (lowest to highest): {'; '.join(texts)}. How far the encoder "
         f"is below the next, and encoder-decoder attention above the next, with 95 % intervals from {ENOUGH} seeds on: "
         f"{'; '.join(shares)} {about}.",
@@ -190,7 +190,7 @@ def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
         if some
     ]
     layers = Claim(
-        "The figure of all types: decoder self-attention heads survive in low layers, encoder-decoder heads in high ones",
+        "The figure of all types: decoder self-attention heads survive in low layers, encoder-decoder heads in high ones.",
         f"How many layers survivors lie above the middle of all heads of their type, minus is below: {' and '.join(told)} "
         f"(with {listed(list(left))} kept, mean with its 95 % interval from {ENOUGH} seeds on) {about}.",
         both_hold(low, high),

@@ -167,12 +167,12 @@ def claims(found: Found) -> list[Claim]:
         (
             TENTH,
             0.15,
-            "Pruning encoder heads: with 10 of 48 the model is within 0.15 BLEU of the full one (WMT)",
+            "Pruning encoder heads: with 10 of 48 the model is within 0.15 BLEU of the full one (WMT).",
         ),
         (
             FEW,
             0.25,
-            "Pruning encoder heads: with 4 of 48 the model loses 0.25 BLEU (OpenSubtitles)",
+            "Pruning encoder heads: with 4 of 48 the model loses 0.25 BLEU (OpenSubtitles).",
         ),
     )
     told = [_enough(found, share, most, said) for share, most, said in published if runs_of(found, "l0", share)]
@@ -183,7 +183,7 @@ def claims(found: Found) -> list[Claim]:
             f"{heads_text(learned)} that gates found against as many by lot, trained as long: {mean.text(gained)} "
             f"{metric_of(learned)}, minus is worse ({mean.how}; {where(found, learned)})."
         )
-        said = "Title: specialised heads do the heavy lifting and the rest can be pruned; so it should matter which ones stay"
+        said = "Title: specialised heads do the heavy lifting and the rest can be pruned; so it should matter which ones stay."
         told.append(
             Claim(said, here, better(mean), f"The mean is above zero beyond chance, over {ENOUGH} seeds or more.")
         )

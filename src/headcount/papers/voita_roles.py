@@ -202,7 +202,7 @@ def _survival(found: Found, some: Sequence[Seen]) -> list[Claim]:
     return [
         Claim(
             "The figure of functions: heads with a function (positional, syntactic, rare words) are the last to be pruned, and "
-            "with 17 of 48 encoder heads every function is still there",
+            "with 17 of 48 encoder heads every function is still there.",
             here,
             verdict,
             "At the number of heads nearest to a third, more heads with a function are left than chance would leave "
@@ -230,7 +230,7 @@ def _rare(found: Found, name: str, one: Seen) -> list[Claim]:
     return [
         Claim(
             "Rare words: a head of the first layer looks at one of the two rarest tokens of a sentence in 83 % (OpenSubtitles) "
-            "and in more than 50 % of cases (WMT)",
+            "and in more than 50 % of cases (WMT).",
             f"{listed(told, 3) if told else none} ({_about(found, name, one)}).",
             verdict,
             "A head of the first layer looks at one of the two rarest words from more than half of the words by its 95 % "
@@ -261,7 +261,7 @@ def _syntax(found: Found, name: str, one: Seen) -> Claim:
     told = "; ".join(f"{relation}, {way}: {known[relation, way].text}" for relation, way in known)
     return Claim(
         "Table 1: for subjects and objects, in both directions, some head is right at least 10 points more often than the best "
-        "fixed offset (verb to object 78 against 41 % on WMT)",
+        "fixed offset (verb to object 78 against 41 % on WMT).",
         f"{len(earned)} of these {len(best)} are found so by some head, and {others} of all {len(one.relations)} relations and "
         f"directions; right / best offset in %, gain: {told or 'too few pairs'} ({_about(found, name, one)}).",
         verdict,
