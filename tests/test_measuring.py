@@ -253,7 +253,7 @@ def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work
     _json(*asked, "-o", tmp_path / "calm")
     draw, kept = random.Random(0), dict[str, int]()
     folder = tmp_path / "killed"
-    for _ in range(3):
+    for _ in range(2):
         process = _process([*asked, "-o", folder, "--json"])
         already = len(list(folder.glob("*.npz"))) if folder.is_dir() else 0
         some = already + draw.randint(1, 2)

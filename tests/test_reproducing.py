@@ -24,6 +24,7 @@ from small import WEATHER, ran, weather, word_tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
 import headcount as hc
+from headcount import cli
 from headcount.cli import app
 from headcount.papers import judging, materials, shelf
 from headcount.papers.experiments import Found, Setting, Step
@@ -149,6 +150,8 @@ def test_in_another_process_the_same_comes_out(words, expected, monkeypatch, tmp
         return [first, second._replace(after=(first.name,)), third._replace(after=(second.name,))]
 
     monkeypatch.setattr(shelf, "EXPERIMENTS", (PLANTED._replace(steps=chained),))
+    # a process inherits where modules are looked for, and other tests add a folder with what must not be found here
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if Path(place).name != "extra"])
     done = ran(*words, "--workers", "2")
     assert done.exit_code == 0, done.output
     assert _told(tmp_path / "out")["claims"] == expected
@@ -211,8 +214,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_killed_or_stopped_in_the_middle_it_goes_on_and_says_the_same(how, words, expected, tmp_path) -> None:
+def test_killed_in_the_middle_it_goes_on_and_says_the_same(words, expected, tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(Path(__file__).parent), *words, "--quiet"]
@@ -222,11 +224,8 @@ def test_killed_or_stopped_in_the_middle_it_goes_on_and_says_the_same(how, words
         assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
         assert time.monotonic() < end
         time.sleep(0.005)
-    process.send_signal(how)
-    _, complained = process.communicate(timeout=60)
-    if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert complained.decode().endswith("keeps what is done: the same command goes on from there.\n")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
     noted = {path.stem: path.stat().st_mtime_ns for path in first.glob("*.json")}
     assert "planted-each" not in noted  # it was in the middle
     assert not read(tmp_path / "out" / "planted-heads").finished
@@ -234,6 +233,13 @@ def test_killed_or_stopped_in_the_middle_it_goes_on_and_says_the_same(how, words
     assert done.exit_code == 0, done.output
     assert _told(tmp_path / "out")["claims"] == expected
     assert {name: (first / f"{name}.json").stat().st_mtime_ns for name in noted} == noted
+
+
+def test_a_command_that_ctrl_c_ended_is_no_failure_but_the_end(monkeypatch) -> None:
+    for given, raised in ((130, KeyboardInterrupt), (1, SystemExit)):  # what a command inside another gives back
+        monkeypatch.setattr(cli, "app", lambda words, standalone_mode, given=given: given)
+        with pytest.raises(raised):
+            cli.do(["evaluate"])
 
 
 def test_what_fails_alike_is_said_once_and_a_missing_log_is_not_named(words, monkeypatch) -> None:
