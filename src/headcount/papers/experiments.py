@@ -67,6 +67,11 @@ class Setting:
         """The one or the other, by size."""
         return full if self.full else laptop
 
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """A flag for commands that measure: at full size there is a GPU, and many examples at a time keep it busy."""
+        return ("--batch-size", "512") if self.full else ()
+
     def limit(self, laptop: int, full: int | None = None, flag: str = "--limit") -> tuple[str, ...]:
         """A flag that limits examples, with a number for each size; nothing where there is no limit."""
         count = full if self.full else laptop

@@ -76,8 +76,7 @@ def _curve(setting: Setting, which: str, model: str, seed: int, after: tuple[str
     name = name_of(which, seed)
     words = ("curve", model, "--units", "layers", "--by", ",".join(ORDERS), "--step", "1", *pairs.on("test"))
     words += (*setting.limit(100), *pairs.beside("--score-data", "val"), "--score-limit", "20")
-    words += ("--batch-size", "512") if setting.full else ()
-    return Step(name, (*words, "-o", setting.run(name), *setting.flags), after)
+    return Step(name, (*words, *setting.batch, "-o", setting.run(name), *setting.flags), after)
 
 
 def name_of(which: str, seed: int) -> str:

@@ -38,14 +38,8 @@ def chosen_on(setting: Setting, data: Corpus | Pairs, report: str, score: str, l
 
 def curve_step(setting: Setting, name: str, model: str, before: Sequence[Step], *words: str) -> Step:
     """A `curve` of a model that the steps before it make."""
-    batch = ("--batch-size", "512") if setting.full else ()
-    asked = ("curve", model, *words, *batch, "-o", setting.run(name), *setting.flags)
+    asked = ("curve", model, *words, *setting.batch, "-o", setting.run(name), *setting.flags)
     return Step(name, asked, tuple(step.name for step in before))
-
-
-def once(steps: Sequence[Step]) -> list[Step]:
-    """The steps without those that are there before, by name."""
-    return list({step.name: step for step in steps}.values())
 
 
 # -- what came out ---------------------------------------------------------------------------------------------------------

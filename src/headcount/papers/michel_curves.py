@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from ..jobs import named_once
 from ..tables import counted, difference_text, fixed, listed, signed
 from .experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Sheet, Step
 from .lines import (
@@ -19,7 +20,6 @@ from .lines import (
     kept,
     left,
     lines_of,
-    once,
     percents_text,
     score_text,
     unclear,
@@ -61,7 +61,7 @@ def _curves_steps(setting: Setting) -> list[Step]:
         if setting.full and seed == setting.seeds[0]:  # a translation of every sentence for every head: dear
             oracle = ("--by", "ablation", *step)
             steps.append(curve_step(setting, f"michel-oracle-translator-{seed}", model, before, *on, *oracle))
-    return once(steps)
+    return named_once(steps)
 
 
 class Subject(NamedTuple):
@@ -201,7 +201,7 @@ def _types_steps(setting: Setting) -> list[Step]:
         for kind in TYPES:
             how = ("--by", "taylor", "--only", kind, "--step", "10%")
             steps.append(curve_step(setting, f"michel-{kind}-translator-{seed}", model, before, *on, *how))
-    return once(steps)
+    return named_once(steps)
 
 
 def _types(found: Found) -> dict[str, list[Line]]:

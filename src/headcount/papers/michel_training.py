@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..jobs import named_once
 from ..tables import counted, difference_text, fixed, listed, signed
 from .experiments import (
     CONFIRMED,
@@ -27,7 +28,6 @@ from .lines import (
     curve_step,
     left,
     line_of,
-    once,
     percents_text,
     score_text,
 )
@@ -48,7 +48,7 @@ def _training_steps(setting: Setting) -> list[Step]:
         on = chosen_on(setting, pairs, "val", "train", 60, 1000)
         how = ("--by", "taylor", "--step", "20%", "--over", str(Path(setting.run(before[-1].name)) / "checkpoints"))
         steps += [*before, curve_step(setting, f"michel-epochs-{seed}", model, before, *on, *how, *_epochs(pairs))]
-    return once(steps)
+    return named_once(steps)
 
 
 def _epochs(pairs: Pairs) -> tuple[str, ...]:

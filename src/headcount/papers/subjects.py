@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ..jobs import named_once
 from ..results import Comparison
 from ..tables import difference_text, unit_of
 from .experiments import DIFFERS, UNTOLD, Found, Setting, Step
@@ -73,7 +74,7 @@ def _title(name: str, ending: str) -> str:
 
 def asked(setting: Setting, subject: Subject, name: str, words: Sequence[str], other: str = "") -> Asked:
     """A question about a model, by the name of its step and the words of its command."""
-    words = (*words, *(("--batch-size", "512") if setting.full else ()), "-o", setting.run(name), *setting.flags)
+    words = (*words, *setting.batch, "-o", setting.run(name), *setting.flags)
     return Asked(subject, Step(name, words, tuple(step.name for step in subject.steps)), other)
 
 
@@ -82,7 +83,7 @@ def steps_of(ask: Callable[[Setting], list[Asked]]) -> Callable[[Setting], list[
 
     def steps(setting: Setting) -> list[Step]:
         every = [step for one in ask(setting) for step in (*one.subject.steps, one.step)]
-        return list({step.name: step for step in every}.values())
+        return named_once(every)
 
     return steps
 
