@@ -40,8 +40,9 @@ def find(model: nn.Module, dialects: Iterable[Dialect] = ()) -> Anatomy:
     taken: set[int] = set()
     for kind, table in (("head", HEADS), ("neuron", NEURONS)):
         rows = [row for row in (*own, *table) if row.kind == kind]
+        by_child = _by_first_child(rows)
         for path, module in modules.items():
-            site = _site(root, modules, path, module, rows)
+            site = _site(root, modules, path, module, kind, by_child)
             if site is not None and id(site.writer) not in taken:
                 taken.add(id(site.writer))
                 found[f"{path}/{kind}"] = site
@@ -64,24 +65,42 @@ def find(model: nn.Module, dialects: Iterable[Dialect] = ()) -> Anatomy:
 # -- one module ----------------------------------------------------------------------------------------------------------
 
 
+def _by_first_child(rows: list[Dialect]) -> dict[str, list[tuple[int, Dialect]]]:
+    """The rows, each with its number, by the name of the child that their first matrix lies in.
+
+    A model has far more modules than attentions: with this, a module is held against the few rows that it could fit.
+    """
+    found: dict[str, list[tuple[int, Dialect]]] = {}
+    for number, row in enumerate(rows):
+        found.setdefault(row.reads[0].partition(".")[0], []).append((number, row))
+    return found
+
+
 def _site(
-    root: nn.Module, modules: dict[str, nn.Module], path: str, module: nn.Module, rows: list[Dialect]
+    root: nn.Module,
+    modules: dict[str, nn.Module],
+    path: str,
+    module: nn.Module,
+    kind: str,
+    by_child: dict[str, list[tuple[int, Dialect]]],
 ) -> Site | None:
     """The site that `module` is, by the first row that fits it, or None."""
-    if isinstance(module, nn.MultiheadAttention) and rows[0].kind == "head":
+    if isinstance(module, nn.MultiheadAttention) and kind == "head":
         row = Dialect(("in_proj",), ("out_proj",), "stacked", width=module.head_dim)
         return _fit(root, path, module, module.out_proj, (module,), row)
-    if not module._modules:
-        return None
+    candidates = [numbered for name in module._modules for numbered in by_child.get(name, ())]
+    candidates.sort(key=lambda numbered: numbered[0])
     parent = modules.get(path.rpartition(".")[0]) if path else None
-    for row in rows:
+    for _, row in candidates:
         if row.when is not None and not hasattr(module, row.when):
             continue
-        readers = tuple(_child(module, name) for name in row.reads)
-        writer = next((w for name in row.writes if (w := _writer(module, parent, name)) is not None), None)
-        if writer is None or any(reader is None for reader in readers):
+        readers = _children(module, row.reads)
+        if readers is None:
             continue
-        site = _fit(root, path, module, writer, readers, row)  # type: ignore[arg-type]
+        writer = next((w for name in row.writes if (w := _writer(module, parent, name)) is not None), None)
+        if writer is None:
+            continue
+        site = _fit(root, path, module, writer, readers, row)
         if site is not None:
             return site
     return None
@@ -147,6 +166,17 @@ def _uneven_sizes(
     if row.layout == "stacked":
         return (kv, (width,)) if shapes[0] == (units + 2 * kv) * width else None
     return (kv, (shapes[0] // units, *(rows // kv for rows in shapes[1:])))
+
+
+def _children(module: nn.Module, paths: Sequence[str]) -> tuple[nn.Module, ...] | None:
+    """The children of these names, or None where one is missing: most rows fail at their first name, so it stops there."""
+    children = []
+    for path in paths:
+        child = _child(module, path)
+        if child is None:
+            return None
+        children.append(child)
+    return tuple(children)
 
 
 def _child(module: nn.Module, path: str) -> nn.Module | None:
@@ -250,7 +280,7 @@ def _is_time_first(module: nn.Module) -> bool:
 def _stacks(modules: dict[str, nn.Module], sites: list[Site]) -> list[Stack]:
     """The lists of layers: for each attention, the innermost list element that holds it and an MLP as well."""
     whole = {site.path for site in sites if site.kind == "neuron"}
-    whole |= {path for path in modules if re.search(r"(mlp|ffn|feed_forward|experts)$", path)}
+    whole |= {path for path in modules if path.endswith(("mlp", "ffn", "feed_forward", "experts"))}
     containers: dict[str, None] = {}
     for site in sites:
         if site.kind != "head":

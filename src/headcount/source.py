@@ -27,12 +27,17 @@ def text(kind: type, *beginnings: str) -> str:
 
 def _texts(kind: type, beginnings: tuple[str, ...] = ()) -> Iterator[str]:
     for function in _methods(kind):
-        if beginnings and not function.__name__.startswith(beginnings):
-            continue
-        try:
-            yield inspect.getsource(function)
-        except (OSError, TypeError):
-            continue
+        if not beginnings or function.__name__.startswith(beginnings):
+            yield _text(function)
+
+
+@cache
+def _text(function: FunctionType) -> str:
+    """The source of one function, read once: hundreds of classes inherit the same methods."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
 
 
 def _methods(kind: type) -> Iterator[FunctionType]:
@@ -101,7 +106,12 @@ def streams(kind: type) -> int:
 
 @cache
 def _parsed(kind: type) -> ast.Module:
+    return ast.Module([node for function in _methods(kind) for node in _tree(function)], [])
+
+
+@cache
+def _tree(function: FunctionType) -> list[ast.stmt]:
     try:
-        return ast.parse("\n".join(textwrap.dedent(part) for part in _texts(kind)))
-    except SyntaxError:  # a method whose text cannot stand alone
-        return ast.Module([], [])
+        return ast.parse(textwrap.dedent(_text(function))).body
+    except SyntaxError:  # a method whose text cannot stand alone, as a lambda in the middle of an expression
+        return []
