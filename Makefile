@@ -5,15 +5,37 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check lint format types coverage bench clean
+.PHONY: demo test test-all fuzz matrix coverage-report mutants check lint format types coverage bench clean
 
 demo: $(READY)
 	$(BIN)/headcount demo -o headcount-demo
 
+# Every law and every test, each once.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-check: lint types test
+# And what only repeats: more kills, more seeds.
+test-all: test
+	$(BIN)/python -m pytest -n 2 -m slow
+
+# The property tests with 10,000 random examples each, other ones every time; about half an hour.
+fuzz: $(READY)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
+
+# The tests as other processors and other machines would run them.
+matrix: $(READY)
+	$(BIN)/python tools/matrix.py
+
+# Which lines and branches the suite passes through.
+coverage-report: $(READY)
+	$(BIN)/python -m pytest -n 2 --cov=headcount --cov-branch --cov-report=term:skip-covered -p no:cacheprovider
+
+# Small bugs planted at random, and which of them no test notices.
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py map
+	$(BIN)/python tools/mutants.py run
+
+check: lint types test-all
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -27,7 +49,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 coverage: $(READY)
-	$(BIN)/python tools/coverage.py
+	$(BIN)/python tools/model_types.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gates.py
@@ -46,4 +68,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .mutants .coverage

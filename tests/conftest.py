@@ -14,19 +14,53 @@ os.environ.update(
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     TQDM_DISABLE="1",
     TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS="1",
     COLUMNS="200",  # tables are not wrapped
-    ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16",  # some virtual machines announce AMX and kill what uses it
+    NO_COLOR="1",
 )
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)  # with these, rich and typer write colours into what tests read
+# What another machine may have otherwise; `make matrix` tries other values.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # some virtual machines announce AMX and kill what uses it
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import HealthCheck, settings
+from torch import Tensor, nn
 from transformers.utils import logging
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 logging.set_verbosity_error()
 logging.disable_progress_bar()
+
+# `make test` draws the same examples everywhere; `make fuzz` draws many, others each time.
+settings.register_profile("fixed", max_examples=50, derandomize=True, database=None, deadline=None)
+settings.register_profile(
+    "fuzz", max_examples=10_000, database=None, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quarter",
+        type=int,
+        choices=range(1, 5),
+        help="every test with a quarter of its cases: the 1st, 2nd, 3rd or 4th quarter; all four are the whole suite",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep of every test the cases of one quarter: each of its cases is in one of the four, and every test is in each."""
+    quarter = config.getoption("--quarter")
+    if quarter is None:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {id(one) for some in cases.values() for one in some[(quarter - 1) % len(some) :: 4]}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,6 +82,11 @@ def says(*kinds: type[BaseException], about: str = "") -> Iterator[pytest.Except
     assert 20 < len(text) < 700
 
 
+def bits(tensor: Tensor) -> int:
+    """The bytes of a tensor as one number: what was not touched has the same, however sums are rounded."""
+    return hash(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
 class Fingerprint:
     """Everything about a model that a context or a failed request must leave as it was."""
 
@@ -67,6 +106,6 @@ class Fingerprint:
             hooks = {name: len(value) for name, value in vars(module).items() if name.endswith("_hooks")}
             seen[f"module {path}"] = (type(module), id(module), own, hooks, module.training)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            seen[name] = (id(tensor), tensor.requires_grad, tensor.detach().nan_to_num().sum().item())
+            seen[name] = (id(tensor), tensor.requires_grad, tensor.dtype, bits(tensor))
         config = getattr(model, "config", None)
         return seen | {"config": config.to_dict() if hasattr(config, "to_dict") else None}

@@ -1,7 +1,7 @@
 """Try headcount on every model type of the installed transformers and write what happened to docs/coverage.md.
 
-    python tools/coverage.py                  # all types, about ten minutes on two cores
-    python tools/coverage.py bert t5 swin     # some types, printed
+    python tools/model_types.py                  # all types, about ten minutes on two cores
+    python tools/model_types.py bert t5 swin     # some types, printed
 
 Each type is built as a tiny random model (tools/tiny.py). A head counts as *live* if closing it changes the output, a
 cut as *exact* if the cut model's output equals the closed model's to 1e-5 (relative to the largest output).
@@ -222,7 +222,7 @@ def page(rows: list[Row]) -> str:
     lines = [
         "# Coverage: every model type of transformers",
         "",
-        f"Made by `python tools/coverage.py` with transformers {transformers.__version__} and torch {torch.__version__}.",
+        f"Made by `python tools/model_types.py` with transformers {transformers.__version__} and torch {torch.__version__}.",
         "Each type is a tiny random model from its config. *Live*: closing any head that runs changes the output.",
         "*cut*: the cut model equals the closed one to 1e-5, with an uneven set of heads and with a whole attention gone;",
         "*cut (padded)*: the same, where at least one attention keeps its original number of heads inside (see",

@@ -1,0 +1,138 @@
+"""Run the tests as other machines would: other kernels, thread counts, hash seeds, orders, time zones, and a busy machine.
+
+    python tools/matrix.py                    # every row once
+    python tools/matrix.py --times 3          # three rounds; each row has another quarter of the cases in each
+    python tools/matrix.py avx2 busy -n 1     # some rows, one process
+
+Every row runs every test with a quarter of its cases (`pytest --quarter`), in an order and with a hash seed of its own; files
+that compare texts and no computed numbers are in the row `busy` alone. The rows differ in what decides how sums are rounded
+(torch's, oneDNN's, MKL's and OpenBLAS's kernels, the number of threads) and in what a test could lean on without knowing it.
+`rounding` shakes the last digit of every sum, as no one processor does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# Pages, documents and command lines: no kernel changes what they say.
+TEXTS = "design docs readme cli datafiles materials results runs jobs progress demo embedded reproducing reports report_browser"
+TEXTS += " page_claims page_lottery page_roles page_structure papers_fan papers_li papers_michel papers_michel_curves"
+TEXTS += " papers_prasanna papers_trainings papers_voita"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One machine: what its environment says, what pytest is told, how many other processes keep it busy."""
+
+    name: str
+    environment: dict[str, str]
+    arguments: tuple[str, ...] = ()
+    busy: int = 0
+    needs: str = ""  # a flag of the processor
+    texts: bool = False  # also what compares texts
+
+
+ROWS = (
+    Row("default", {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}),
+    Row(
+        "avx2",
+        {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+        | {"OPENBLAS_CORETYPE": "Zen", "OMP_NUM_THREADS": "2"},
+        needs="avx2",
+    ),
+    Row("avx512", {"ATEN_CPU_CAPABILITY": "avx512", "OMP_NUM_THREADS": "4"}, needs="avx512f"),
+    Row(
+        "sse41",
+        {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Nehalem", "OMP_NUM_THREADS": "1"},
+    ),
+    Row("busy", {"OMP_NUM_THREADS": "2", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "LANG": "C"}, busy=2, texts=True),
+    Row("rounding", {"OMP_NUM_THREADS": "1", "TZ": "America/St_Johns"}, ("-p", "rounding")),
+)
+
+
+def main() -> None:
+    """Run the rows asked for, print a table, and exit with 1 if any of them was not green."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", choices=[row.name for row in ROWS], metavar="ROW", help="default: all")
+    parser.add_argument("--times", type=int, default=1, help="rounds (default 1)")
+    parser.add_argument("-n", "--processes", default="2", help="of pytest-xdist (default 2)")
+    parser.add_argument("--logs", type=Path, help="a folder for the whole output of every run")
+    options = parser.parse_args()
+    chosen = [row for row in ROWS if not options.rows or row.name in options.rows]
+    lines, green = [], True
+    for turn in range(options.times):
+        for number, row in enumerate(chosen):
+            if row.needs and row.needs not in _flags():
+                lines.append(f"| {turn + 1} | {row.name} | | this processor has no {row.needs} | |")
+                continue
+            seed, quarter = 1000 * turn + ROWS.index(row), (number + turn) % 4 + 1
+            started = time.monotonic()
+            code, output = _run(row, quarter, seed, options.processes)
+            green = green and code == 0
+            if options.logs:
+                options.logs.mkdir(parents=True, exist_ok=True)
+                (options.logs / f"{turn + 1}-{row.name}.log").write_text(output, encoding="utf-8")
+            elif code:
+                print(output[-20_000:])
+            lines.append(
+                f"| {turn + 1} | {row.name} | {quarter} | {_outcome(output)} | {time.monotonic() - started:.0f} s |"
+            )
+            print(lines[-1], flush=True)
+    print("\n| round | row | quarter | outcome | time |\n|---|---|---|---|---|", *lines, sep="\n")
+    sys.exit(0 if green else 1)
+
+
+def _run(row: Row, quarter: int, seed: int, processes: str) -> tuple[int, str]:
+    """The exit code and the output of one row's run."""
+    environment = {**os.environ, **row.environment, "PYTHONHASHSEED": str(seed + 1)}
+    order = ["-p", "randomly", "-p", "no:cacheprovider", f"--randomly-seed={seed}"]
+    command = [sys.executable, "-m", "pytest", "-n", processes, "--quarter", str(quarter), *order, *row.arguments]
+    if not row.texts:
+        command += [f"--ignore=tests/test_{name}.py" for name in TEXTS.split()]
+    with _others_at_work(row.busy):
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+    return done.returncode, done.stdout
+
+
+@contextmanager
+def _others_at_work(count: int) -> Iterator[None]:
+    """Processes beside this one that never rest."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def _outcome(output: str) -> str:
+    found = re.findall(r"^=*\s*((?:\d+ \w+,? ?)+) in [\d.]+s", output, re.MULTILINE)
+    return found[-1] if found else "no summary"
+
+
+def _flags() -> set[str]:
+    """What the processor says it can do, where there is a file that says it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return set()
+    return set(re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)[1].split()) if "flags" in text else set()
+
+
+if __name__ == "__main__":
+    main()
