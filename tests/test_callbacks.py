@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import runpy
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from conftest import Fingerprint, says
 from planted import Planted, planted
-from torch import nn
+from same import close, close_weights, same_weights
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -20,6 +21,7 @@ from headcount.callbacks import trainer_callback
 from headcount.errors import BadCheckpoint, Refused
 from headcount.learners import Gates, learning
 
+ROUNDING = 1e-6  # of gates, which are float32, and of what is trained through them; a step of a weight has 1e-4
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -54,9 +56,11 @@ def trained(
     return made, gates
 
 
-def same_weights(a: nn.Module, b: nn.Module) -> bool:
-    other = b.state_dict()
-    return a.state_dict().keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in a.state_dict().items())
+def twins(count: int) -> list[Planted]:
+    """The same model so many times, in float64: in float32, Adam makes steps of what is rounded differently."""
+    one = planted(0)
+    one.model.double()
+    return [one._replace(model=copy.deepcopy(one.model)) for _ in range(count)]
 
 
 class Stop(TrainerCallback):
@@ -84,28 +88,29 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> N
         return cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
 
     found = []
-    for size, accumulate in ((8, 1), (4, 2)):
-        one, settings = planted(0), {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate}
+    for one, size, accumulate in zip(twins(2), (8, 4), (1, 2), strict=True):
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate}
         with learning(one.model, "l0", l0=0.0, start="published") as gates:  # gates in between have gradients
             made = trainer(one, tmp_path, trainer_callback(gates), max_steps=1, **settings)
             made.compute_loss_func = loss
             made.train()
         found.append(gates.state()["adam.exp_avg"])  # after one step a tenth of the gradient
-    assert torch.allclose(*found, rtol=1e-4)
-    assert found[0].any(), "two times nothing would be equal too"
+    assert close(*found, 1e-8)
+    assert float(found[0].abs().max()) > 1e-3, "two times nothing would be equal too"
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_activations_give_the_same_gates(reentrant: bool, tmp_path: Path) -> None:
-    _, plain = trained(planted(0), tmp_path)
+    one, other = twins(2)
+    _, plain = trained(one, tmp_path)
     kwargs = {"gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
-    _, checkpointed = trained(planted(0), tmp_path, gradient_checkpointing=True, **kwargs)
-    assert torch.allclose(plain.weights, checkpointed.weights, atol=1e-6)
+    _, checkpointed = trained(other, tmp_path, gradient_checkpointing=True, **kwargs)
+    assert close(plain.weights, checkpointed.weights, ROUNDING)
     assert plain.plan() == checkpointed.plan()
 
 
 def test_a_trainer_is_a_plain_loop(tmp_path: Path) -> None:
-    one, other = planted(0), planted(0)
+    one, other = twins(2)
     settings = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "optim": "adamw_torch"}
     _, gates = trained(one, tmp_path, **settings)
     order = [batch["input_ids"] for batch in trainer(other, tmp_path).get_train_dataloader()]
@@ -118,15 +123,16 @@ def test_a_trainer_is_a_plain_loop(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             plain.step()
-    assert torch.allclose(plain.weights, gates.weights, atol=1e-6)
+    assert close(plain.weights, gates.weights, ROUNDING)
     for (name, mine), theirs in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-6), name
+        assert close(mine, theirs, ROUNDING), name
 
 
 @pytest.mark.parametrize("method", ["subset", "l0", "movement"])
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_a_trainer_finds_the_planted_heads(method: str, pipelined: bool, tmp_path: Path) -> None:
-    one, before = planted(1), planted(1).model
+    one = planted(1)
+    before = copy.deepcopy(one.model)
     _, gates = trained(one, tmp_path, method=method, pipelined=pipelined, rows=1920, per_device_train_batch_size=16)
     assert frozenset(gates.units) - gates.plan().units == one.essential
     assert same_weights(one.model, before) == pipelined
@@ -146,8 +152,8 @@ def test_evaluation_during_training_is_that_of_the_plan(tmp_path: Path) -> None:
     with learning(one.model, "l0", keep=3) as gates:
         trainer(one, tmp_path, trainer_callback(gates), Look(), eval_strategy="steps", eval_steps=4).train()
     assert len(seen) == 3
-    assert all(during == closed for during, closed in seen)
-    assert len({during for during, _ in seen}) == 3
+    assert all(during == pytest.approx(closed, rel=1e-5) for during, closed in seen)
+    assert len({round(during, 3) for during, _ in seen}) == 3
 
 
 def test_logs_say_how_many_gates_are_open(tmp_path: Path) -> None:
@@ -165,17 +171,16 @@ def test_logs_say_how_many_gates_are_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["subset", "l0", "movement"])
 def test_interrupted_and_resumed_is_uninterrupted(method: str, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 5, "method": method}
-    whole, ended = trained(planted(0), tmp_path / "a", **saving)
-    trained(planted(0), tmp_path / "b", Stop(7), **saving)
+    uninterrupted, interrupted, one = twins(3)
+    whole, ended = trained(uninterrupted, tmp_path / "a", **saving)
+    trained(interrupted, tmp_path / "b", Stop(7), **saving)
     (tmp_path / "b" / "checkpoint-5").rename(tmp_path / "moved")
-    one = planted(0)
     again, resumed = trained(one, tmp_path / "c", resume=str(tmp_path / "moved"), **saving)
     assert resumed.done == again.state.global_step == 12
     mine, theirs = resumed.state(), ended.state()
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert close_weights(mine, theirs, ROUNDING)
     assert resumed.plan() == ended.plan()
-    assert same_weights(one.model, whole.model)
+    assert close_weights(one.model, whole.model, ROUNDING)
 
 
 def test_the_best_model_comes_with_its_own_gates(tmp_path: Path) -> None:
@@ -211,7 +216,7 @@ def test_a_checkpoint_has_nothing_of_the_gates_but_an_entry_in_its_record(tmp_pa
 
 
 def test_a_training_without_gates_afterwards_is_as_if_they_had_never_been(tmp_path: Path) -> None:
-    one, fresh = planted(0), planted(0)
+    one, fresh = twins(2)
     untouched = Fingerprint(one.model)
     with learning(one.model, "subset", keep=3, pipelined=True) as gates:
         trainer(one, tmp_path, trainer_callback(gates)).train()
@@ -219,7 +224,7 @@ def test_a_training_without_gates_afterwards_is_as_if_they_had_never_been(tmp_pa
     assert set(untouched.changed()) <= {"config"}  # in which Trainer switches caches off
     for model in (one, fresh):
         trainer(model, tmp_path).train()
-    assert same_weights(one.model, fresh.model)
+    assert close_weights(one.model, fresh.model, ROUNDING)
 
 
 def test_resuming_from_a_checkpoint_without_gates_is_refused(tmp_path: Path) -> None:
@@ -271,10 +276,10 @@ def test_reentrant_checkpoints_of_a_frozen_model_are_refused(tmp_path: Path) -> 
     checkpointed = {"gradient_checkpointing": True, "pipelined": True}
     with says(Refused, about="use_reentrant"):
         trained(planted(0), tmp_path, gradient_checkpointing_kwargs={"use_reentrant": True}, **checkpointed)
-    kwargs = {"use_reentrant": False}
-    _, gates = trained(planted(0), tmp_path, method="l0", gradient_checkpointing_kwargs=kwargs, **checkpointed)
-    _, plain = trained(planted(0), tmp_path, method="l0", pipelined=True)
-    assert torch.allclose(gates.weights, plain.weights, atol=1e-6)
+    kwargs, (one, other) = {"use_reentrant": False}, twins(2)
+    _, gates = trained(one, tmp_path, method="l0", gradient_checkpointing_kwargs=kwargs, **checkpointed)
+    _, plain = trained(other, tmp_path, method="l0", pipelined=True)
+    assert close(gates.weights, plain.weights, ROUNDING)
 
 
 # --- examples -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from conftest import says
+from conftest import Fingerprint, says
+from same import ROUNDING, close, same_weights
 from torch import nn
 
 import headcount as hc
@@ -67,7 +68,7 @@ def _cut(row: str) -> tuple[Any, zoo.Inputs]:
 
 
 def _same(got: nn.Module, want: nn.Module, inputs: zoo.Inputs) -> None:
-    """Same class, same tensors by name, dtype and bit, same record, same output."""
+    """Same class, same tensors by name, dtype and bit, same record, and the same output but for rounding."""
     assert type(got) is type(want)
     mine, yours = got.state_dict(), want.state_dict()
     assert list(mine) == list(yours)
@@ -78,9 +79,9 @@ def _same(got: nn.Module, want: nn.Module, inputs: zoo.Inputs) -> None:
     assert sum(p.numel() for p in got.parameters()) == sum(p.numel() for p in want.parameters())
     assert hc.removed(got) == hc.removed(want)
     assert not got.training
-    for tensor in got.parameters():
-        tensor.data = tensor.data.clone()  # out of the mapped file: where a matrix begins decides how a sum is rounded
-    assert torch.equal(zoo.output(got, inputs), zoo.output(want, inputs))
+    output = zoo.output(want, inputs)
+    # many families normalise in float32 whatever their weights are
+    assert close(zoo.output(got, inputs), output, ROUNDING[torch.float32] if output.dtype == torch.float64 else None)
 
 
 def _stock_or_none(kind: Any, folder: Path) -> Any:
@@ -94,13 +95,14 @@ def _stock_or_none(kind: Any, folder: Path) -> Any:
 @pytest.mark.parametrize("row", CUTS)
 def test_a_loaded_model_equals_the_saved_one_and_stock_loaders_never_half_load_it(row: str, tmp_path: Path) -> None:
     model, inputs = _cut(row)
-    want = zoo.output(model, inputs)
+    want, before = zoo.output(model, inputs), {name: value.clone() for name, value in model.state_dict().items()}
     folder = hc.save(model, tmp_path / "cut")
-    assert torch.equal(zoo.output(model, inputs), want), "saving changes nothing"
+    assert same_weights(model, before), "saving changes nothing"
+    assert close(zoo.output(model, inputs), want)
     _same(hc.load(folder), model, inputs)
     assert not [path.name for path in folder.rglob("*") if path.suffix not in (".json", ".safetensors")]
     stock = _stock_or_none(type(model), folder)
-    assert stock is None or torch.allclose(zoo.output(stock, inputs), want, atol=1e-6)
+    assert stock is None or close(zoo.output(stock, inputs), want)
     if any(site.kind == "head" for site in hc.find(model) if len(site) < site.of):
         assert stock is None, "no stock config says that single heads are missing"
 
@@ -119,7 +121,7 @@ def test_where_layers_behave_by_their_number_stock_loaders_refuse_or_are_right(
     folder = hc.save(model, tmp_path / "cut")
     _same(hc.load(folder), model, inputs)
     stock = _stock_or_none(type(model), folder)
-    assert stock is None or torch.allclose(zoo.output(stock, inputs), zoo.output(model, inputs), atol=1e-6)
+    assert stock is None or close(zoo.output(stock, inputs), zoo.output(model, inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -141,7 +143,7 @@ def test_keywords_go_to_the_stock_loader(tmp_path: Path) -> None:
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
     assert hc.removed(half) == hc.removed(model)
     mapped = hc.load(folder, device_map="cpu", attn_implementation="eager")
-    torch.testing.assert_close(zoo.output(mapped, inputs), zoo.output(model, inputs))
+    assert close(zoo.output(mapped, inputs), zoo.output(model, inputs))
 
 
 @pytest.mark.parametrize("row", ["llama", "t5", "gpt2 layer", "minicpm3"])
@@ -165,6 +167,7 @@ def test_tied_and_untied_embeddings_stay_so(tmp_path: Path) -> None:
 
     for tied in (True, False):
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**zoo.GQA, tie_word_embeddings=tied)).eval()
         hc.cut(model, "0:0-1 layers:1")
         again = hc.load(hc.save(model, tmp_path / str(tied)))
@@ -285,16 +288,21 @@ import sys
 sys.modules["headcount"] = None  # importing it fails
 import torch, transformers
 torch.set_num_threads(1)
+
+def close(a, b):
+    return a.shape == b.shape and (a - b).abs().max() <= 1e-5 * max(1, b.abs().max())
+
 for folder in sys.argv[1:]:
-    kind, inputs, want, parameters = torch.load(folder + "/../" + folder.rsplit("/")[-1] + ".pt")
+    kind, inputs, want, weights = torch.load(folder + "/../" + folder.rsplit("/")[-1] + ".pt")
     inner = transformers.AutoModel.from_pretrained(folder)
     model, info = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-    assert sum(p.numel() for p in model.parameters()) == parameters
+    own = model.state_dict()
+    assert own.keys() == weights.keys() and all(torch.equal(own[name], weights[name]) for name in own), folder
     with torch.no_grad():
-        assert torch.equal(model.eval()(**inputs).logits, want), folder
+        assert close(model.eval()(**inputs).logits, want), folder
         base = getattr(model, model.base_model_prefix, None)
-        assert base is None or torch.equal(inner.eval()(**inputs)[0], base(**inputs)[0]), folder
+        assert base is None or close(inner.eval()(**inputs)[0], base(**inputs)[0]), folder
     print("same")
 """
 
@@ -325,11 +333,13 @@ def test_a_portable_folder_needs_no_headcount(tmp_path: Path) -> None:
             continue
         assert model.config is own
         assert "headcount" not in json.loads((folder / "config.json").read_text())
-        parameters = sum(p.numel() for p in model.parameters())
-        torch.save((type(model).__name__, inputs, zoo.output(model, inputs), parameters), f"{folder}.pt")
+        want = zoo.output(model, inputs)
+        torch.save((type(model).__name__, inputs, want, model.state_dict()), f"{folder}.pt")
         folders.append(str(folder))
-        assert torch.equal(zoo.output(hc.load(folder), inputs), zoo.output(model, inputs))
-    done = subprocess.run([sys.executable, "-c", STOCK, *folders], capture_output=True, text=True, timeout=120)
+        again = hc.load(folder)
+        assert same_weights(again, model)
+        assert close(zoo.output(again, inputs), want)
+    done = subprocess.run([sys.executable, "-c", STOCK, *folders], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["same"] * len(folders), done.stderr[-2000:]
     assert not refused
 
@@ -354,7 +364,7 @@ def test_portable_is_a_promise_that_is_kept_or_refused(name: str, kind: str, tmp
         assert list(tmp_path.iterdir()) == []
         return
     stock = type(model).from_pretrained(folder).eval()
-    torch.testing.assert_close(zoo.output(stock, inputs), zoo.output(model, inputs), rtol=0, atol=1e-5)
+    assert close(zoo.output(stock, inputs), zoo.output(model, inputs))
 
 
 @pytest.mark.parametrize(
@@ -365,11 +375,12 @@ def test_portable_is_a_promise_that_is_kept_or_refused(name: str, kind: str, tmp
 def test_what_no_stock_config_can_say_is_refused_as_portable(name: str, what: str, tmp_path: Path) -> None:
     model, inputs = zoo.build(name)
     hc.cut(model, what)
-    want = zoo.output(model, inputs)
+    want, before = zoo.output(model, inputs), Fingerprint(model)
     with says(Refused, about="without portable"):
         hc.save(model, tmp_path / "cut", portable=True)
     assert list(tmp_path.iterdir()) == []
-    assert torch.equal(zoo.output(model, inputs), want)
+    assert not before.changed()
+    assert close(zoo.output(model, inputs), want)
 
 
 # -- damaged folders -------------------------------------------------------------------------------------------------

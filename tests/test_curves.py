@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 from conftest import Fingerprint, says
-from small import class_loss, class_task, classifier, ragged_pairs
+from small import class_loss, class_task, classifier, close, ragged_pairs
 from torch import Tensor, nn
 
 import headcount as hc
@@ -72,11 +72,11 @@ def test_each_point_is_the_model_with_the_least_important_closed() -> None:
     assert [point.removed for point in made.points] == [0, 3, 6, 9, 12]
     for point in made.points:
         assert set(point.plan) == set(scores.order()[: point.removed])
-        assert point.result.value == pytest.approx(value_without(model, task, point.plan), abs=1e-6)
+        assert point.result.value == pytest.approx(value_without(model, task, point.plan), abs=1e-5)
         assert point.comparison.difference == pytest.approx(point.result.value - made.base.value)
     assert all(a.plan <= b.plan for a, b in pairwise(made.points))
     assert made.of == 12
-    assert len({point.result.value for point in made.points}) == 5
+    assert np.diff(sorted(point.result.value for point in made.points)).min() > 1e-3  # five different models
     assert "|without:9|" in made.points[3].result.signature
 
 
@@ -108,12 +108,15 @@ def test_it_stops_when_enough_is_lost() -> None:
     model, task = classifier(), class_task(7)
     whole = hc.curve(model, task, scored(model), step=1)
     damage = [point.comparison.damage for point in whole.points]
-    drop = sorted(damage)[len(damage) // 2]
+    below, above = sorted(damage)[len(damage) // 2 :][:2]
+    assert above - below > 1e-2
+    drop = (below + above) / 2  # as far from any point as it can be: the second curve is computed anew
     first = next(n for n, one in enumerate(damage) if one > drop)
     assert 0 < first < 12
     made = hc.curve(model, task, scored(model), step=1, until_drop=drop)
     assert [point.plan for point in made.points] == [point.plan for point in whole.points[: first + 1]]
     assert whole.safe(drop).plan == whole.points[first - 1].plan
+    assert whole.safe(damage[first]).removed >= whole.points[first].removed  # so much is not more than so much
     assert whole.safe(max(damage)) is whole.points[-1]
     assert hc.curve(model, task, scored(model), step=1, until_drop=1e9).points[-1].removed == 12
 
@@ -200,9 +203,10 @@ def test_random_orders_begin_and_end_at_the_same_model() -> None:
     made = [hc.curve(model, task, scored(model, seed), step=4) for seed in (1, 2, 3, 1)]
     assert {tuple(point.removed for point in one.points) for one in made} == {(0, 4, 8, 12)}
     values = np.array([[point.result.value for point in one.points] for one in made])
-    assert np.ptp(values, axis=0)[[0, 3]] == pytest.approx(0, abs=1e-6)
-    assert np.ptp(values, axis=0)[1] > 1e-4
-    assert np.array_equal(values[0], values[3])  # the same seed, the same curve
+    assert np.ptp(values, axis=0)[[0, 3]] == pytest.approx(0, abs=1e-5)
+    assert np.ptp(values, axis=0)[1] > 1e-2
+    assert [point.plan for point in made[0].points] == [point.plan for point in made[3].points]
+    assert close(values[0], values[3])  # the same seed, the same curve
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path) -> None:
@@ -222,7 +226,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path) -> None:
         made = hc.curve(model, task, scored(model), step=4, run=run)
     assert len(passes) == 4  # one for each point, also over the interruption
     plain = hc.curve(model, class_task(7), scored(model), step=4)
-    assert [point.result.value for point in made.points] == [point.result.value for point in plain.points]
+    assert [point.plan for point in made.points] == [point.plan for point in plain.points]
+    values = [[point.result.value for point in one.points] for one in (made, plain)]
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
 
 
 def test_json_and_text() -> None:

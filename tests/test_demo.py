@@ -19,7 +19,7 @@ from headcount.runs import read
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same walk on fewer examples, timed twice."""
-    fewer = {"--limit": "40", "--seconds": "0.1", "--steps": "2"}
+    fewer = {"--limit": "24", "--seconds": "0.1", "--steps": "2"}
 
     def short(folder: Path, walk: Any = demo.walk) -> list[list[str]]:
         out = []

@@ -13,6 +13,7 @@ import pytest
 import torch
 import zoo
 from conftest import Fingerprint, says
+from same import ROUNDING, close
 from torch import Tensor, nn
 
 import headcount as hc
@@ -51,14 +52,14 @@ def _loss(model: nn.Module, inputs: zoo.Inputs) -> Tensor:
     ["bert", "modernbert", "deberta-v2", "longformer", "gpt2", "llama", "gemma3_text", "bloom", "mixtral", "t5",
      "bart", "clip"],
 )  # fmt: skip
-def test_gates_of_one_change_no_bit_also_with_padding(name: str) -> None:
+def test_gates_of_one_change_nothing_also_with_padding(name: str) -> None:
     model, inputs = zoo.build(name)
     inputs = _padded(inputs)
     want = zoo.output(model, inputs)
     for shape in ((), (2, 1)):
         ones = {part: torch.ones(*shape, gate.shape[-1]) for part, gate in _gates(model).items()}
         with hc.gated(model, ones):
-            assert torch.equal(zoo.output(model, inputs), want)
+            assert close(zoo.output(model, inputs), want)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "squeezebert", "wavlm", "torchvision-swin", "jetmoe", "t5", "swin"])
@@ -76,7 +77,7 @@ def test_closing_a_unit_is_zeroing_its_columns_of_the_writer(name: str) -> None:
             weight[site.width : 2 * site.width] = 0
         want = zoo.output(other, inputs)
         with hc.closed(model, f"{site.name}:1"):
-            torch.testing.assert_close(zoo.output(model, inputs), want, rtol=0, atol=1e-5)
+            assert close(zoo.output(model, inputs), want)
         if site.kind == "head":
             assert (want - whole).abs().max() > 1e-3, "the head matters, so the equality says something"
 
@@ -100,7 +101,7 @@ def test_a_closed_layer_hands_on_what_it_takes_in(name: str) -> None:
         got = zoo.output(model, inputs)
     container = model.get_submodule(stack.path)
     container[0] = Passing(container[0])
-    torch.testing.assert_close(got, zoo.output(model, inputs), rtol=0, atol=1e-6 if name == "torchvision-vit" else 0)
+    assert close(got, zoo.output(model, inputs))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "wavlm", "torch-encoder", "t5"])
@@ -110,10 +111,10 @@ def test_nested_contexts_multiply(name: str) -> None:
     with hc.gated(model, {part: one[part] * two[part] for part in one}):
         want = zoo.output(model, inputs)
     with hc.gated(model, one), hc.gated(model, two):
-        torch.testing.assert_close(zoo.output(model, inputs), want, rtol=0, atol=1e-5)
+        assert close(zoo.output(model, inputs), want)
     with hc.closed(model, "0:1" if "0" in one else "encoder.0:1"), hc.gated(model, {}):
         closed = zoo.output(model, inputs)
-    assert not torch.allclose(closed, want, atol=1e-4)
+    assert not close(closed, want, 1e-3)
 
 
 def test_closed_gives_the_plan_and_gated_gives_the_gates() -> None:
@@ -145,6 +146,7 @@ PER_EXAMPLE = [
     "patchtst", "jetmoe", "switch_transformers", "deepseek_v3", "wavlm", "torch-encoder-seq-first", "torchvision-swin",
 ]  # fmt: skip
 LAST_AXIS_FIRST = "torch-encoder-seq-first"
+FLOAT32 = ROUNDING[torch.float32]  # many families normalise or turn in float32, whatever their weights are
 
 
 @pytest.mark.parametrize("name", PER_EXAMPLE)
@@ -165,9 +167,9 @@ def test_gates_per_example_equal_each_example_with_its_own_gates_or_are_refused(
         for n in range(2):
             with hc.gated(model, {part: gate[n, 0]}):
                 alone = zoo.output(model, {k: v.narrow(axis, n, 1) for k, v in inputs.items()})
-                torch.testing.assert_close(got[n], alone.squeeze(axis), rtol=0, atol=1e-9, msg=f"{part}, example {n}")
+                assert close(got[n], alone.squeeze(axis), FLOAT32), f"{part}, example {n}"
         with hc.gated(model, {part: gate[0, 0]}):
-            torch.testing.assert_close(same, zoo.output(model, inputs), rtol=0, atol=1e-9)
+            assert close(same, zoo.output(model, inputs), FLOAT32)
     assert done or name == "fsmt"
 
 
@@ -195,7 +197,7 @@ def test_sites_that_do_not_see_examples_one_by_one_refuse_gates_per_example(name
         zoo.output(model, inputs)
     assert not before.changed()
     with hc.gated(model, {part: torch.zeros(units)}):
-        assert not torch.equal(zoo.output(model, inputs), zoo.output(zoo.build(name)[0], inputs))
+        assert not close(zoo.output(model, inputs), zoo.output(zoo.build(name)[0], inputs), 1e-3)
 
 
 def test_a_batch_that_gates_do_not_divide_is_a_bad_plan() -> None:
@@ -214,8 +216,9 @@ def test_gradients_equal_finite_differences_for_heads_neurons_and_layers(name: s
     with hc.gated(model, gates):
         loss = _loss(model, inputs)
     gradients = dict(zip(gates, torch.autograd.grad(loss, list(gates.values())), strict=True))
-    step = 1e-5
+    step = 3e-3  # large against the noise of what is computed in float32, whatever the weights are
     for part, gate in gates.items():
+        assert gradients[part].abs().max() > 0
         for index in {0, 1, gate.numel() - 1}:
             ends = []
             for sign in (1, -1):
@@ -224,8 +227,8 @@ def test_gradients_equal_finite_differences_for_heads_neurons_and_layers(name: s
                 with torch.no_grad(), hc.gated(model, {**gates, part: moved}):
                     ends.append(float(_loss(model, inputs)))
             difference = (ends[0] - ends[1]) / (2 * step)
-            assert gradients[part][index] == pytest.approx(difference, rel=1e-4, abs=1e-8), f"{part}:{index}"
-    assert all(gradient.abs().max() > 0 for gradient in gradients.values())
+            allowed = 1e-3 * float(gradients[part].abs().max())
+            assert float(gradients[part][index]) == pytest.approx(difference, abs=allowed), f"{part}:{index}"
 
 
 def test_gradients_per_example_add_up_to_the_shared_one() -> None:
@@ -237,8 +240,9 @@ def test_gradients_per_example_add_up_to_the_shared_one() -> None:
     for gates in (shared, single):
         with hc.gated(model, gates):
             gradients += torch.autograd.grad(_loss(model, inputs), [gates["1"]])
-    torch.testing.assert_close(gradients[0], gradients[1].sum(0)[0], rtol=0, atol=1e-12)
-    assert not torch.allclose(gradients[1][0], gradients[1][1])
+    largest = gradients[0].abs().max()
+    assert (gradients[0] - gradients[1].sum(0)[0]).abs().max() <= FLOAT32 * largest
+    assert (gradients[1][0] - gradients[1][1]).abs().max() > 0.1 * largest
 
 
 @pytest.mark.parametrize(
@@ -268,7 +272,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name: str, reentrant: b
         results.append([gate.grad for gate in gates.values()])
     for plain, checkpointed in zip(*results, strict=True):
         assert plain.abs().max() > 0
-        torch.testing.assert_close(plain, checkpointed, rtol=1e-4, atol=1e-7)
+        assert (plain - checkpointed).abs().max() <= 1e-4 * plain.abs().max()
 
 
 def test_autocast_runs_and_the_gate_is_live() -> None:
@@ -361,7 +365,7 @@ def test_nothing_is_left_behind(name: str, way: Callable[[nn.Module, zoo.Inputs]
     want, before = zoo.output(model, inputs), Fingerprint(model)
     way(model, inputs)
     assert not before.changed()
-    assert torch.equal(zoo.output(model, inputs), want)
+    assert close(zoo.output(model, inputs), want)
 
 
 @pytest.mark.parametrize("error", [ValueError("inside"), KeyboardInterrupt()], ids=["error", "interrupt"])
@@ -378,13 +382,13 @@ def test_nothing_is_left_behind_when_the_model_itself_stops_halfway(name: str, e
         with pytest.raises(type(error)):
             zoo.output(model, inputs)
         handle.remove()
-        assert torch.equal(zoo.output(model, inputs), want), "the next run inside is as before"
+        assert close(zoo.output(model, inputs), want), "the next run inside is as before"
     handle = inside.register_forward_pre_hook(lambda *_: _raise_after(list, error))
     with pytest.raises(type(error)), hc.gated(model, _gates(model)):
         zoo.output(model, inputs)
     handle.remove()
     assert not before.changed()
-    assert torch.equal(zoo.output(model, inputs), whole)
+    assert close(zoo.output(model, inputs), whole)
 
 
 # -- whatever runs the model -----------------------------------------------------------------------------------------
@@ -398,7 +402,7 @@ def test_kernels_agree_under_gates(name: str) -> None:
         model.set_attn_implementation(kernel)
         with hc.gated(model, _gates(model)):
             outputs.append(zoo.output(model, _padded(inputs) if "input_ids" in inputs else inputs))
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)
+    assert close(*outputs)
 
 
 class Counting:
@@ -428,6 +432,7 @@ def _compile_every_layer(model: nn.Module, backend: Counting) -> Callable[..., A
     return model
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("when", ["before", "inside", "after"])
 @pytest.mark.parametrize(
     ("name", "compiler"),
@@ -447,22 +452,23 @@ def test_compiled_code_never_gives_a_stale_result(name: str, compiler: Callable[
         one = zoo.output(model, inputs)
     with hc.closed(model, "1:2 layers:0"):
         two = zoo.output(model, inputs)
-    assert not torch.allclose(one, whole, atol=1e-4)
-    assert not torch.allclose(two, whole, atol=1e-4)
+    assert not close(one, whole, 1e-3)
+    assert not close(two, whole, 1e-3)
     backend = Counting()
     run = compiler(model, backend) if when == "before" else model
     if when == "before":
-        torch.testing.assert_close(zoo.output(run, inputs), whole)
+        assert close(zoo.output(run, inputs), whole)
     for n, (what, want) in enumerate([("0:1", one), ("1:2 layers:0", two), ("0:1", one)]):
         with hc.closed(run, what):
             run = compiler(model, backend) if when == "inside" and n == 0 else run
-            torch.testing.assert_close(zoo.output(run, inputs), want)
+            assert close(zoo.output(run, inputs), want)
         run = compiler(model, backend) if when == "after" and n == 0 else run
-        torch.testing.assert_close(zoo.output(run, inputs), whole)
+        assert close(zoo.output(run, inputs), whole)
     assert backend.graphs > 0
     torch.compiler.reset()
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("name", ["bert", "torch-encoder", "wavlm"])
 def test_ending_the_first_of_two_contexts_leaves_the_second_in_force(name: str) -> None:
     model, inputs = zoo.build(name)
@@ -479,15 +485,17 @@ def test_ending_the_first_of_two_contexts_leaves_the_second_in_force(name: str) 
     next(first)
     next(second)
     first.close()
-    torch.testing.assert_close(zoo.output(model, inputs), second_only, rtol=0, atol=1e-6)
+    assert close(zoo.output(model, inputs), second_only)
+    assert not close(second_only, want, 1e-3)
     second.close()
-    assert torch.equal(zoo.output(model, inputs), want)
+    assert close(zoo.output(model, inputs), want)
     backend = Counting()
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
     torch.compiler.set_stance("default")  # whatever has happened here, later tests start anew
     assert backend.graphs == 1, "torch.compile compiles again"
 
 
+@pytest.mark.exact
 def test_how_the_user_wants_to_compile_is_his_own_affair() -> None:
     model, inputs = zoo.build("bert")
     backend = Counting()
@@ -521,8 +529,9 @@ def backend(graph, example_inputs):
     return graph.forward
 
 def check(run, want):
-    torch.testing.assert_close(run(x), want)
+    torch.testing.assert_close(run(x), want, rtol=0, atol=1e-5)
 
+torch.manual_seed(0)
 graphs, model, x = [], nn.Sequential(Net(), Net()).eval(), torch.randn(2, 5, 16)
 whole = model(x)
 with hc.closed(model, "0:1"):
@@ -540,14 +549,14 @@ check(compiled, whole)
 with hc.closed(model, "0:1"):
     check(compiled, one)
 check(compiled, whole)
-assert min((one - whole).abs().max(), (both - one).abs().max()) > 1e-4
+assert min((one - whole).abs().max(), (both - one).abs().max()) > 1e-3
 print("same", len(graphs) > 0)
 """
 
 
 def test_the_first_compilation_of_a_process_may_happen_inside_a_context(tmp_path: Path) -> None:
     (tmp_path / "first.py").write_text(FIRST)
-    done = subprocess.run([sys.executable, tmp_path / "first.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, tmp_path / "first.py"], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["same", "True"], done.stderr[-2000:]
 
 
@@ -579,16 +588,16 @@ def test_offloaded_models_can_be_closed_and_are_cut_only_where_their_weights_are
         model = accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=str(tmp_path), force_hooks=True)
     assert any(p.is_meta for p in model.parameters()) == (how != "device map")
     with hc.closed(model, what):
-        torch.testing.assert_close(zoo.output(model, inputs), want)
-    torch.testing.assert_close(zoo.output(model, inputs), whole)
+        assert close(zoo.output(model, inputs), want)
+    assert close(zoo.output(model, inputs), whole)
     if how == "device map":
         hc.cut(model, what)
-        torch.testing.assert_close(zoo.output(model, inputs), want)
+        assert close(zoo.output(model, inputs), want)
         return
     for some in ("1:0", "1.mlp:3-9"):
         with says(Refused, about="offloaded"):
             hc.cut(model, some)
-    torch.testing.assert_close(zoo.output(model, inputs), whole)
+    assert close(zoo.output(model, inputs), whole)
 
 
 CLOSED = {

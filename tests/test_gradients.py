@@ -22,6 +22,7 @@ from small import (
     parts_of,
     ragged_pairs,
     ragged_texts,
+    spread,
     texts,
     zoo_task,
 )
@@ -31,6 +32,7 @@ import headcount as hc
 from headcount import gradients
 from headcount.ablation import plans_of
 from headcount.gradients import Contributions, contributions
+from headcount.nests import tensors
 
 FAMILIES = list(zoo.ZOO)
 
@@ -49,12 +51,13 @@ def law_contributions_are_derivatives(name: str) -> None:
     want = [by_gates(model, task, example) for example in apart]
     for part in parts_of(model):
         each = np.stack([one[part.name] for one in want])
-        scale = max(1e-3, float(np.abs(each).max()))
+        # rounding on the way there and on the way back: a part that matters little has that of all the others in it
+        allowed = 1e-4 * max(1e-2, float(np.abs(each).max()))
         if part.kind == "neuron":  # one row for all
             whole = each.sum(0, keepdims=True) * (task.size / len(each))
-            assert np.abs(found.signed[part.name] - whole).max() <= 2e-5 * 4 * scale, part.name
+            assert np.abs(found.signed[part.name] - whole).max() <= 4 * allowed, part.name
         else:
-            assert np.abs(found.signed[part.name][: len(each)] - each).max() <= 2e-5 * scale, part.name
+            assert np.abs(found.signed[part.name][: len(each)] - each).max() <= allowed, part.name
             assert len(found.signed[part.name]) == task.size
 
 
@@ -121,6 +124,21 @@ def test_other_readers_of_the_same_tensor_do_not_count() -> None:
     want = np.stack([by_gates(model, beside, example)["1"] for example in range(4)])
     assert dense is hc.find(model)["1"].writer
     assert close(gathered(model, beside).signed["1"], want)
+
+
+def test_hooks_of_the_model_see_what_goes_on() -> None:
+    """As those do by which transformers records hidden states: some models go on from these."""
+    model, task, recorded = classifier(), class_task(4), []
+    layers = hc.find(model)["layers"]
+    layers.blocks[0].register_forward_hook(lambda _, __, output: recorded.append(next(tensors(output))))
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        del recorded[:]
+        return class_loss(model, batch) + spread(recorded[0])
+
+    beside = replace(task, loss=loss)
+    want = np.stack([by_gates(model, beside, example)["layers"] for example in range(4)])
+    assert close(contributions(model, hc.find(model), [layers], beside).signed["layers"], want)
 
 
 # -- independence ------------------------------------------------------------------------------------------------------
@@ -312,7 +330,7 @@ def test_a_value_that_is_not_a_number_names_what_was_closed() -> None:
     def values(model: Any, batch: dict[str, Tensor]) -> Tensor:
         given = class_loss(model, batch)
         third = batch["input_ids"][:, 0] == texts(7)[2, 0]
-        return torch.where(third & ~torch.isclose(given, whole[2]), torch.inf, given)
+        return torch.where(third & ((given - whole[2]).abs() > 1e-3), torch.inf, given)
 
     with torch.no_grad():
         whole = class_loss(model, class_task(7).collate(range(7)))
@@ -387,6 +405,13 @@ def test_values_of_fewer_examples_where_memory_runs_out(most: int) -> None:
     values = hc.measure(model, class_task(7, loss=loss), plans)
     assert close(naive(model, class_task(7), plans), values)
     assert max(asked) > most
+
+
+def test_half_as_many_plans_to_a_pass_where_memory_runs_out() -> None:
+    model = classifier()
+    loss, asked = small_memory(20)
+    hc.measure(model, class_task(7, loss=loss), [hc.Plan(), *plans_of(hc.find(model), "heads").values()])
+    assert sorted(set(asked))[-2:] == [14, 28]  # of the four heads of a layer, two
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import says
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 import headcount as hc
 from headcount import guarantee
@@ -37,20 +38,29 @@ def counted(lost: int, won: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 def statistic(lost: int, won: int, n: int, margin: float) -> float:
     """The score statistic from its definition: the likelihood, maximised by search where the loss is the margin."""
 
-    def surprise(gained: float) -> float:
-        shares = np.array([gained + margin, gained, 1 - 2 * gained - margin])
-        counts = np.array([lost, won, n - lost - won])
-        return -float(np.sum(np.where(counts > 0, counts * np.log(np.maximum(shares, 1e-300)), 0.0)))
+    counts = np.array([lost, won, n - lost - won])
+
+    def surprise(gained: Any) -> Any:
+        shares = np.stack([gained + margin, gained, 1 - 2 * gained - margin], axis=-1)
+        return -special.xlogy(counts, np.maximum(shares, 1e-300)).sum(axis=-1)
 
     top = (1 - margin) / 2
     grid = np.linspace(0, top, 2001)
-    near = grid[np.argmin([surprise(g) for g in grid])]
+    near = grid[surprise(grid).argmin()]
     lower, upper = max(0.0, near - top / 1000), min(top, near + top / 1000)
     gained = optimize.minimize_scalar(surprise, bounds=(lower, upper), method="bounded", options={"xatol": 1e-12}).x
     return (lost - won - n * margin) / math.sqrt(n * (2 * gained + margin * (1 - margin)))
 
 
-@pytest.mark.parametrize(("lost", "won", "n", "margin"), [(1, 2, 14, 0.2), (0, 1, 12, 0.15), (3, 3, 16, 0.3)])
+@pytest.mark.parametrize(
+    ("lost", "won", "n", "margin"),
+    [
+        *[(1, 2, 14, 0.2), (0, 1, 12, 0.15), (3, 3, 16, 0.3)],
+        (4, 5, 12, 0.05),  # largest where the fewest are gained that those won leave open
+        (0, 0, 17, 0.2),  # and where the most are
+        (1, 7, 8, 0.3),  # where no example stays as it was
+    ],
+)
 def test_the_exact_p_is_the_probability_of_all_counts_at_least_as_good(
     lost: int, won: int, n: int, margin: float
 ) -> None:
@@ -64,6 +74,19 @@ def test_the_exact_p_is_the_probability_of_all_counts_at_least_as_good(
         for g in np.linspace(low, high, guarantee.GRID)
     )
     assert exact_p(lost, won, n, margin) == pytest.approx(worst + LEFT_OUT + 2 * TAIL, rel=1e-6)
+
+
+def test_no_count_that_matters_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are looked at as far as any of the shares searched makes them likely; what is beyond is in the tails."""
+    cases = [(40, 46, 200, 0.0), (39, 33, 150, 0.001), (19, 33, 600, 0.0)]
+    found = [exact_p(*case) for case in cases]
+    monkeypatch.setattr(guarantee, "_range", lambda n, share: (0, n))
+    assert found == pytest.approx([exact_p(*case) for case in cases], abs=2 * TAIL)
+
+
+def test_what_is_left_out_speaks_against_us() -> None:
+    """Both tails and the shares that are not searched are added, where all else is as good as impossible."""
+    assert exact_p(0, 500, 1000, 0.1) == pytest.approx(LEFT_OUT + 2 * TAIL, abs=1e-12)
 
 
 @pytest.mark.parametrize(("n", "margin", "alpha"), [(30, 0.1, 0.05), (45, 0.2, 0.05), (40, 0.05, 0.2)])
@@ -195,6 +218,13 @@ def test_no_change_at_all_shows_little_on_few_examples_and_more_on_many(name: st
     assert few > 4 * many > 0
 
 
+def test_a_loss_of_exactly_the_drop_is_not_shown() -> None:
+    """Every example loses 1, so that every resample does: what is shown is that less is lost."""
+    was, now = np.full((40, 1), 3.0), np.full((40, 1), 2.0)
+    assert no_worse(metric("mean"), was, now, 1.0, resamples=99).p == 1
+    assert no_worse(metric("mean"), was, now, 1.5, resamples=99).p == 1 / 100
+
+
 # -- the sequence --------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +339,28 @@ def test_the_number_of_examples_that_would_be_needed_is_about_right() -> None:
     nothing = sequence(ACCURACY, same, [(1, same)], 1.0)
     assert nothing.needed is not None
     assert nothing.needed >= fewest(0.01, 0.05) == 299
+
+
+def test_the_bounds_of_a_sequence_are_as_sure_as_it_is() -> None:
+    before, after = counted(4, 3, 200)
+    for alpha in (0.05, 0.2):
+        (step,) = sequence(ACCURACY, before, [(1, after)], 1.5, alpha=alpha).steps
+        assert step.bound == pytest.approx(100 * least_shown(4, 3, 200, alpha))
+
+
+def test_numbers_of_examples_are_told_with_two_digits_rounded_up_and_to_a_million() -> None:
+    rounded = [guarantee._rounded_up(number) for number in (7.2, 48.1, 301, 1234.5, 56_000)]
+    assert rounded == [8, 49, 310, 1300, 56_000]
+    assert guarantee.in_words(310) == "about 310 examples"
+    assert guarantee.in_words(1_000_000) == "about 1,000,000 examples"
+    assert guarantee.in_words(1_000_001) == "more than a million examples"
+    assert guarantee.in_words(None) == "no number of examples"
+
+
+def test_a_drop_of_nothing_may_be_asked_for() -> None:
+    """Then only a plan that gains can be shown."""
+    assert no_worse(ACCURACY, *counted(0, 40, 60), drop=0).p <= 0.001
+    assert no_worse(ACCURACY, *counted(0, 0, 60), drop=0).p == 1
 
 
 def test_bad_questions_get_a_sentence() -> None:

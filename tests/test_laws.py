@@ -10,25 +10,20 @@ import copy
 import pytest
 import torch
 import zoo
+from same import close, same_weights
 from torch import nn
+from transformers.generation import LogitsProcessor
 
 import headcount as hc
 from headcount import surgery
 from headcount.rules import refusal
 
 FAMILIES = list(zoo.ZOO)
-# torch's own attention runs a fused kernel until it is opened, so there one and none differ by rounding
-FUSED = [name for name in FAMILIES if name.startswith(("torch-", "torchvision-")) or name == "siglip"]
-TOLERANCE = 1e-5
 
 
 def built(name: str) -> tuple[nn.Module, dict, hc.Anatomy]:
     model, inputs = zoo.build(name)
     return model, inputs, hc.find(model)
-
-
-def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) -> bool:
-    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * max(1.0, float(a.abs().max())))
 
 
 def state(model: nn.Module) -> dict:
@@ -90,7 +85,7 @@ def test_gates_of_one_change_nothing(name: str) -> None:
         assert hooks(model) > before
         output = zoo.output(model, inputs)
     assert hooks(model) == before
-    assert close(output, base, 1e-6) if name in FUSED or name == "videomae" else torch.equal(output, base)
+    assert close(output, base)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -99,7 +94,7 @@ def test_closing_any_head_changes_the_output(name: str) -> None:
     base = zoo.output(model, inputs)
     for unit in [unit for site in anatomy.heads for unit in site.units]:
         with hc.closed(model, [unit]):
-            assert not torch.equal(zoo.output(model, inputs), base), unit
+            assert not close(zoo.output(model, inputs), base), unit
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -118,13 +113,16 @@ def test_the_gradient_of_a_gate_is_its_finite_difference(name: str) -> None:
 
     (gradient,) = torch.autograd.grad(loss(gate), gate)
     assert gradient.abs().max() > 0
-    # many families normalise in float32 whatever their weights are: the step has to be large against that noise
-    step = 3e-3
     for unit in range(min(2, len(site))):
-        shift = torch.zeros(len(site), dtype=torch.float64)
-        shift[unit] = step
-        slope = (loss((gate + shift).detach()) - loss((gate - shift).detach())) / (2 * step)
-        assert abs(slope - gradient[unit]) <= 1e-2 * float(gradient.abs().max())
+        errors = []
+        # many families normalise in float32 whatever their weights are: the step has to be large against that noise; within
+        # a large step a ReLU may open or close, so there is a small one too
+        for step in (3e-3, 1e-4):
+            shift = torch.zeros(len(site), dtype=torch.float64)
+            shift[unit] = step
+            slope = (loss((gate + shift).detach()) - loss((gate - shift).detach())) / (2 * step)
+            errors.append(abs(slope - gradient[unit]))
+        assert min(errors) <= 1e-2 * float(gradient.abs().max())
 
 
 def law_cut_equals_closed(name: str, kind: str) -> None:
@@ -140,8 +138,9 @@ def law_cut_equals_closed(name: str, kind: str) -> None:
     hc.cut(model, plan)
     assert close(zoo.output(model, inputs), want)
     assert before - sum(p.numel() for p in model.parameters()) == promised
-    inside = {u for u in plan if u.site not in {s.name for s in (*hc.find(model).sites, *hc.find(model).stacks)}}
-    assert hc.removed(model).units == plan.units - inside
+    left = hc.find(model)
+    known = {part.name for part in (*left.sites, *left.stacks)}  # a site inside a layer that is gone is gone with it
+    assert hc.removed(model).units == {unit for unit in plan if unit.site in known}
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -161,9 +160,9 @@ def test_two_cuts_equal_one_and_survivors_keep_their_names(name: str) -> None:
     hc.cut(one, first | second)
     hc.cut(other, first)
     hc.cut(other, second)
-    assert torch.equal(zoo.output(one, inputs), zoo.output(other, inputs))
+    assert same_weights(one, other)
+    assert close(zoo.output(one, inputs), zoo.output(other, inputs))
     assert [s.units for s in hc.find(one)] == [s.units for s in hc.find(other)]
-    assert {n: t.shape for n, t in one.state_dict().items()} == {n: t.shape for n, t in other.state_dict().items()}
     left = {unit for site in anatomy for unit in site.units} - (first | second).units
     assert {unit for site in hc.find(one) for unit in site.units} <= left
 
@@ -177,20 +176,49 @@ def test_what_is_refused_leaves_the_model_as_it_was(name: str) -> None:
         with pytest.raises(hc.Refused, match=r"^[^\n]+ cannot be cut exactly: [^\n]+; it can still be closed\.$"):
             hc.cut(model, [part.units[0]])
     assert list(model.modules()) == modules
-    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-    assert torch.equal(zoo.output(model, inputs), base)
+    assert same_weights(model, before)
+    assert close(zoo.output(model, inputs), base)
+
+
+class Dictated(LogitsProcessor):
+    """Lets a model say what its logits are highest for, or what is dictated, and writes down both at every step."""
+
+    def __init__(self, tokens: list[torch.Tensor] | None) -> None:
+        self.dictated, self.tokens, self.logits = tokens, list[torch.Tensor](), list[torch.Tensor]()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        said = scores.argmax(-1) if self.dictated is None else self.dictated[len(self.tokens)]
+        self.tokens.append(said)
+        self.logits.append(scores.nan_to_num(neginf=0.0))  # tokens that are forbidden
+        return torch.full_like(scores, -torch.inf).scatter(1, said[:, None], 0.0)
+
+
+def spoken(model: nn.Module, inputs: dict, tokens: list[torch.Tensor] | None = None) -> Dictated:
+    """What a model generates, or what is dictated to it, with its logits at every step."""
+    inputs = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
+    diary = Dictated(tokens)
+    model.generate(**inputs, max_new_tokens=4, do_sample=False, num_beams=1, logits_processor=[diary])
+    return diary
+
+
+def law_cut_generates_as_closed(name: str, plan: hc.Plan) -> None:
+    """The law: with its cache, the cut model has the logits of the closed one at every step of the same texts.
+
+    The texts themselves could differ where the two best tokens are as good as equal.
+    """
+    model, inputs, _ = built(name)
+    with hc.closed(model, plan):
+        want = spoken(model, inputs)
+    hc.cut(model, plan)
+    got = spoken(model, inputs, want.tokens)
+    assert len(got.logits) == len(want.logits) > 1
+    assert close(torch.stack(got.logits), torch.stack(want.logits))
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if zoo.ZOO[name].generates])
 def test_the_cut_model_generates_what_the_closed_one_does(name: str) -> None:
-    model, inputs, anatomy = built(name)
-    plan = uneven_heads(model, anatomy) | whole_sites(model, anatomy)
-    inputs = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
-    options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 1}
-    with hc.closed(model, plan):
-        want = model.generate(**inputs, **options)
-    hc.cut(model, plan)
-    assert torch.equal(model.generate(**inputs, **options), want)
+    model, _, anatomy = built(name)
+    law_cut_generates_as_closed(name, uneven_heads(model, anatomy) | whole_sites(model, anatomy))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -205,7 +233,8 @@ def test_a_saved_model_loads_as_it_was(name: str, tmp_path) -> None:
     if hasattr(loaded, "set_experts_implementation"):
         loaded.set_experts_implementation("eager")  # as in the zoo; not part of a saved config
     assert type(loaded) is type(model)
-    assert torch.equal(zoo.output(loaded, inputs), want)
+    assert same_weights(loaded, model)
+    assert close(zoo.output(loaded, inputs), want)
     assert hc.removed(loaded) == hc.removed(model)
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in model.parameters())
 
@@ -247,10 +276,7 @@ def test_the_law_sees_a_forgotten_companion(name: str, monkeypatch) -> None:
 
 
 def test_the_law_sees_layers_that_are_not_renumbered(monkeypatch) -> None:
+    law_cut_generates_as_closed("llama", hc.Plan.of("layers:0"))
     monkeypatch.setattr("headcount.layers.POSITION_NAMES", ())
-    model, inputs, _ = built("llama")
-    with hc.closed(model, "layers:0"):
-        want = model.generate(**inputs, max_new_tokens=3, do_sample=False)
-    hc.cut(model, "layers:0")
     with pytest.raises((AssertionError, IndexError)):
-        assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), want)
+        law_cut_generates_as_closed("llama", hc.Plan.of("layers:0"))

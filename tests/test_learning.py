@@ -11,8 +11,9 @@ import small
 import torch
 import zoo
 from conftest import Fingerprint, says
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from same import close
 from torch import Tensor, nn
 
 import headcount as hc
@@ -68,7 +69,8 @@ def test_the_gradient_of_the_penalty_is_that_of_finite_differences_also_where_it
         return how.penalty(weights, torch.zeros(2, dtype=WIDE), budgets, blocks=3)
 
     weights = torch.tensor([-12.0, -2, 0, 1, 3, 8, 15], dtype=WIDE, requires_grad=True)
-    assert torch.autograd.gradcheck(penalty, weights, eps=1e-5, atol=1e-12, rtol=1e-4)
+    # steps of 1e-3: with smaller ones the rounding of the sum is as large as the smallest slope, 4e-8
+    assert torch.autograd.gradcheck(penalty, weights, eps=1e-3, atol=1e-11, rtol=1e-4, nondet_tol=1e-12)
     penalty(weights).backward()
     assert (weights.grad > 0).all()
 
@@ -97,7 +99,6 @@ def test_gates_start_open_and_as_published_half_closed() -> None:
 # --- subsets --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 200), st.floats(0.001, 1), st.sampled_from([1e-4, 0.01, 0.3, 1.0, 30.0, 1000.0]), st.integers(0, 99)
 )
@@ -115,13 +116,19 @@ def test_relaxed_subsets_sum_to_their_size_and_no_entry_exceeds_1(
 @pytest.mark.parametrize("keep", [1, 3, 7, 2.5])
 def test_the_gradient_of_a_relaxed_subset_is_that_of_finite_differences(keep: float, temperature: float) -> None:
     weights = numbers(8, spread=1.0).requires_grad_()
-    assert torch.autograd.gradcheck(lambda w: subsets.relaxed(w, keep, temperature), weights, atol=1e-6)
+    assert torch.autograd.gradcheck(lambda w: subsets.relaxed(w, keep, temperature), weights, atol=1e-6, nondet_tol=1e-10)
 
 
 def test_several_rows_at_once_and_halving_find_the_same_thresholds() -> None:
     rows = torch.stack([numbers(40, seed) for seed in range(3)])
     together = subsets.relaxed(rows, 7.5, 0.4)
     assert torch.allclose(together, torch.stack([subsets.relaxed(row, 7.5, 0.4) for row in rows]), atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [2.0**-30, 2.0**30])
+def test_weights_count_over_the_temperature_whatever_their_size(scale: float) -> None:
+    weights = numbers(20)
+    assert torch.allclose(subsets.relaxed(scale * weights, 7.5, scale), subsets.relaxed(weights, 7.5, 1.0), atol=1e-9)
 
 
 def test_a_cold_subset_is_the_largest() -> None:
@@ -142,6 +149,12 @@ def test_the_published_form_sums_to_its_size_too(keep: int, temperature: float) 
         assert chosen.max() > 1, "which is why it is not our default"
 
 
+def test_the_published_form_turns_down_what_the_first_softmax_took() -> None:
+    first = torch.tensor([0.5, 0.3, 0.2], dtype=WIDE)
+    second = first * (1 - first)
+    assert torch.allclose(subsets.published(first.log(), 2, 1.0), first + second / second.sum(), atol=1e-12)
+
+
 def test_gumbel_noise_makes_the_first_of_a_subset_a_draw_by_softmax() -> None:
     weights = torch.tensor([0.0, 1.0, 2.0], dtype=WIDE)
     drawn = (weights + subsets.gumbel(draws(100_000, 3))).argmax(1)
@@ -149,7 +162,6 @@ def test_gumbel_noise_makes_the_first_of_a_subset_a_draw_by_softmax() -> None:
     assert torch.allclose(seen.double(), weights.softmax(0), atol=0.006)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=20), st.data())
 def test_the_largest_are_exactly_so_many_also_with_ties(values: list[float], data: Any) -> None:
     keep = data.draw(st.integers(0, len(values)))
@@ -220,7 +232,7 @@ def test_keeping_all_changes_nothing(name: str, method: str) -> None:
     with hc.learning(model, method, keep=everything, steps=4) as gates:
         for _ in range(4):
             now = out(model, inputs)
-            assert torch.equal(now, before)
+            assert close(now, before)
             now.square().sum().backward()
             gates.step()
         assert not gates.plan()
@@ -242,7 +254,7 @@ def test_evaluation_is_that_of_the_plan_and_what_is_kept_is_counted(method: str,
         model.eval()
         plan = gates.plan()
         first, second = model(**batch).logits, model(**batch).logits
-        assert torch.equal(first, second)
+        assert close(first, second)
     parts = hc.find(model)
     kinds = {"heads": "head", "neurons": "neuron", "layers": "layer", "mlps": "neuron", "attentions": "head"}
     for word in units.split(","):
@@ -253,7 +265,7 @@ def test_evaluation_is_that_of_the_plan_and_what_is_kept_is_counted(method: str,
         if word in ("mlps", "attentions"):
             assert {unit.site for unit in here} == {p.name for p in sites if count_of(here, p.name) == len(p)}
     with hc.closed(model, hc.Plan() if method == "layerdrop" else plan):
-        assert torch.allclose(model(**batch).logits, first, atol=1e-6)
+        assert close(model(**batch).logits, first)
 
 
 def count_of(units: list[hc.Unit], site: str) -> int:
@@ -279,7 +291,7 @@ def test_gradients_reach_the_weights_through_what_was_drawn() -> None:
     again = weights.requires_grad_()
     methods.Subset().gates(again, noise, budgets, progress).backward(by_gate)
     assert any(0.01 < float(g) < 0.99 for gate in drawn.values() for g in gate)
-    assert torch.allclose(seen[0], again.grad, rtol=1e-4, atol=1e-7)
+    assert close(seen[0], again.grad, 1e-5)  # float64, from gradients of a float32 model
 
 
 @pytest.mark.parametrize("units", ["heads", "mlps", "attentions"])
@@ -294,7 +306,7 @@ def test_movement_adds_up_the_gradients_of_the_gates_of_whole_parts_as_one(units
     with hc.learning(model, "movement", keep=2, units=units, steps=100) as gates:
         model(**batch).logits.square().sum().backward()
         gates.step()
-        assert torch.allclose(gates.weights.detach(), -torch.cat(given).double(), rtol=1e-5, atol=1e-9)
+        assert close(gates.weights.detach(), -torch.cat(given).double(), 1e-5)  # sums of float32 gradients
 
 
 def test_movement_closes_ever_more_gates_by_the_cubic_schedule() -> None:
@@ -332,7 +344,7 @@ def test_gates_on_weights_and_gates_on_activations_are_the_same(count: int, trai
     found = seen(plain, plain), seen({name: (lambda g=gate: g) for name, gate in moving.items()}, moving)
     assert len(found[0]) == len(found[1])
     for one, other in zip(*found, strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+        assert close(one, other)
 
 
 def test_passes_between_two_steps_add_up() -> None:
@@ -346,7 +358,7 @@ def test_passes_between_two_steps_add_up() -> None:
                 gates.step()
             return gates.weights.detach().clone()
 
-    assert torch.allclose(learned(1), learned(3), rtol=1e-6, atol=1e-8)
+    assert close(learned(1), learned(3), 1e-5)  # eight steps of Adam on float32 gradients
 
 
 @pytest.mark.parametrize("method", ["l0", "subset", "movement", "layerdrop"])
@@ -372,7 +384,7 @@ def test_going_on_from_a_state_is_as_never_interrupted(method: str) -> None:
         again = gates.state()
     assert whole.keys() == again.keys()
     for name, value in whole.items():
-        assert torch.equal(value, again[name]), name
+        assert close(value, again[name], 1e-4), name  # twelve steps, each with float32 gradients of its own
     with hc.learning(model, method, units="neurons", keep=10, steps=3) as gates, says(BadPlan, about="other gates"):
         gates.load_state(half)
 
@@ -390,7 +402,7 @@ def test_gates_stand_while_the_model_settles() -> None:
         assert torch.equal(gate, seen[5])
         assert set(gate.tolist()) <= {0.0, 1.0}
         assert int(gate.sum()) == 3
-    assert not torch.equal(seen[1], seen[2])
+    assert not close(seen[1], seen[2], 1e-3)
     assert len(plan) == sum(len(s) for s in hc.find(model).heads) - 3
 
 
@@ -422,7 +434,7 @@ def test_layers_are_left_out_at_the_rate_and_the_rest_is_not_rescaled() -> None:
                     here = model(**batch).logits
                     live, gates._leaves = gates._leaves, [torch.ones(3)]
                     with hc.closed(model, [f"layers:{place}" for place in gone]):
-                        assert torch.allclose(model(**batch).logits, here, atol=1e-6)
+                        assert close(model(**batch).logits, here)
                     gates._leaves = live
             gates.step()
     assert abs(closed_count / (3 * steps) - 0.3) < 0.06
@@ -609,7 +621,7 @@ def test_a_weight_that_somebody_else_computes_is_still_there_afterwards() -> Non
     batch = {"input_ids": small.texts(12)}
     before = model(**batch).logits
     with hc.learning(model, "subset", keep=12, steps=2) as gates:
-        assert torch.equal(model(**batch).logits, before)
+        assert close(model(**batch).logits, before)
         gates.step()
-    assert torch.equal(model(**batch).logits, before)
+    assert close(model(**batch).logits, before)
     assert "weight" in writer.__dict__

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from same import alike
 from test_functions import by_hand
 from torch import Tensor, nn
 
@@ -89,10 +90,13 @@ def decoder(seed: int = 0) -> nn.Module:
 
 
 def turning(seed: int = 0) -> nn.Module:
-    """A decoder that knows only how far apart tokens are, so that padding on the left does not move them."""
+    """A decoder that knows only how far apart tokens are, so that padding on the left does not move them.
+
+    Its softmax is one of float32, in which a float64 mask is infinite, and where all is masked there is no number left.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return randomised(LlamaForCausalLM, LlamaConfig(**zoo.DECODER), seed)
+    return randomised(LlamaForCausalLM, LlamaConfig(**zoo.DECODER), seed).float()
 
 
 def translator(seed: int = 0) -> nn.Module:
@@ -102,14 +106,17 @@ def translator(seed: int = 0) -> nn.Module:
 
 
 def randomised(kind: Any, config: Any, seed: int) -> nn.Module:
-    """Weights that are large enough for heads to prefer something."""
+    """Weights that are large enough for heads to prefer something.
+
+    In float64: of two tokens with nearly the same weight, float32 may put either first, and each way to compute another.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind(config).eval()
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.data.normal_(std=0.3)
-    return model
+    return model.double()
 
 
 def texts(count: int = 40, seed: int = 0, **more: Any) -> Passages:
@@ -446,8 +453,8 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(monkeypatch: pytest.Mon
         ran.clear()
         again = roles(model, passages, run=run)
     assert ran == []
-    assert resumed == whole
-    assert again == whole
+    assert nearly(resumed, whole)
+    assert again == resumed
 
 
 def test_where_memory_runs_out_batches_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,7 +503,7 @@ def test_without_translations_only_the_encoder_is_looked_at() -> None:
     found = roles(model, passages)
     assert {head.type for head in found.heads} == {"encoder"}
     both = roles(model, replace(pairs(), source=passages.source))
-    assert found.heads == tuple(head for head in both.heads if head.type == "encoder")
+    assert alike(found.heads, tuple(head for head in both.heads if head.type == "encoder"))
 
 
 def test_heads_keep_their_names_in_a_model_that_was_cut() -> None:
@@ -653,8 +660,8 @@ def test_what_uniform_attention_has_is_what_uniform_attention_is_counted_to_have
         laid, real = ground.laid(numbers), passages.source.placed(numbers).real
         place = torch.arange(real.shape[1])
         seen = real[:, None] & ((place[:, None] >= place) if kind == "decoder" else torch.tensor(True))
-        weights = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).expand(-1, len(place), -1)
-        part = Tally(ground.names, tallied(ground.counted(laid, weights[:, None].double()), laid.n))
+        weights = (seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)).expand(-1, len(place), -1)
+        part = Tally(ground.names, tallied(ground.counted(laid, weights[:, None]), laid.n))
         total = part if total is None else total + part
     assert total is not None
     for name, uniform in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ from headcount.tasks import Task
 from headcount.tickets import Field, importance, networks, search
 
 GENTLE = Recipe(steps=1, batch_size=16, lr=1e-6)  # what was planted stays
-ESSENTIAL = planted(0, 2).essential
+PLANTED = planted(0, 2)
+ESSENTIAL = PLANTED.essential
 
 
 def build(seed: int) -> nn.Module:
     """The same planted body under every seed, and classifier biases of its own: pretrained weights and a fresh head."""
-    model: Any = planted(0, 2).model
+    model: Any = copy.deepcopy(PLANTED.model)
     with torch.no_grad():
         model.classifier.bias.copy_(torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 0.01)
     return model
@@ -42,13 +44,12 @@ def build(seed: int) -> nn.Module:
 
 def part(first: int, count: int = 1, **other: Any) -> Task:
     """A task on batches of 48 texts that no other part has."""
-    made = planted(0, 2)
 
     def values(model: nn.Module, batch: Any) -> Any:
-        return made.task.rows(model, batch)[:, 0]
+        return PLANTED.task.rows(model, batch)[:, 0]
 
-    texts = [made.draw(48, 500 + first + number) for number in range(count)]
-    return hc.own_task(texts, loss=made.task.loss, **{"values": values, "name": f"texts {first}", **other})
+    texts = [PLANTED.draw(48, 500 + first + number) for number in range(count)]
+    return hc.own_task(texts, loss=PLANTED.task.loss, **{"values": values, "name": f"texts {first}", **other})
 
 
 def a_lot(name: str = "planted") -> Lot:

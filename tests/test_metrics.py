@@ -11,7 +11,7 @@ import sacrebleu
 import scipy.stats
 import sklearn.metrics
 from conftest import says
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -150,15 +150,16 @@ def test_what_is_not_defined_is_zero(
 
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_resample_in_which_one_side_is_constant_is_zero_and_not_rounding_error(name: str, side: int) -> None:
-    rows = np.random.default_rng(0).uniform(size=(12, 3))
-    rows[:8, side] = 0.1
-    counts = np.zeros((200, 12))
-    counts[:, :8] = np.random.default_rng(1).multinomial(12, np.ones(8) / 8, 200)
+@pytest.mark.parametrize("n", [12, 600])  # the error of a sum grows with its terms
+def test_a_resample_in_which_one_side_is_constant_is_zero_and_not_rounding_error(name: str, side: int, n: int) -> None:
+    rows = np.random.default_rng(0).uniform(size=(n, 3))
+    same = n * 2 // 3
+    rows[:same, side] = 0.1
+    counts = np.zeros((200, n))
+    counts[:, :same] = np.random.default_rng(1).multinomial(n, np.ones(same) / same, 200)
     assert not metric(name).resampled(rows, counts).any()
 
 
-@settings(deadline=None, max_examples=60)
 @given(rows=arrays(np.float64, (9, 3), elements=st.integers(0, 2).map(float)), seed=st.integers(0, 9))
 def test_no_resample_is_ever_nan_and_all_lie_in_range(rows: np.ndarray, seed: int) -> None:
     counts = np.random.default_rng(seed).multinomial(9, np.ones(9) / 9, 20)
@@ -207,7 +208,6 @@ def test_bleu_and_chrf_are_those_of_sacrebleu_to_the_last_bit(name: str, corpus:
     assert metric(name).value(translation_rows(name, hypotheses, references)) == sacre(name, hypotheses, references)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     pairs=st.lists(
         st.tuples(*[st.lists(st.sampled_from(["a", "b", "c", "dd", "e."]), max_size=9).map(" ".join)] * 2),

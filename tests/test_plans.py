@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,17 @@ def test_legalize_treats_attentions_one_by_one_and_leaves_other_units_alone(grou
 # -- damaged and hostile plans ---------------------------------------------------------------------------------------
 
 
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Within the block, little is computed: milliseconds, where spelling out a range of millions would take minutes.
+
+    The time of this process is what counts, so that it does not matter what else a machine is doing.
+    """
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < 5
+
+
 def _with(remove: Any = None, **other: Any) -> dict[str, Any]:
     return {"format": 1, "remove": {"0": [1]} if remove is None else remove, **other}
 
@@ -197,10 +210,8 @@ BAD_JSON = {
 
 @pytest.mark.parametrize("data", BAD_JSON.values(), ids=BAD_JSON)
 def test_malformed_json_is_one_bad_plan_at_once(data: Any) -> None:
-    start = time.perf_counter()
-    with says(BadPlan):
+    with at_once(), says(BadPlan):
         Plan.from_json(data)
-    assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize(
@@ -247,10 +258,8 @@ BAD_FILES = {
 @pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES)
 def test_a_damaged_file_is_one_bad_plan_at_once(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(content)
-    start = time.perf_counter()
-    with says(BadPlan):
+    with at_once(), says(BadPlan):
         Plan.read(tmp_path / "plan.json")
-    assert time.perf_counter() - start < 2
 
 
 def test_a_missing_file_and_a_folder_are_one_bad_plan(tmp_path: Path) -> None:
@@ -275,7 +284,7 @@ def test_a_short_file_cannot_fill_the_memory(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "plan.json")],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29)),
     )
     assert done.stdout.split() == ["bad"], done.stderr[-300:]

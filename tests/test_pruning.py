@@ -57,13 +57,16 @@ def _write(path: Path, rows: list[tuple[str, Any]], head: str = "sentence\tlabel
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a classifier that has learnt its task, in half precision, and data."""
+    """A folder with a classifier that has learnt its task, in half precision, and data.
+
+    It learns in float64, where rounding adds up to nothing: so it is the same model on every machine.
+    """
     folder, tokenizer = tmp_path_factory.mktemp("place"), word_tokenizer([*GOOD, *BAD, *OTHER])
     torch.manual_seed(0)
     sizes = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
     model = BertForSequenceClassification(
         BertConfig(**sizes, intermediate_size=32, max_position_embeddings=16, pad_token_id=0)
-    )
+    ).double()
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     examples = _sentences(512, 100)
     batch = tokenizer([text for text, _ in examples], padding=True, return_tensors="pt")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import same
 import torch
 import zoo
 from conftest import Fingerprint, says
@@ -32,7 +33,7 @@ import headcount as hc
 from headcount import gradients
 from headcount.asking import Goal
 from headcount.propagation import AlphaBeta, Epsilon, Rule
-from headcount.relevance import RULES, flow
+from headcount.relevance import RULES, SMALLEST, flow
 from headcount.rerouting import check_graph, propagating
 
 RULES_TO_TRY = [Epsilon(0.3), Epsilon(0.0), AlphaBeta(0.5), AlphaBeta(1.0), AlphaBeta(2.0)]
@@ -122,6 +123,7 @@ def test_what_is_linear_is_propagated_by_the_textbook(name: str, rule: Rule) -> 
     flat = x.numel()
     b = f(torch.zeros(shape, dtype=torch.float64)).flatten()
     w = torch.stack([f(one.view(shape)).flatten() - b for one in torch.eye(flat, dtype=torch.float64)], 1)
+    w = w.where(w.abs() > 1e-12, 0.0)  # what rounding leaves of b - b has a sign, and would count as a contribution
     after = numbers(len(b), seed=11)
     if name in ("a constant more", "a constant less", "in place", "batch norm") and rule == Epsilon(0.3):
         rule = Epsilon(0.0)  # sums are not stabilised: there is nothing to divide by
@@ -150,7 +152,7 @@ def test_norms_divide_by_a_constant(shape: tuple[int, ...], f: Callable[[Tensor]
     assert torch.allclose(z.flatten(), F.layer_norm(x, (4,), GAIN, SHIFT), rtol=1e-12)
     plain, eye = Epsilon(0.0), torch.eye(4, dtype=torch.float64)
     inside = textbook(plain if isinstance(rule, Epsilon) else rule, eye, SHIFT, z.flatten() - SHIFT, after)
-    assert torch.allclose(before.flatten(), textbook(plain, eye - 0.25, zeros, x, inside), atol=1e-12)
+    assert torch.allclose(before.flatten(), textbook(plain, eye - 0.25, zeros, x, inside), atol=1e-10)
 
 
 @every_rule
@@ -172,7 +174,7 @@ NUMBERWISE = [F.relu, F.silu, torch.tanh, torch.sigmoid, F.hardtanh, lambda x: x
 def test_non_linearities_let_relevance_through(f: Callable[[Tensor], Tensor], rule: Rule) -> None:
     x, after = numbers(9).abs() + 0.1, numbers(9, seed=1)
     z, before = propagated(f, rule, x, after)
-    assert torch.equal(z, f(x))
+    assert same.close(z, f(x))
     assert torch.allclose(before, after)
 
 
@@ -195,7 +197,7 @@ def test_matrices_that_both_carry_relevance_get_half_each(rule: Rule) -> None:
     _, before = propagated(lambda t: t[:12].view(3, 4) @ t[12:].view(4, 3), rule, both, after)
     first = propagated(lambda t: t @ both[12:].view(4, 3), rule, both[:12].view(3, 4), after)[1]
     second = propagated(lambda t: both[:12].view(3, 4) @ t, rule, both[12:].view(4, 3), after)[1]
-    assert torch.allclose(before, torch.cat([first.flatten(), second.flatten()]) / 2, atol=1e-12)
+    assert torch.allclose(before, torch.cat([first.flatten(), second.flatten()]) / 2, atol=1e-10)
 
 
 @both_rules
@@ -213,7 +215,7 @@ def test_without_biases_and_non_linearities_it_is_gradient_times_input() -> None
     x = numbers(3, 4).requires_grad_()
     z = f(x)
     (gradient,) = torch.autograd.grad(z, x, 1 / z.detach())
-    assert torch.allclose(propagated(f, Epsilon(0.0), x.detach())[1], x.detach() * gradient, atol=1e-12)
+    assert torch.allclose(propagated(f, Epsilon(0.0), x.detach())[1], x.detach() * gradient, atol=1e-10)
 
 
 def test_queries_and_keys_get_nothing() -> None:
@@ -337,7 +339,7 @@ def by_hand(model: nn.Module, task: hc.Task, rule: Rule) -> np.ndarray:
         with gradients.frozen(model), propagating(model, rule):
             logits, targets = task.goal(model, task.collate([number]))
         top = logits[0].reshape(-1, logits.shape[-1])[targets.reshape(-1) != -100].max(-1).values
-        (top / top.detach()).mean().backward()
+        (top / (top.detach() + SMALLEST * top.detach().sign())).mean().backward()
         each = [(x * x.grad)[0].reshape(-1, len(s), s.width).sum((0, 2)) for x, s in zip(kept, heads, strict=True)]
         rows.append(torch.cat(each).detach().numpy())
         for handle in handles:
@@ -349,6 +351,7 @@ def by_hand(model: nn.Module, task: hc.Task, rule: Rule) -> np.ndarray:
 @pytest.mark.parametrize("made", [lambda: (classifier(), replace(ragged_texts(), goal=class_goal)), pairs])
 def test_relevance_of_heads(made: Callable[[], tuple[nn.Module, hc.Task]], by: str) -> None:
     model, task = made()
+    model.double()  # the rules divide by sums that nearly cancel, and rounding of float32 is not small beside those
     before = Fingerprint(model)
     scores = hc.score(model, task, by)
     assert not before.changed()
@@ -383,7 +386,7 @@ def test_gradient_activation_is_taylor_of_the_top_logit(made: Callable[[], tuple
 
 
 def test_numbers_start_from_the_one_output() -> None:
-    model = classifier(num_labels=1)
+    model = classifier(num_labels=1).double()
     task = replace(class_task(4), goal=lambda m, b: Goal(m(input_ids=b["input_ids"]).logits[:, 0], b["labels"].float()))
     one = replace(
         task, goal=lambda m, b: Goal(m(input_ids=b["input_ids"]).logits, torch.zeros(len(b["labels"])).long())
@@ -408,7 +411,7 @@ def test_a_run_is_resumed_and_the_criteria_keep_apart(by: str, tmp_path, monkeyp
         del asked[:]
         again = hc.score(model, task, by, run=run)
     assert not any(asked)
-    assert np.array_equal(again.raw, first[by])
+    assert close(again.raw, first[by], 1e-10)
     assert all(name == by or not close(first[name], first[by]) for name in RULES)
 
 
@@ -437,6 +440,10 @@ def test_the_epsilon_rule_needs_more_than_bfloat16() -> None:
     """It divides by what may be almost zero; on a real classifier its order in bfloat16 was another one."""
     with says(hc.Refused, about="bfloat16"):
         hc.score(classifier().to(torch.bfloat16), class_task(4), "lrp-epsilon")
+    mixed = classifier()
+    mixed.bert.encoder.to(torch.bfloat16)
+    with says(hc.Refused, about="bfloat16"):
+        hc.score(mixed, class_task(4), "lrp-epsilon")
 
 
 @every_criterion
@@ -455,7 +462,7 @@ def test_the_command(by: str, tmp_path) -> None:
 
 def test_texts_alone_and_beside_others() -> None:
     """The same example has the same relevance in any company, also in a language model."""
-    model, _ = zoo.build("gpt2")
+    model, _ = zoo.build("gpt2", torch.float64)
     ids = texts(5)
     mask = torch.ones_like(ids)
     mask[2:, 6:] = 0

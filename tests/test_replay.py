@@ -87,8 +87,8 @@ def law_replay_equals_passes(name: str) -> None:
     model, task = zoo_task(name)
     plans = some_plans(model, hc.find(model))
     want = hc.measure(model, task, plans, replay=False)
-    assert close(want, hc.measure(model, task, plans))
-    assert len({float(rows.sum()) for rows in want}) > len(plans) // 2  # most plans change something
+    assert close(want, hc.measure(model, task, plans), 5e-5)  # a value is the sum of hundreds of rounded numbers
+    assert len(np.unique(want.sum((1, 2)).round(3))) > len(plans) // 2  # most plans change something
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -235,8 +235,16 @@ def test_several_plans_in_a_pass_are_one_by_one(name: str, monkeypatch) -> None:
     assert max(copies) > 1
     monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", {"cpu": 0})
     del copies[:]
-    assert close(hc.measure(model, task, plans), together, 1e-6)
+    assert close(hc.measure(model, task, plans), together)
     assert set(copies) == {1}
+
+
+def test_a_batch_is_repeated_where_it_has_one_entry_per_example() -> None:
+    batch = {"ids": torch.arange(6).view(2, 3), "names": ["a", "b"]}
+    constants = {"scale": torch.tensor(0.5), "table": torch.zeros(5, 3), "words": ["a", "b", "c"], "beams": 4}
+    again = evaluation.tiled({**batch, **constants}, 2, 3)
+    assert (again["ids"].tolist(), again["names"]) == (batch["ids"].tolist() * 3, ["a", "b"] * 3)
+    assert all(again[name] is value for name, value in constants.items())
 
 
 def test_little_memory_gives_the_same_values(monkeypatch) -> None:
@@ -416,6 +424,13 @@ def test_examples_that_see_each_other_are_never_copied(believed: list[Script]) -
     assert believed[0].depth == READ_POSITIONS
 
 
+def test_examples_that_see_those_before_them_are_never_copied(believed: list[Script]) -> None:
+    """The first copy of a batch is right then, and only the second is not: both are looked at."""
+    model = Wrapped(lambda hidden: hidden[:, 0].cumsum(0))
+    assert agrees_with_a_loop(model, hc.own_task([vectors(4)], loss=value_of))
+    assert believed[0].rows == {}
+
+
 def test_a_model_that_is_never_the_same_twice_is_not_replayed(believed: list[Script]) -> None:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return class_loss(model, batch) + torch.rand(len(batch["labels"]))
@@ -430,7 +445,7 @@ def test_inference_mode_around_it_changes_nothing() -> None:
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
     want = hc.measure(model, task, plans)
     with torch.inference_mode():
-        assert np.array_equal(hc.measure(model, task, plans), want)
+        assert close(hc.measure(model, task, plans), want)
 
 
 def test_gates_around_it_stay_in_force() -> None:
@@ -490,7 +505,7 @@ def test_a_forward_of_the_instance_is_kept() -> None:
     layer = model.bert.encoder.layer[1]
     plain = layer.forward
     layer.forward = mine = lambda *args, **kwargs: plain(*args, **kwargs)  # as accelerate does
-    assert np.array_equal(hc.measure(model, task, plans), want)
+    assert close(hc.measure(model, task, plans), want)
     assert vars(layer)["forward"] is mine
 
 

@@ -160,7 +160,7 @@ def looked(cast: plant.Cast, model: Any, rule: str) -> dict[str, Any]:
 @pytest.mark.parametrize("rule", ["first", "mean"])
 def test_random_weights_earn_nothing_and_are_counted_as_loops_count(rule: str) -> None:
     cast = plant.encoder(plant.grammar(60, 3))
-    model = plant.redrawn(cast.model, 0)
+    model = plant.redrawn(cast.model, 0).double()  # float32 may take either of two words that get nearly the same weight
     found = roles(model, passages(cast.sentences, cast.tokenizer, batch_size=8), words=rule)
     assert set(named(found).values()) == {""}
     counted = looked(cast, model, rule)
@@ -261,4 +261,10 @@ def test_the_command_says_the_same_of_a_treebank(bert, found, tmp_path, monkeypa
     kept = Roles.read(tmp_path / "runs" / "roles" / "roles.json")
     assert json.loads(json.dumps(printed))["roles"] == {u: text for u, text in named(found).items() if text}
     assert named(kept) == named(found)
-    assert [one.heads for one in kept.relations] == [one.heads for one in found.relations]
+    for head, other in zip(kept.heads, found.heads, strict=True):
+        assert (*head.confidence, *head.entropy) == pytest.approx((*other.confidence, *other.entropy), abs=1e-5)
+        assert head.mass == pytest.approx(other.mass, abs=1e-5)
+    for one, other in zip(kept.relations, found.relations, strict=True):
+        assert (one[:7], one.earned) == (other[:7], other.earned)
+        for name in one.earned:  # of words that a head looks at alike, rounding says which one it looks at most
+            assert one.heads[name] == pytest.approx(other.heads[name], abs=1e-5)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import small
 import torch
 import zoo
 from conftest import Fingerprint, says
 from safetensors.torch import load_file
+from same import alike
 from small import loss_of, ran, ran_json, zoo_task
 from test_pruning import _asked, _leftovers, _model, _task, place, quick  # noqa: F401 (fixtures)
 
 import headcount as hc
-from headcount import costs, splits
+from headcount import budgeting, costs, latencies, splits, trying
 from headcount.choosing import usual_length
 from headcount.tuning import tuned
 
@@ -23,6 +27,10 @@ from headcount.tuning import tuned
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "run" / "cache"))
+
+
+# Tuning is kept where it does good, and here it does: the loss on the examples to tune on falls from 0.201 to 0.199.
+TUNED = ("--units", "heads,neurons", "--flops", "60%", "--tune", "--metric", "loss", "--no-report")
 
 
 def _json(*words: object) -> Any:
@@ -52,6 +60,20 @@ def _report(place: Path) -> hc.Task:  # noqa: F811
     return task.subset([n for n in range(task.size) if splits.place(task.digest(n), 0) >= 0.7])
 
 
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:  # noqa: F811
+    """A machine that takes as long as a model has parameters: the real one may be busy with something else."""
+
+    def bench(models: dict[str, Any], **_: Any) -> Any:
+        whole, smaller = (sum(one.numel() for one in models[name].parameters()) for name in ("whole", "smaller"))
+        first = SimpleNamespace(examples_per_second=16 / whole)
+        return SimpleNamespace(rows=[first, SimpleNamespace(ratio=whole / smaller, ratio_low=whole / smaller)])
+
+    for module in (budgeting, latencies):
+        monkeypatch.setattr(module, "bench", bench)
+
+
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("wish", [("--params", "70%"), ("--speedup", "1.01")])
 def test_layers_go_too_and_the_folder_says_which(wish: tuple[str, str], place: Path, tmp_path: Path) -> None:  # noqa: F811
     asked = _asked(place, tmp_path, "--units", "layers", "--by", "top", *wish, "--no-report")
@@ -66,8 +88,7 @@ def test_layers_go_too_and_the_folder_says_which(wish: tuple[str, str], place: P
 
 
 def test_what_was_tuned_is_in_the_weights_of_an_ordinary_checkpoint(place: Path, tmp_path: Path) -> None:  # noqa: F811
-    words = ("--units", "heads,neurons", "--flops", "50%", "--tune", "--score-data", place / "train.tsv", "--no-report")
-    found = _json(*_asked(place, tmp_path, *words))
+    found = _json(*_asked(place, tmp_path, *TUNED, "--score-data", place / "train.tsv"))
     weights = load_file(tmp_path / "smaller" / "model.safetensors")
     assert {t.dtype for t in weights.values()} == {torch.float16}
     plain = _model(place)
@@ -125,7 +146,14 @@ def test_flags_that_do_not_fit_are_refused_before_any_work(
     assert _leftovers(tmp_path) == []
 
 
-def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(place: Path) -> None:  # noqa: F811
+def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(
+    place: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here tuning is kept at every step, as the judge finds both equally good; else it is where it does good."""
+    monkeypatch.setattr(
+        trying, "_judge", lambda task: hc.own_task([task.batch()], values=lambda _, batch: batch["labels"] * 0.0)
+    )
     model, score, select = _model(place), _task(place, "train"), splits.distinct(_task(place, "dev"))
     select = splits.without(select, splits.digests(score)) or select
     kept = Fingerprint(model)
@@ -147,6 +175,24 @@ def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(plac
     assert not kept.changed()
 
 
+def test_where_a_plan_runs_slower_than_reckoned_a_cheaper_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small.classifier(layers=3)
+    units = tuple(hc.Unit("layers", number) for number in range(3))
+    scores = hc.Scores(units, np.array([3.0, 2.0, 1.0]), "mine", {"layers": "layer"}, {"layers": None})
+    purse = budgeting.Purse(model, scores, replace(costs.parameters(model), what="time"))
+    tried = list[int]()
+
+    def real(purse: budgeting.Purse, plan: hc.Plan) -> float:
+        tried.append(len(plan))
+        return purse.costs.whole if len(plan) == 1 else purse.costs.of(plan)
+
+    monkeypatch.setattr(budgeting, "_real", real)
+    plan, budget = budgeting.within(purse, 1.01)
+    assert plan.units == {*units[1:]}
+    assert budget.measured <= budget.allowed
+    assert tried == [1, 2]
+
+
 def test_every_other_layer_is_a_plan_for_a_number_of_them(place: Path) -> None:  # noqa: F811
     model = _model(place)
     choice = hc.choose(model, remove=2, units="layers", by="every-other")
@@ -156,7 +202,7 @@ def test_every_other_layer_is_a_plan_for_a_number_of_them(place: Path) -> None: 
 
 
 def test_resuming_comes_to_the_same_end(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    words = ("--units", "heads,neurons", "--flops", "50%", "--tune", "--score-data", place / "train.tsv", "--no-report")
+    words = (*TUNED, "--score-data", place / "train.tsv")
     from headcount import pruning
 
     def stop(*_: Any, **__: Any) -> Any:
@@ -172,14 +218,16 @@ def test_resuming_comes_to_the_same_end(place: Path, tmp_path: Path, monkeypatch
         *words,
     )
     assert first["plan"] == again["plan"]
-    assert first["tuned"] == again["tuned"]
-    assert first["after"]["value"] == again["after"]["value"]
+    assert first["tuned"] is not None
+    assert alike(first["tuned"], again["tuned"], 1e-4)  # least squares make more of rounding
+    assert alike(first["after"]["value"], again["after"]["value"], 1e-4)
 
 
 def test_what_stays_after_whole_layers_went_is_tuned_too(place: Path) -> None:  # noqa: F811
     model, score = _model(place), _task(place, "train", limit=100)
     fit = tuned(model, "layers:0", score)
-    assert set(fit.scale) == {"1", "1.mlp", "2", "2.mlp"}
+    assert {site.name for site in fit.sites} == {"1", "1.mlp", "2", "2.mlp"}
+    assert set(fit.scale) == {site.name for site in fit.sites if site.used} != set()
     hc.cut(model, "layers:0", scale=fit.scale, check=score.batch())
     choice = hc.choose(_model(place), remove=1, units="layers", by="bottom", tune=True, score=score)
     assert choice.plan.units == {hc.Unit("layers", 0)}
@@ -229,8 +277,6 @@ def test_tuning_that_does_harm_is_left_out_and_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from headcount import trying
-
     really = trying.tuned
 
     def spoilt(model: Any, plan: Any, task: Any, **how: Any) -> Any:

@@ -104,7 +104,11 @@ def test_shared_keys_and_values_are_counted(kernel) -> None:
     whole = config.num_hidden_layers * layer + tokens * hidden * config.vocab_size
     with torch.no_grad():
         flops, _ = counting.counted(model, dummies.random_batch(model, batch, length))
-    assert flops == 2 * whole
+        # the angles of the positions are a matrix product in some versions of transformers, and none in others
+        rotations = {"x": torch.zeros(1), "position_ids": torch.arange(length)[None]}
+        angles, _ = counting.counted(model.model.rotary_emb, rotations)
+    assert angles in (0, length * config.head_dim)
+    assert flops == 2 * whole + angles
 
 
 def test_the_fast_path_of_torch_is_counted_too() -> None:
@@ -165,7 +169,9 @@ def test_medians_quartiles_and_ratios_are_those_of_the_times() -> None:
     assert (first.limit, second.limit) == (1.0, 2.0)
     assert (first.arrived, second.arrived) == (None, 0.5)
     assert first.peak_memory == 4 * (80 + 18 * 10 + 18 * 8)
-    assert (found.repeats, found.device, found.dtype, found.compile) == (3, "cpu, 1 thread", "float32", False)
+    threads = torch.get_num_threads()
+    device = f"cpu, {threads} thread{'s' * (threads > 1)}"
+    assert (found.repeats, found.device, found.dtype, found.compile) == (3, device, "float32", False)
 
 
 def test_every_repetition_runs_each_model_once_in_the_order_drawn() -> None:
@@ -208,10 +214,10 @@ def test_the_time_allowed_decides_how_often(allowed, repeats) -> None:
 def test_the_clock_tells_the_time_on_the_wall_from_that_of_the_processor() -> None:
     import time
 
-    asleep = speed.timed(lambda: time.sleep(0.05), CPU)
-    assert asleep.wall >= 0.05 > 0.03 > asleep.work
-    by_work = speed.by_processor(lambda: time.sleep(0.05), CPU)
-    assert by_work.wall == by_work.work < 0.03
+    asleep = speed.timed(lambda: time.sleep(0.2), CPU)
+    assert asleep.wall > 0.19 > 0.1 > asleep.work
+    by_work = speed.by_processor(lambda: time.sleep(0.2), CPU)
+    assert by_work.wall == by_work.work < 0.1
 
 
 # -- memory that runs out, resuming --------------------------------------------------------------------------------------

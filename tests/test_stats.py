@@ -12,7 +12,7 @@ import scipy.stats
 import statsmodels.stats.contingency_tables
 import statsmodels.stats.multitest
 from conftest import says
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sacrebleu.significance import PairedTest
@@ -279,7 +279,6 @@ def test_tests_find_a_clear_difference_and_its_direction() -> None:
         assert p["greater"] > 0.95
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     values=arrays(np.float64, (2, 12), elements=st.floats(-1e6, 1e6, allow_subnormal=False)),
     test=st.sampled_from(["randomization", "bootstrap", "t"]),
@@ -317,7 +316,6 @@ def test_perfect_separation_and_one_example_still_give_a_p() -> None:
 # --- many tests and correlations ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
 @given(p=st.lists(st.floats(0, 1) | st.sampled_from([0.01, 0.02, 0.05]), min_size=1, max_size=20))
 def test_the_false_discovery_rate_is_that_of_statsmodels(p: list[float]) -> None:
     expected = statsmodels.stats.multitest.multipletests(p, method="fdr_bh")[1]
@@ -374,6 +372,14 @@ def test_correlations_at_their_edges() -> None:
         assert (found.value, found.high) == (pytest.approx(1), pytest.approx(1))
         assert 0 < found.p < 1e-6
     assert str(pearson(range(4), [0, 2, 1, 3])).startswith("pearson 0.80 [-0.")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.filterwarnings("error")
+def test_a_perfect_correlation_has_an_interval_of_one_point_and_no_warning(sign: int) -> None:
+    x = np.array([-2, -2, 0, 2, 2])  # whole numbers with a standard deviation of 2: nothing is rounded
+    found = pearson(x, sign * x)
+    assert (found.value, found.low, found.high) == (sign, sign, sign)
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import small
 import torch
 import zoo
+from same import alike, close, close_weights, felt, same_weights
 from small import WEATHER, ran, ran_json, weather
 from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel, MarianMTModel
@@ -33,11 +34,6 @@ TINY = {"layers": 1, "heads": 2, "width": 32, "ffn": 32, "vocabulary": 320, "dro
 @pytest.fixture
 def translator() -> tuple[Any, Any]:
     return building.new_translator([text for pair in PAIRS for text in pair], **TINY)
-
-
-def same(one: nn.Module, other: nn.Module) -> bool:
-    a, b = one.state_dict(), other.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # --- translators ----------------------------------------------------------------------------------------------------
@@ -94,8 +90,8 @@ def test_the_seed_decides_and_the_random_state_stays() -> None:
     before = torch.get_rng_state()
     models = [building.new_translator(texts, **TINY, seed=seed)[0] for seed in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
-    assert same(models[0], models[1])
-    assert not same(models[0], models[2])
+    assert same_weights(models[0], models[1])
+    assert not same_weights(models[0], models[2])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,8 @@ def test_a_new_translator_is_saved_and_loaded_with_its_tokenizer(translator: tup
     assert tasks[0].fingerprint == tasks[1].fingerprint
     batch = tasks[0].collate([0])
     with torch.no_grad():
-        assert torch.equal(tasks[0].loss(model, batch), tasks[1].loss(read, batch))
+        assert close(tasks[0].loss(model, batch), tasks[1].loss(read, batch))
+    assert same_weights(read, model)
     assert read.generation_config.to_dict() == model.generation_config.to_dict()
 
 
@@ -153,7 +150,7 @@ def test_an_encoder_gets_a_head_for_the_labels(tmp_path: Path) -> None:
     model = building.with_head(folder, "classification", ["bad", "fair", "good"])
     assert model.config.id2label == {0: "bad", 1: "fair", 2: "good"}
     assert model.config.label2id == {"bad": 0, "fair": 1, "good": 2}
-    assert same(model.bert, hc.load(folder))
+    assert same_weights(model.bert, hc.load(folder))
     batch = {"input_ids": torch.tensor([[1, 2, 3]])}
     assert model(**batch).logits.shape == (1, 3)
     again, other = (building.with_head(folder, "classification", ["0", "1"], seed=seed) for seed in (0, 1))
@@ -168,9 +165,9 @@ def test_a_cut_encoder_stays_cut_under_its_head(tmp_path: Path) -> None:
     hc.save(base, tmp_path / "cut", source=tmp_path / "base")
     model = building.with_head(tmp_path / "cut", "classification", ["no", "yes"])
     assert hc.removed(model) == hc.removed(base)
-    assert same(model.bert, base)
+    assert same_weights(model.bert, base)
     hc.save(model, tmp_path / "headed")
-    assert same(hc.load(tmp_path / "headed"), model)
+    assert same_weights(hc.load(tmp_path / "headed"), model)
 
 
 def test_a_classifier_is_loaded_as_it_is_or_refused(tmp_path: Path) -> None:
@@ -179,16 +176,16 @@ def test_a_classifier_is_loaded_as_it_is_or_refused(tmp_path: Path) -> None:
     hc.cut(model, "1:0")
     hc.save(model, tmp_path / "judge", source=folder)
     for labels in (["neg", "pos"], ["POS", "neg"], ["0", "1"]):  # any order: names are matched; numbers are outputs
-        assert same(building.with_head(tmp_path / "judge", "classification", labels), model)
+        assert same_weights(building.with_head(tmp_path / "judge", "classification", labels), model)
     with pytest.raises(BadData, match=r"labels 'neg', 'pos' and the data has 'cold', 'warm'.*--new-head"):
         building.with_head(tmp_path / "judge", "classification", ["cold", "warm"])
     with pytest.raises(BadData, match="regression needs one"):
         building.with_head(tmp_path / "judge", "regression", [])
-    assert same(building.with_head(tmp_path / "judge", "classification", ["cold", "warm"], in_order=True), model)
+    assert same_weights(building.with_head(tmp_path / "judge", "classification", ["cold", "warm"], in_order=True), model)
     fresh = building.with_head(tmp_path / "judge", "classification", ["cold", "warm"], new_head=True, seed=1)
     assert fresh.config.id2label == {0: "cold", 1: "warm"}
     assert hc.removed(fresh) == hc.removed(model)
-    assert same(fresh.bert, model.bert)
+    assert same_weights(fresh.bert, model.bert)
     assert not torch.equal(fresh.classifier.weight, model.classifier.weight)
 
 
@@ -222,7 +219,7 @@ def test_a_reborn_model_has_the_same_units_and_other_weights(name: str) -> None:
     assert {key: value.shape for key, value in one.state_dict().items()} == shapes
     assert hc.removed(one) == hc.removed(model)
     assert len(hc.removed(one)) == 2
-    assert same(one, two)
+    assert same_weights(one, two)
     drawn = [key for key, value in one.named_parameters() if value.dim() > 1 and value.requires_grad]
     for model_like in (model, other):
         values = model_like.state_dict()
@@ -279,7 +276,7 @@ def test_an_encoder_learns_a_toy_task(base: Path, tmp_path: Path) -> None:
     # the checkpoints are models of their own, the last one that which came out
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["epoch-01", "epoch-02", "epoch-03", "epoch-04"]
-    assert same(hc.load(tmp_path / "run" / "checkpoints" / "epoch-04"), model)
+    assert same_weights(hc.load(tmp_path / "run" / "checkpoints" / "epoch-04"), model)
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "checkpoints" / "epoch-01")("warm1")["input_ids"]
 
 
@@ -297,7 +294,7 @@ def test_a_new_translator_learns_toy_pairs(pairs: Path, tmp_path: Path) -> None:
     made = model.generate(**tokenizer([PAIRS[0][0], "nein"], return_tensors="pt", padding=True))
     assert tokenizer.batch_decode(made, skip_special_tokens=True) == [PAIRS[0][1], "no"]
     found = ran_json("evaluate", tmp_path / "out", "--data", dev, "-o", tmp_path / "again", "--metric", "loss")
-    assert found["value"] == told["after"]["value"]
+    assert found["value"] == pytest.approx(told["after"]["value"], rel=1e-5)
 
 
 class Watched:
@@ -394,8 +391,8 @@ def test_a_cut_model_recovers_and_stays_cut(base: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = hc.load(tmp_path / "out")
     assert hc.removed(found) == hc.removed(model)
-    assert same(found.bert.embeddings, model.bert.embeddings)
-    assert not same(found.bert.encoder, model.bert.encoder)
+    assert same_weights(found.bert.embeddings, model.bert.embeddings)
+    assert not same_weights(found.bert.encoder, model.bert.encoder)
     told = json.loads((tmp_path / "run" / "training.json").read_text())
     before, after, n = told["before"]["value"], told["after"]["value"], told["after"]["n"]
     assert (told["comparison"]["before"], told["comparison"]["after"]) == (before, after)
@@ -438,10 +435,11 @@ def test_killed_and_given_again_it_ends_with_the_same_model(
     assert not (tmp_path / "resumed").exists()
     told = ran_json(*again)
     assert steps[9] == 6  # it went on from the last state
-    assert same(hc.load(tmp_path / "resumed"), hc.load(tmp_path / "whole"))
+    assert close_weights(felt(hc.load(tmp_path / "resumed")), felt(hc.load(tmp_path / "whole")), 2e-5)  # the last step: 1e-4
     first = json.loads((tmp_path / "one" / "training.json").read_text())
-    assert told["history"] == first["history"]
-    assert (told["after"], told["before"]) == (first["after"], None)
+    assert alike(told["history"], first["history"])
+    assert alike(told["after"], first["after"])
+    assert told["before"] is None
 
 
 def test_of_several_processes_only_the_first_writes_and_speaks(

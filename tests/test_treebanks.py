@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import says
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headcount import parsers
@@ -160,7 +160,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 FORMS = st.text(st.characters(categories=("L", "P", "S", "N")), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(FORMS, st.booleans(), st.integers(0, 20)), min_size=1, max_size=8), st.data())
 def test_what_is_written_comes_back(tmp_path_factory: Any, words: list[tuple[str, bool, int]], data: Any) -> None:
     """Any words, with or without spaces after them, and the text given or not: the same words, at the same places."""

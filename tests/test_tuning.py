@@ -318,8 +318,9 @@ def test_it_looks_at_no_more_positions_than_it_may_and_draws_by_the_seed(monkeyp
     model, task, plan = classifier(), text_task(60), hc.Plan.of("0.mlp:0-9")
     one, again, other = (tuned(model, plan, task, positions=90, seed=seed) for seed in (0, 0, 1))
     assert (one.examples, one.positions) == (10, 90)
-    assert torch.equal(one.scale["0.mlp"], again.scale["0.mlp"])
-    assert not torch.equal(one.scale["0.mlp"], other.scale["0.mlp"])
+    # the fit amplifies rounding, but by far less than other examples change it
+    assert torch.allclose(one.scale["0.mlp"], again.scale["0.mlp"], atol=1e-3)
+    assert (one.scale["0.mlp"] - other.scale["0.mlp"]).abs().max() > 0.1
     assert tuned(model, plan, task, positions=1).examples == 2
     d_model, sites = model.config.hidden_size, 6
     monkeypatch.setattr(tuning, "MEMORY", 27 * d_model * 4 * sites)

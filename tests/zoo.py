@@ -7,6 +7,7 @@ to come to the same result from the model alone.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -209,7 +210,7 @@ def hf(
         import transformers
 
         cls = getattr(transformers, model)
-        return cls(cls.config_class(**config))
+        return cls(cls.config_class(**copy.deepcopy(config)))  # some configs take what they are given apart
 
     return Family(name, make, inputs, tuple(attentions), tuple(neurons), layers, generates)
 
