@@ -131,6 +131,22 @@ def test_at_least_so_many_stay_and_one_layer_always() -> None:
     assert {len(site) - len(plan.by_site().get(site.name, ())) for site in anatomy} == {2}
 
 
+def test_where_nothing_may_go_the_least_is_the_whole() -> None:
+    model, _ = zoo.build("bert")
+    purse = budgeting.Purse(model, hc.Scores((), np.zeros(0), "made", {}, {}), costs.parameters(model))
+    assert purse.cheapest() == purse.costs.whole
+    assert not purse.buy(purse.costs.whole)
+    with says(hc.BadPlan, about="without all 0 units 100 % are left"):
+        budgeting.within(purse, 0.5)
+
+
+def test_what_is_lost_without_a_unit_is_its_score_from_zero_on() -> None:
+    units = tuple(Unit("0", number) for number in range(3))
+    for raw, lost in (([0.5, 2.0, 1.0], [0.5, 2.0, 1.0]), ([0.5, -2.0, 1.0], [2.5, 0.0, 3.0])):
+        scores = hc.Scores(units, np.array(raw), "made", {"0": "head"}, {"0": None})
+        assert budgeting._worth(scores) == dict(zip(units, lost, strict=True))
+
+
 def test_a_budget_that_cannot_be_kept_says_what_could_be() -> None:
     model, task = zoo_task("bert")
     with says(hc.BadPlan, about="cannot be reached: without all"):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import headcount as hc
 from headcount import BadPlan, NotFound, Refused
+from headcount.gates import applied
 
 
 def _gates(model: nn.Module, batch: int | None = None, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
@@ -391,6 +392,26 @@ def test_nothing_is_left_behind_when_the_model_itself_stops_halfway(name: str, e
     assert close(zoo.output(model, inputs), whole)
 
 
+def test_nothing_is_left_behind_of_gates_that_change_when_the_model_stops_halfway() -> None:
+    """They may be multiplied into a copy of the weight, and an interrupt skips the hook that takes it away."""
+    model, inputs = zoo.build("bert")
+    texts = {name: value.repeat(4, 1) for name, value in inputs.items()}
+    before, anatomy = Fingerprint(model), hc.find(model)
+    writer, copied = anatomy["1"].writer, list[bool]()
+
+    def stop(*_: Any) -> None:
+        copied.append("weight" in vars(writer))
+        raise KeyboardInterrupt
+
+    with applied(model, anatomy, {"1": lambda: torch.full((4,), 0.5)}):
+        handle = writer.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(**texts)
+    handle.remove()
+    assert copied == [True]
+    assert not before.changed()
+
+
 # -- whatever runs the model -----------------------------------------------------------------------------------------
 
 
@@ -598,6 +619,16 @@ def test_offloaded_models_can_be_closed_and_are_cut_only_where_their_weights_are
         with says(Refused, about="offloaded"):
             hc.cut(model, some)
     assert close(zoo.output(model, inputs), whole)
+
+
+@pytest.mark.parametrize("matrix", ["v_proj", "o_proj"])
+def test_one_matrix_that_is_offloaded_is_enough_to_refuse_a_cut(matrix: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, _ = zoo.build("llama")
+    accelerate.cpu_offload(model.model.layers[0].self_attn.get_submodule(matrix), torch.device("cpu"))
+    with says(Refused, about="offloaded"):
+        hc.cut(model, "0:0-1")
+    hc.cut(model, "1:0-1")
 
 
 CLOSED = {

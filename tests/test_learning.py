@@ -116,7 +116,9 @@ def test_relaxed_subsets_sum_to_their_size_and_no_entry_exceeds_1(
 @pytest.mark.parametrize("keep", [1, 3, 7, 2.5])
 def test_the_gradient_of_a_relaxed_subset_is_that_of_finite_differences(keep: float, temperature: float) -> None:
     weights = numbers(8, spread=1.0).requires_grad_()
-    assert torch.autograd.gradcheck(lambda w: subsets.relaxed(w, keep, temperature), weights, atol=1e-6, nondet_tol=1e-10)
+    assert torch.autograd.gradcheck(
+        lambda w: subsets.relaxed(w, keep, temperature), weights, atol=1e-6, nondet_tol=1e-10
+    )
 
 
 def test_several_rows_at_once_and_halving_find_the_same_thresholds() -> None:

@@ -287,7 +287,7 @@ def test_after_layerdrop_every_other_layer_is_gone(spy: Spy) -> None:
     assert len(one.model.bert.encoder.layer) == 2
     assert (found.kept, found.of) == (2, 4)
     whole = spy.whole[0].bert.encoder.layer
-    assert [same_weights(a, b) for a, b in zip(one.model.bert.encoder.layer, (whole[0], whole[2]), strict=True)] == [True, True]
+    assert all(same_weights(a, b) for a, b in zip(one.model.bert.encoder.layer, (whole[0], whole[2]), strict=True))
 
 
 def test_after_layerdrop_without_a_number_the_model_is_whole() -> None:
@@ -472,7 +472,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A folder with a classifier that has learnt its task well enough, in float64 so that rounding adds up to nothing; and data."""
+    """A folder with a classifier that has learnt its task well enough, in float64, which does not add rounding up; and data."""
     folder, tokenizer = tmp_path_factory.mktemp("place"), word_tokenizer(WEATHER)
     names = {"id2label": {0: "cold", 1: "warm"}, "label2id": {"cold": 0, "warm": 1}}
     sizes = {**zoo.ENCODER, "num_hidden_layers": 2, "vocab_size": len(tokenizer)}

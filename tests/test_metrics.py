@@ -105,7 +105,7 @@ def test_a_resample_by_counts_is_the_metric_of_the_drawn_examples(
     np.testing.assert_allclose(measure.resampled(rows, np.ones((1, len(rows)))), [measure.value(rows)], rtol=1e-12)
     models = np.stack([rows, np.where([False, True, True], rows[::-1], rows)])
     together = measure.resampled(models, counts)
-    np.testing.assert_array_equal(together, [measure.resampled(one, counts) for one in models])
+    np.testing.assert_allclose(together, [measure.resampled(one, counts) for one in models], rtol=1e-12, atol=1e-15)
 
 
 def test_loss_of_a_classifier_is_the_log_loss_of_scikit_learn() -> None:

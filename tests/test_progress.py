@@ -286,7 +286,7 @@ def in_a_terminal(loop: str, watch: Any = lambda child, written: None) -> tuple[
     os.close(theirs)
     written = b""
     try:
-        while select.select([ours], [], [], 30)[0]:
+        while select.select([ours], [], [], 120)[0]:
             try:
                 chunk = os.read(ours, 65536)
             except OSError:  # Linux says so when the other end is closed
@@ -297,7 +297,7 @@ def in_a_terminal(loop: str, watch: Any = lambda child, written: None) -> tuple[
             watch(child, written.decode(errors="replace"))
         assert child.stdout is not None
         out = child.stdout.read().decode()
-        child.wait(30)
+        child.wait(120)
     finally:
         child.kill()
         child.wait()

@@ -160,7 +160,7 @@ def looked(cast: plant.Cast, model: Any, rule: str) -> dict[str, Any]:
 @pytest.mark.parametrize("rule", ["first", "mean"])
 def test_random_weights_earn_nothing_and_are_counted_as_loops_count(rule: str) -> None:
     cast = plant.encoder(plant.grammar(60, 3))
-    model = plant.redrawn(cast.model, 0).double()  # float32 may take either of two words that get nearly the same weight
+    model = plant.redrawn(cast.model, 0).double()  # float32 may put either of two like weights first
     found = roles(model, passages(cast.sentences, cast.tokenizer, batch_size=8), words=rule)
     assert set(named(found).values()) == {""}
     counted = looked(cast, model, rule)

@@ -64,10 +64,14 @@ from headcount import runs
 
 os.fsync = lambda handle: None  # for power cuts; the system itself keeps what a killed process wrote
 
-def work(folder, counter, pieces, pause=0.0):
+def work(folder, counter, pieces, pause=0.0, most=1000):
+    begun = []
     with runs.Run.open(folder, {"command": "count", "pieces": pieces}) as run:
         for number in range(pieces):
             def compute():
+                begun.append(number)
+                if len(begun) > most:
+                    time.sleep(300)  # whoever wants to kill it may come late
                 with open(counter, "a") as lines:
                     lines.write(f"piece-{number}\\n")
                 time.sleep(pause)
@@ -85,7 +89,7 @@ def start(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str
 
 def finished(child: subprocess.Popen[str]) -> str:
     try:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=300)
     finally:
         child.kill()
     assert child.returncode == 0, err
@@ -93,8 +97,8 @@ def finished(child: subprocess.Popen[str]) -> str:
 
 
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    code = WORK + "work(sys.argv[1], sys.argv[2], 16, 0.002)"
-    finished(start(code, tmp_path / "quiet", tmp_path / "quiet.txt"))
+    code = WORK + "work(sys.argv[1], sys.argv[2], 16, 0.002, int(sys.argv[3]))"
+    finished(start(code, tmp_path / "quiet", tmp_path / "quiet.txt", 16))
     assert (tmp_path / "quiet.txt").read_text().split() == [f"piece-{number}" for number in range(16)]
 
     chance, folder, counter = random.Random(7), tmp_path / "killed", tmp_path / "killed.txt"
@@ -102,14 +106,14 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_pat
     kills, before = 0, list[str]()
     while True:
         done = runs.read(folder).pieces if folder.exists() else ()
-        child = start(code, folder, counter)
-        goal, delay = len(before) + chance.randint(1, 3), chance.uniform(0, 0.006)
-        while child.poll() is None and len(counter.read_text().split()) < goal:
+        some, delay = chance.randint(1, 3), chance.uniform(0, 0.006)
+        child = start(code, folder, counter, some if kills < 5 else 16)
+        while child.poll() is None and len(counter.read_text().split()) < len(before) + some:
             time.sleep(0.0005)
         if kills < 5:
             time.sleep(delay)
             child.kill()
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=300)
         after = counter.read_text().split()
         assert not set(after[len(before) :]) & set(done), "a finished piece was computed again"
         if child.returncode == 0:
@@ -204,7 +208,7 @@ work(sys.argv[1], sys.argv[2], 2)
     for number in range(1, 6):  # the question, two pieces, the summary, the question with its end
         run = tmp_path / f"{number}", tmp_path / f"{number}.txt"
         child = start(WORK + code, *run, number)
-        child.communicate(timeout=60)
+        child.communicate(timeout=300)
         assert child.returncode == -signal.SIGKILL
         names = {path.name for path in run[0].iterdir() if path.suffix != ".draft"}
         assert len(names - {runs.LOCK}) == min(number - 1, 4), "half a file has the name of a whole one"

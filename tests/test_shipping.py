@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from safetensors.torch import load_file
 from same import alike
 from small import loss_of, ran, ran_json, zoo_task
 from test_pruning import _asked, _leftovers, _model, _task, place, quick  # noqa: F401 (fixtures)
+from torch import nn
 
 import headcount as hc
-from headcount import budgeting, costs, latencies, splits, trying
+from headcount import budgeting, costs, latencies, pruning, splits, trying
 from headcount.choosing import usual_length
 from headcount.tuning import tuned
 
@@ -151,9 +153,11 @@ def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Here tuning is kept at every step, as the judge finds both equally good; else it is where it does good."""
-    monkeypatch.setattr(
-        trying, "_judge", lambda task: hc.own_task([task.batch()], values=lambda _, batch: batch["labels"] * 0.0)
-    )
+
+    def equal(_: Any, batch: Any) -> torch.Tensor:
+        return batch["input_ids"][:, 0] * 0.0
+
+    monkeypatch.setattr(trying, "_judge", lambda task: hc.own_task([task.batch()], values=equal))
     model, score, select = _model(place), _task(place, "train"), splits.distinct(_task(place, "dev"))
     select = splits.without(select, splits.digests(score)) or select
     kept = Fingerprint(model)
@@ -193,6 +197,26 @@ def test_where_a_plan_runs_slower_than_reckoned_a_cheaper_one_is_tried(monkeypat
     assert tried == [1, 2]
 
 
+def test_where_all_plans_run_slower_by_as_much_the_second_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small.classifier(layers=3)
+    units = tuple(unit for site in hc.find(model).neurons for unit in site.units)
+    sites = {site.name for site in hc.find(model).neurons}
+    scores = hc.Scores(
+        units, np.linspace(1.0, 2.0, len(units)), "mine", dict.fromkeys(sites, "neuron"), dict.fromkeys(sites)
+    )
+    purse = budgeting.Purse(model, scores, replace(costs.parameters(model), what="time"), multiple=1)
+    allowed, tried = 0.8 * purse.costs.whole, list[float]()
+
+    def real(purse: budgeting.Purse, plan: hc.Plan) -> float:
+        tried.append(purse.costs.of(plan) + 0.1 * allowed)
+        return tried[-1]
+
+    monkeypatch.setattr(budgeting, "_real", real)
+    _, budget = budgeting.within(purse, 1.25)
+    assert [round(one / allowed, 2) for one in tried] == [1.1, 0.99]
+    assert budget.measured == tried[1]
+
+
 def test_every_other_layer_is_a_plan_for_a_number_of_them(place: Path) -> None:  # noqa: F811
     model = _model(place)
     choice = hc.choose(model, remove=2, units="layers", by="every-other")
@@ -203,7 +227,6 @@ def test_every_other_layer_is_a_plan_for_a_number_of_them(place: Path) -> None: 
 
 def test_resuming_comes_to_the_same_end(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     words = (*TUNED, "--score-data", place / "train.tsv")
-    from headcount import pruning
 
     def stop(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -246,6 +269,36 @@ def test_tables_that_a_model_makes_anew_are_not_taken_for_weights(tmp_path: Path
     assert found.choice.tuned is not None
     written = load_file(tmp_path / "smaller" / "model.safetensors")
     assert {written[name].dtype for name, _ in model.named_parameters() if name in written} == {torch.float16}
+
+
+def test_units_that_only_a_row_of_the_user_knows_are_pruned_and_trained_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.setattr(pruning, "bench", lambda *_, **__: None)
+    sizes = {**zoo.ENCODER, "num_hidden_layers": 1, "num_labels": 3}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**sizes)).eval()
+    rows = [hc.Dialect(("dense",), ("out_proj",), "neurons", "neuron")]  # of the part that classifies
+    choice = hc.choose(model, plan="classifier:1-9", dialects=rows)
+    output, report = tmp_path / "smaller", small.class_task()
+    found = hc.prune(model, output, report, choice, length=8, dialects=rows, recover=lambda _: {})
+    assert found.parameters[0] - found.parameters[1] == 9 * (32 + 1 + 3)
+    assert hc.removed(hc.load(output)) == hc.Plan.of("classifier:1-9")
+
+
+def test_numbers_that_changed_are_written_in_the_format_of_those_they_come_from(tmp_path: Path) -> None:
+    """Whole numbers that a model counts with say nothing about the format of its weights, and stay whole."""
+    model = small.classifier(layers=1)
+    model.register_parameter("seen", nn.Parameter(torch.tensor(70_001), requires_grad=False))
+    changed = copy.deepcopy(model)
+    hc.cut(changed, "0:1")
+    pruning._write(model.half(), hc.Plan.of("0:1"), tmp_path, None, False, (), changed, False)
+    written = load_file(tmp_path / "model.safetensors")
+    assert written.pop("seen") == 70_001
+    assert {tensor.dtype for tensor in written.values()} == {torch.float16}
 
 
 def test_two_plans_in_one_run_are_told_apart(place: Path, tmp_path: Path) -> None:  # noqa: F811

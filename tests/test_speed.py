@@ -142,6 +142,19 @@ def test_views_hold_no_memory_of_their_own_and_what_is_gone_is_gone() -> None:
     assert peak == 3 * 400  # the input, the last sum but one until its name is given away, and the sum
 
 
+def test_what_comes_where_something_gone_was_is_counted_anew() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for size in range(1, 50):
+                y = x.new_zeros(1000 * size)
+                del y
+            return x
+
+    with torch.no_grad():
+        _, peak = counting.counted(Model(), {"x": torch.ones(100)})
+    assert peak == 400 + 4 * 49_000
+
+
 def test_counting_leaves_the_model_as_it_was() -> None:
     model = classifier().train()
     before = Fingerprint(model)

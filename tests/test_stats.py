@@ -177,6 +177,12 @@ def test_mcnemar_is_that_of_statsmodels_and_the_binomial_test_of_scipy(seed: int
         assert found == pytest.approx(expected, rel=1e-9)
 
 
+def test_as_many_won_as_lost_is_a_p_of_one_by_mcnemar() -> None:
+    """Twice the smaller tail would be more than 1: the even split belongs to both."""
+    before, after = (np.array([[1.0, guess, 0.0] for guess in guesses]) for guesses in ([1, 0, 1], [0, 1, 1]))
+    assert paired(metric("accuracy"), before, after[None], test="mcnemar", resamples=9).p[0] == 1
+
+
 @pytest.mark.parametrize("alternative", ALTERNATIVES)
 @pytest.mark.parametrize(("name", "column"), [("loss", 2), ("accuracy", None)])
 def test_t_is_the_paired_t_test_of_scipy(name: str, column: int | None, alternative: Any) -> None:
@@ -313,13 +319,22 @@ def test_perfect_separation_and_one_example_still_give_a_p() -> None:
     assert paired(metric("mean"), before[:1], after[None, :1]).p[0] == 1.0
 
 
+def test_the_t_test_of_tiny_gaps_is_that_of_the_same_gaps_made_larger() -> None:
+    gaps = np.array([0.3, -0.1, 0.4, 0.2, -0.2, 0.5])
+    for size in (1.0, 1e-200, 1e200):  # the squares of the last two are beyond float64
+        before, after = means(0 * gaps, size * gaps)
+        found = paired(metric("mean"), before, after[None], test="t", resamples=9).p[0]
+        assert found == pytest.approx(scipy.stats.ttest_1samp(gaps, 0).pvalue, rel=1e-9)
+
+
 # --- many tests and correlations ------------------------------------------------------------------------------------
 
 
 @given(p=st.lists(st.floats(0, 1) | st.sampled_from([0.01, 0.02, 0.05]), min_size=1, max_size=20))
 def test_the_false_discovery_rate_is_that_of_statsmodels(p: list[float]) -> None:
     expected = statsmodels.stats.multitest.multipletests(p, method="fdr_bh")[1]
-    np.testing.assert_allclose(benjamini_hochberg(p), expected, rtol=1e-12)
+    tiny = np.finfo(np.float64).tiny  # below it, numbers have fewer digits than a relative tolerance asks for
+    np.testing.assert_allclose(benjamini_hochberg(p), expected, rtol=1e-12, atol=tiny)
 
 
 @pytest.mark.parametrize("n", [1, 3, 20])  # a call of statsmodels' takes a tenth of a second

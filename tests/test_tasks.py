@@ -196,9 +196,9 @@ def test_a_batch_says_of_each_example_what_the_model_says_of_it_alone(which: str
 def test_rows_do_not_depend_on_the_batch_size_or_the_order(size: int) -> None:
     model, asked = _bert(), task("classification", _data(), tokenizer=_tokenizer())
     rows = _rows(asked, model)
-    np.testing.assert_allclose(_rows(asked, model, size), rows, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(_rows(asked, model, size), rows, rtol=1e-5, atol=1e-5)
     turned = asked.subset(range(6, -1, -1))
-    np.testing.assert_allclose(_rows(turned, model, size), rows[::-1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(_rows(turned, model, size), rows[::-1], rtol=1e-5, atol=1e-5)
 
 
 def test_texts_are_filled_up_with_the_end_token_where_there_is_none_for_padding() -> None:
@@ -217,7 +217,7 @@ def test_a_tiled_batch_gives_tiled_rows() -> None:
     for one in (asked, asked.with_metric("loss")):
         with torch.no_grad():
             once, twice = one.rows(model, batch), one.rows(model, tiled)
-        np.testing.assert_allclose(twice, np.concatenate([once, once]), rtol=1e-5)
+        np.testing.assert_allclose(twice, np.concatenate([once, once]), rtol=1e-5, atol=1e-5)
 
 
 def test_metrics_of_classification_are_those_of_scikit_learn() -> None:
@@ -348,7 +348,7 @@ def test_plain_text_is_joined_and_cut_into_blocks(begin: str, tmp_path: Path) ->
     assert asked.describe(1).startswith("block 2 of ")
     drawn = task("language-modelling", path, tokenizer=tokenizer, max_length=8, limit=2)
     assert drawn.size == 2
-    assert all(any(np.allclose(one, other) for other in rows) for one in _rows(drawn, model))
+    assert all(any(np.allclose(one, other, rtol=1e-4) for other in rows) for one in _rows(drawn, model))
 
 
 @pytest.mark.parametrize("make", [BertForMaskedLM, RobertaForMaskedLM])
@@ -380,7 +380,7 @@ def test_masked_tokens_are_drawn_by_example_and_not_by_batch(tmp_path: Path) -> 
             chances = model(input_ids=batch["input_ids"]).logits[0].double().log_softmax(-1)
         np.testing.assert_allclose(rows[number, 0], -sum(chances[place, goals[place]] for place in hidden), rtol=1e-4)
     few = task("masked-language-modelling", path, tokenizer=tokenizer, limit=3)
-    assert all(any(np.allclose(one, other) for other in rows) for one in _rows(few, model))
+    assert all(any(np.allclose(one, other, rtol=1e-4) for other in rows) for one in _rows(few, model))
     assert few.fingerprint != task("masked-language-modelling", path, tokenizer=tokenizer, limit=3, seed=1).fingerprint
     same = task("masked-language-modelling", {"text": [SENTENCES[1]] * 9}, tokenizer=tokenizer).collate(range(9))
     assert len({tuple(goals) for goals in same["labels"].tolist()}) > 3, "equal texts in different rows differ in masks"
@@ -628,7 +628,7 @@ def test_own_batches_and_functions_in_three_lines() -> None:
     assert asked.batches() == [(0, 1, 2, 3), (4, 5, 6)]
     assert asked.batches(2) == [(0, 1), (2, 3), (4, 5), (6,)], "batches are never mixed: their shapes differ"
     for size in (1, 2, 4):
-        np.testing.assert_allclose(_rows(asked, model, size)[:, 0], -want, rtol=1e-5)
+        np.testing.assert_allclose(_rows(asked, model, size)[:, 0], -want, rtol=1e-5, atol=1e-6)
     assert asked.metric.value(_rows(asked, model)) == pytest.approx(-want.mean().item())
     assert asked.metric.higher_is_better
     losses = asked.loss(model, asked.collate([5, 4]))
@@ -636,7 +636,7 @@ def test_own_batches_and_functions_in_three_lines() -> None:
     losses.sum().backward()
     part = asked.subset([6, 1, 4])
     assert part.batches() == [(1,), (2, 0)]
-    np.testing.assert_allclose(_rows(part, model)[:, 0], -want[[6, 1, 4]], rtol=1e-5)
+    np.testing.assert_allclose(_rows(part, model)[:, 0], -want[[6, 1, 4]], rtol=1e-5, atol=1e-6)
     assert asked.batch(2)["names"] == ["n0", "n1"]
     assert asked.describe(4) == "example 1 of batch 2 of own batches"
 

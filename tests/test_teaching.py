@@ -181,7 +181,9 @@ def test_a_classifier_is_loaded_as_it_is_or_refused(tmp_path: Path) -> None:
         building.with_head(tmp_path / "judge", "classification", ["cold", "warm"])
     with pytest.raises(BadData, match="regression needs one"):
         building.with_head(tmp_path / "judge", "regression", [])
-    assert same_weights(building.with_head(tmp_path / "judge", "classification", ["cold", "warm"], in_order=True), model)
+    assert same_weights(
+        building.with_head(tmp_path / "judge", "classification", ["cold", "warm"], in_order=True), model
+    )
     fresh = building.with_head(tmp_path / "judge", "classification", ["cold", "warm"], new_head=True, seed=1)
     assert fresh.config.id2label == {0: "cold", 1: "warm"}
     assert hc.removed(fresh) == hc.removed(model)
@@ -435,7 +437,8 @@ def test_killed_and_given_again_it_ends_with_the_same_model(
     assert not (tmp_path / "resumed").exists()
     told = ran_json(*again)
     assert steps[9] == 6  # it went on from the last state
-    assert close_weights(felt(hc.load(tmp_path / "resumed")), felt(hc.load(tmp_path / "whole")), 2e-5)  # the last step: 1e-4
+    resumed, whole = (felt(hc.load(tmp_path / name)) for name in ("resumed", "whole"))
+    assert close_weights(resumed, whole, 2e-5)  # the last step has 1e-4
     first = json.loads((tmp_path / "one" / "training.json").read_text())
     assert alike(told["history"], first["history"])
     assert alike(told["after"], first["after"])

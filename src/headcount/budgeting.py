@@ -99,7 +99,7 @@ def purse(model: nn.Module, scores: Scores, what: str, **settings: Any) -> Purse
     elif what == "flops":
         costs = operations(model, length, dialects=rows)
     else:
-        kinds = sorted({scores.kinds[unit.site] for unit in scores})
+        kinds = {scores.kinds[unit.site] for unit in scores}
         sizes = {"batch_size": settings.get("batch_size", 16), "length": length or 128, "seed": settings.get("seed", 0)}
         costs = seconds(model, kinds, **sizes, dialects=rows)
     return Purse(model, scores, costs, **settings)
@@ -160,7 +160,8 @@ def _tried(purse: Purse, allowed: float, least: float) -> tuple[Plan, float] | N
             room = min(room + 0.95 * (allowed - real), (room + high) / 2)
         else:
             high = min(high, room)
-            room = max(room - 1.05 * (real - allowed), (low + room) / 2 if best is not None else least)
+            below = min(room, purse.costs.of(plan)) - 1.05 * (real - allowed)  # less than this plan, or it comes again
+            room = max(below, (low + room) / 2 if best is not None else least)
     return best
 
 
@@ -249,7 +250,7 @@ def _floors(
 
 def _worth(scores: Scores) -> dict[Unit, float]:
     """What is lost without each unit, 0 or more: scores below 0 (entropies, gains of an ablation) say which, not how much."""
-    values = scores.values - min(0.0, float(scores.values.min(initial=0.0)))
+    values = scores.values - scores.values.min(initial=0.0)
     return {unit: float(value) for unit, value in zip(scores.units, values, strict=True)}
 
 

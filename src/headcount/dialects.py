@@ -195,6 +195,7 @@ NEURONS = tuple(
         (("wi_0", "wi_1"), "wo"),
         (("wi",), "wo"),
         (("w1", "w3"), "w2"),
+        (("weights_in",), "weights_out"),
         (("lin1",), "lin2"),
         (("linear1",), "linear2"),
         (("intermediate.dense",), "output.dense"),

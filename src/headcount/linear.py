@@ -138,10 +138,14 @@ class Bypass(nn.Module):
         """Zeros for the phantom unit, or the bias of the matrix."""
         shape = list(x.shape)
         shape[self.feature_axis] = self.outputs
-        zeros = x.new_zeros(shape, dtype=self.weight.dtype if not torch.is_autocast_enabled(x.device.type) else x.dtype)
+        dtype, device = self.weight.dtype, x.device.type
+        if torch.is_autocast_enabled(device) and dtype != torch.float64:  # as autocast does with a matrix
+            dtype = torch.get_autocast_dtype(device)
+        zeros = x.new_zeros(shape, dtype=dtype)
         if self.bias is None or not len(self.bias):
             return zeros
-        return zeros + (self.bias if self.feature_axis == -1 else self.bias.view(-1, *[1] * (x.dim() - 2)))
+        bias = self.bias.to(dtype)
+        return zeros + (bias if self.feature_axis == -1 else bias.view(-1, *[1] * (x.dim() - 2)))
 
     def extra_repr(self) -> str:
         """What printing the model shows."""

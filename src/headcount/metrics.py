@@ -338,7 +338,7 @@ def _bleu(totals: np.ndarray) -> np.ndarray:
     length, wanted = totals[..., 0], totals[..., 1]
     correct, total = totals[..., 2 : 2 + BLEU_ORDER], totals[..., 2 + BLEU_ORDER :]
     missed = (correct == 0) & (total > 0)
-    smoothed = np.where(missed, _divided(np.asarray(100.0), 2.0 ** missed.cumsum(axis=-1) * total), 0.0)
+    smoothed = _divided(np.asarray(100.0), 2.0 ** missed.cumsum(axis=-1) * total)
     precisions = np.where(missed, smoothed, _divided(100.0 * correct, total))
     # math, not numpy: the two differ in the last bit on some processors, and sacreBLEU uses math
     logs = _by_math(lambda p: math.log(p) if p else -math.inf, precisions).reshape(-1, BLEU_ORDER).tolist()

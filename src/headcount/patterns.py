@@ -65,11 +65,13 @@ def _eagerly(root: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
     asks = any(re.search("(if|and) (not )?output_attentions", text(type(site.module))) for site in sites)
     configs = {id(m.config): m.config for m in root.modules() if hasattr(m, "config")}.values()
     before = [(config, dict(vars(config))) for config in configs]
-    setter = getattr(root, "set_attn_implementation", None)
     names = {id(config): getattr(config, "_attn_implementation", None) for config in configs}
     try:
-        if setter is not None:
-            setter("eager")
+        # each model within the model by itself: up to transformers 5.19, the whole one passes over those whose config is a
+        # copy of its own, as the stacks of T5
+        for module in root.modules():
+            if hasattr(module, "set_attn_implementation") and module.config._attn_implementation != "eager":
+                module.set_attn_implementation("eager")
         for config in configs if asks else ():
             config._output_attentions = True
         yield

@@ -13,7 +13,8 @@ from .dialects import Dialect
 from .errors import BadPlan
 from .finding import find
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Of the largest entry. A pretrained encoder of six layers differs from itself in float64 by 1e-5 of it, and deeper ones by more.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 NOT_COMPARED = ("past_key_values", "attentions", "cache")  # they have one entry per head, so a cut changes their shape
 
 

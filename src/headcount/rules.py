@@ -69,10 +69,11 @@ def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, scales: Mapping[str, T
             if any(shared[id(p)] > 1 for position in drop for p in part.blocks[position].parameters()):
                 reason = "its layers are tied to other parts of the model"
         elif part.columns is not None:
-            held = [p for m in (*part.readers, part.writer) for p in m.parameters(recurse=False)]
+            matrices = (*part.readers, part.writer)
+            held = [p for m in matrices for p in m.parameters(recurse=False)]
             if any(shared[id(p)] > 1 for p in held):
                 reason = "one of its matrices is tied to another module"
-            if any(p.is_meta for p in held) and hasattr(part.writer, "_hf_hook"):
+            if any(p.is_meta for p in held) and any(hasattr(m, "_hf_hook") for m in matrices):
                 reason = "its weights are offloaded; load the model without offloading to cut it"
         else:
             reason = reason or "a scale cannot be folded into its output weights, which are packed or grouped"

@@ -262,15 +262,16 @@ def _mcnemar(measure: Metric, before: np.ndarray, after: np.ndarray, alternative
     lost, won = int(((was == 1) & (now == 0)).sum()), int(((was == 0) & (now == 1)).sum())
     less = special.bdtr(won, lost + won, 0.5)  # so few won, if either were as likely
     greater = special.bdtr(lost, lost + won, 0.5)
-    return float({"less": less, "greater": greater, "two-sided": min(1.0, 2 * min(less, greater))}[alternative])
+    return float({"less": less, "greater": greater, "two-sided": 2 * min(less, greater)}[alternative])
 
 
 def _t(measure: Metric, before: np.ndarray, after: np.ndarray, alternative: str) -> float:
     gaps = measure.per_example(after) - measure.per_example(before)
-    n, mean = len(gaps), gaps.mean()
+    n = len(gaps)
     if n < 2 or not gaps.any():
         return 1.0  # one example proves nothing, and neither does no difference at all
-    spread = gaps.std(ddof=1)
+    gaps = gaps / np.abs(gaps).max()  # t is the same, and the squares of tiny gaps are not lost
+    mean, spread = gaps.mean(), gaps.std(ddof=1)
     t = mean / (spread / np.sqrt(n)) if not _constant(gaps) else np.copysign(np.inf, mean)
     less = special.stdtr(n - 1, t)
     greater = special.stdtr(n - 1, -t)

@@ -279,6 +279,8 @@ def _tell_companions(journal: Journal, root: nn.Module, site: Site, sharing: Sha
         own["_attn_implementation"] = KERNEL
         journal.set(module, "headcount_kv_of", sharing.kv_of if sharing.indexed else None)
         journal.set(module, "headcount_bias_of", keep if makes_bias else None)
+    elif getattr(module, "headcount_kv_of", None) is not None:
+        journal.set(module, "headcount_kv_of", None)  # uneven before, and even again: its own code repeats them
     if own or isinstance(config, ConfigView):
         journal.set(module, "config", ConfigView(base, **own) if own else base)
 
