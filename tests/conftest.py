@@ -17,11 +17,10 @@ os.environ.update(
     COLUMNS="200",  # tables are not wrapped
     NO_COLOR="1",
 )
-for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
-    os.environ.pop(name, None)  # with these, rich and typer write colours into what tests read
 # What another machine may have otherwise; `make matrix` tries other values.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # some virtual machines announce AMX and kill what uses it
+# (some virtual machines announce AMX and kill what uses it)
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
@@ -29,6 +28,8 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 from transformers.utils import logging
 
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)  # with these, rich and typer write colours into what tests read
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 logging.set_verbosity_error()
 logging.disable_progress_bar()

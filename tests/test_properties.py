@@ -117,7 +117,9 @@ def floors(draw: Any) -> list[Floor]:
             worth = sorted(draw(st.lists(st.integers(0, 20), min_size=1, max_size=4)), reverse=True)
             counts = np.arange(len(worth) + 1)
             kept = np.concatenate([[0], np.cumsum(worth)])
-            shelves.append(Shelf(counts, sum(worth) - kept.astype(float), draw(st.integers(1, 9)) * counts.astype(float)))
+            shelves.append(
+                Shelf(counts, sum(worth) - kept.astype(float), draw(st.integers(1, 9)) * counts.astype(float))
+            )
         lost = draw(st.none() | st.integers(0, 30))
         made.append(Floor(shelves, lost, 0.0 if lost is None else float(draw(st.integers(0, 5)))))
     return made

@@ -55,7 +55,12 @@ ROWS = (
     Row("avx512", {"ATEN_CPU_CAPABILITY": "avx512", "OMP_NUM_THREADS": "4"}, needs="avx512f"),
     Row(
         "sse41",
-        {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Nehalem", "OMP_NUM_THREADS": "1"},
+        {
+            "ONEDNN_MAX_CPU_ISA": "SSE41",
+            "MKL_CBWR": "COMPATIBLE",
+            "OPENBLAS_CORETYPE": "Nehalem",
+            "OMP_NUM_THREADS": "1",
+        },
     ),
     Row("busy", {"OMP_NUM_THREADS": "2", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "LANG": "C"}, busy=2, texts=True),
     Row("rounding", {"OMP_NUM_THREADS": "1", "TZ": "America/St_Johns"}, ("-p", "rounding")),

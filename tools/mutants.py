@@ -184,12 +184,23 @@ def _changes(node: ast.AST) -> Iterator[ast.AST | str]:
         yield node.operand
     elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
         value = node.value
-        yield str(not value) if type(value) is bool else str(value + 1 if type(value) is int or value == 0 else value * 2)
+        yield (
+            str(not value) if type(value) is bool else str(value + 1 if type(value) is int or value == 0 else value * 2)
+        )
     elif isinstance(node, ast.IfExp):
         yield ast.IfExp(node.test, node.orelse, node.body)
     elif isinstance(node, ast.Call):
         yield from _calls(node)
-    elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) and node.generators[0].ifs:
+        changed = copy.deepcopy(node)
+        changed.generators[0].ifs = []
+        yield changed
+    elif isinstance(node, ast.stmt):
+        yield from _statements(node)
+
+
+def _statements(node: ast.stmt) -> Iterator[ast.AST | str]:
+    if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
         yield "return None"
     elif isinstance(node, ast.Expr) or (isinstance(node, ast.AugAssign) and type(node.op) not in OPERATORS):
         yield "pass"
@@ -197,10 +208,6 @@ def _changes(node: ast.AST) -> Iterator[ast.AST | str]:
         yield ast.AugAssign(node.target, OPERATORS[type(node.op)](), node.value)
     elif isinstance(node, ast.Continue | ast.Break):
         yield "break" if isinstance(node, ast.Continue) else "continue"
-    elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) and node.generators[0].ifs:
-        changed = copy.deepcopy(node)
-        changed.generators[0].ifs = []
-        yield changed
 
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
@@ -302,7 +309,9 @@ def _try(mutant: Mutant, tests: list[str], folder: Path) -> str:
     )
     try:
         output = child.communicate(timeout=SECONDS)[0]
-        return "survived" if child.returncode == 0 else "killed" if b" failed" in output or b" error" in output else "broken"
+        if child.returncode == 0:
+            return "survived"
+        return "killed" if b" failed" in output or b" error" in output else "broken"
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
