@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         for words in walk(folder):
             kept = [fewer.get(before, word) for before, word in zip(["", *words], words, strict=False)]
             if kept[0] in ("prune", "learn"):
-                kept += ["--limit", "160"]
+                kept += ["--limit", "120"]
             if "--max-drop" in kept:  # too few examples for the real promise
                 kept += ["--step", "25%"]
                 kept[kept.index("--max-drop") + 1] = "60"

@@ -677,7 +677,9 @@ class Killer:
 def test_killed_and_given_again_it_ends_the_same_and_a_third_time_trains_nothing(
     method: tuple[object, ...], at: int, again_from: int, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = place.asked("--keep", 3, "--save-every", 3, *method)
+    # a model that has everything to learn yet: where there is next to no gradient, Adam makes steps of rounding
+    hc.save(building.reborn(hc.load(place.model), 0), tmp_path / "fresh", source=place.model)
+    command = place._replace(model=tmp_path / "fresh").asked("--keep", 3, "--save-every", 3, *method)
     whole = ran_json(*command, "-o", tmp_path / "whole", "--run", tmp_path / "one")
     killer = Killer(monkeypatch)
     killer.at = at
@@ -688,7 +690,7 @@ def test_killed_and_given_again_it_ends_the_same_and_a_third_time_trains_nothing
     told = ran_json(*again)
     assert killer.steps[at] == again_from  # it went on from the last state
     resumed = hc.load(tmp_path / "resumed")
-    assert close_weights(felt(resumed), felt(hc.load(tmp_path / "whole")), 2e-5)  # a quarter of the smallest step
+    assert close_weights(felt(resumed), felt(hc.load(tmp_path / "whole")), 4e-5)  # less than half of the smallest step
     first, second = (json.loads((tmp_path / run / "learned.json").read_text()) for run in ("one", "two"))
     assert alike(first, second)
     assert alike({**whole, "output": 0, "run": 0}, {**told, "output": 0, "run": 0})

@@ -185,7 +185,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return lottery(build, a_lot(), run=run, magnitude=True, **LONGER).to_json()
 
 
-@pytest.mark.parametrize("after", ["train 1", "measure 3", "train 3", "train 6"])
+SLOW = [pytest.param(after, marks=pytest.mark.slow) for after in ("train 3", "train 6")]
+
+
+@pytest.mark.parametrize("after", ["train 1", "measure 3", *SLOW])
 def test_a_killed_study_ends_with_the_same_answer(
     after: str, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,14 +248,15 @@ def _process(arguments: list[object]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": "src"}, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work_twice(
-    place: Path, tmp_path: Path
+    place: Path, tmp_path: Path, kills: int
 ) -> None:
     asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--batch-size", 1, "--units", "heads"]
     _json(*asked, "-o", tmp_path / "calm")
     draw, kept = random.Random(0), dict[str, int]()
     folder = tmp_path / "killed"
-    for _ in range(2):
+    for _ in range(kills):
         process = _process([*asked, "-o", folder, "--json"])
         already = len(list(folder.glob("*.npz"))) if folder.is_dir() else 0
         some = already + draw.randint(1, 2)
