@@ -70,11 +70,14 @@ ROWS = (
 def main() -> None:
     """Run the rows asked for, print a table, and exit with 1 if any of them was not green."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", choices=[row.name for row in ROWS], metavar="ROW", help="default: all")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(row.name for row in ROWS)}; default: all")
     parser.add_argument("--times", type=int, default=1, help="rounds (default 1)")
     parser.add_argument("-n", "--processes", default="2", help="of pytest-xdist (default 2)")
     parser.add_argument("--logs", type=Path, help="a folder for the whole output of every run")
     options = parser.parse_args()
+    unknown = set(options.rows) - {row.name for row in ROWS}
+    if unknown:
+        parser.error(f"there is no row {', '.join(sorted(unknown))}")
     chosen = [row for row in ROWS if not options.rows or row.name in options.rows]
     lines, green = [], True
     for turn in range(options.times):
