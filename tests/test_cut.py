@@ -14,7 +14,7 @@ from conftest import bits
 from same import close
 
 import headcount as hc
-from headcount import surgery
+from headcount import proof, surgery
 
 
 def output(model, inputs):
@@ -371,3 +371,12 @@ def test_heads_of_a_model_that_makes_masks_for_a_fixed_number_of_them_are_refuse
         hc.cut(Spreading(config), "0:1")
     hc.cut(Spreading(config), "0.mlp:1")
     hc.cut(BertModel(config), "0:1")
+
+
+def test_two_outputs_in_float64_are_compared_in_float64() -> None:
+    """Two numbers that lie on two sides of a step of float32 are near; a difference that float32 cannot hold is one."""
+    step = 1 + 2**-24  # half of the way between two numbers of float32
+    near = torch.tensor([step - 1e-12, step + 1e-12], dtype=torch.float64)
+    assert proof.differs([near[:1]], [near[1:]]) is None
+    far = torch.tensor([1.0, 1 + 2e-9], dtype=torch.float64)
+    assert proof.differs([far[:1]], [far[1:]]) == "2.00e-09 (allowed: 1.00e-09)"

@@ -70,7 +70,9 @@ ROWS = (
 def main() -> None:
     """Run the rows asked for, print a table, and exit with 1 if any of them was not green."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(row.name for row in ROWS)}; default: all")
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(row.name for row in ROWS)}; default: all"
+    )
     parser.add_argument("--times", type=int, default=1, help="rounds (default 1)")
     parser.add_argument("-n", "--processes", default="2", help="of pytest-xdist (default 2)")
     parser.add_argument("--logs", type=Path, help="a folder for the whole output of every run")
