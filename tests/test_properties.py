@@ -65,9 +65,12 @@ def test_a_plan_cut_in_parts_in_any_order_is_cut_at_once(data: Any, name: str) -
         hc.cut(once, plan)
     except hc.Refused:
         assume(False)
-    hc.cut(model, plan - later)
-    left = {part.name for part in (*hc.find(model).sites, *hc.find(model).stacks)}
-    hc.cut(model, hc.Plan(frozenset(unit for unit in later if unit.site in left)))  # the rest went with its layer
+    try:
+        hc.cut(model, plan - later)
+        left = {part.name for part in (*hc.find(model).sites, *hc.find(model).stacks)}
+        hc.cut(model, hc.Plan(frozenset(unit for unit in later if unit.site in left)))  # the rest went with its layer
+    except hc.Refused:  # what is left may look like something that cannot be cut: said, and never wrong
+        assume(False)
     assert close(zoo.output(model, inputs), zoo.output(once, inputs))
     if all(len(site) > len(plan.by_site().get(site.name, ())) for site in anatomy):
         assert same_weights(model, once)
