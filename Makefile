@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Without bytecode on disk every process that the tests start compiles headcount again, and pytest every test.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all fuzz matrix coverage-report mutants check lint format types coverage bench clean
 
 demo: $(READY)
@@ -12,7 +15,7 @@ demo: $(READY)
 
 # Every law and every test, each once.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 # And what only repeats: more kills, more seeds.
 test-all: test

@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -116,12 +116,13 @@ def make_map(processes: str) -> None:
 
     found = coverage.CoverageData(str(data))
     found.read()
-    lines: dict[str, dict[int, list[str]]] = {}
+    place = {name: number for number, name in enumerate(seconds)}  # a test is named once, lines have its number
+    lines: dict[str, dict[int, list[int]]] = {}
     for path in found.measured_files():
         if Path(path).is_relative_to(SOURCE):
             module = str(Path(path).relative_to(SOURCE))
             lines[module] = {
-                line: sorted({name for context in contexts if (name := context.partition("|")[0]) in seconds})
+                line: sorted({place[name] for context in contexts if (name := context.partition("|")[0]) in place})
                 for line, contexts in found.contexts_by_lineno(path).items()
             }
     (KEPT / "map.json").write_text(json.dumps({"seconds": seconds, "lines": lines}), encoding="utf-8")
@@ -158,7 +159,10 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Funct
 
 
 def _mutable(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """The statements and expressions of a function, without its docstring, its annotations and what stands in texts."""
+    """The statements and expressions of a function, without its docstring, its annotations and what stands in texts.
+
+    Nor the `strict` of a zip, which is there for what cannot happen.
+    """
     body = function.body[1:] if ast.get_docstring(function) else function.body
     waiting: list[ast.AST] = [*body, *function.args.defaults, *(one for one in function.args.kw_defaults if one)]
     while waiting:
@@ -168,6 +172,8 @@ def _mutable(function: ast.FunctionDef) -> Iterator[ast.AST]:
         yield node
         if isinstance(node, ast.AnnAssign):
             waiting += [node.value] if node.value else []
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            continue
         else:
             waiting += ast.iter_child_nodes(node)
 
@@ -200,7 +206,7 @@ def _changes(node: ast.AST) -> Iterator[ast.AST | str]:
 
 
 def _statements(node: ast.stmt) -> Iterator[ast.AST | str]:
-    if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+    if isinstance(node, ast.Return) and not isinstance(node.value, ast.Constant | None):  # a constant is changed itself
         yield "return None"
     elif isinstance(node, ast.Expr) or (isinstance(node, ast.AugAssign) and type(node.op) not in OPERATORS):
         yield "pass"
@@ -220,18 +226,17 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
             changed.func.attr = NAMES[name]
         yield changed
     for number, keyword in enumerate(node.keywords):
-        if keyword.arg is not None and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is None):
+        if keyword.arg not in (None, "strict") and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is None):
             yield ast.Call(node.func, node.args, node.keywords[:number] + node.keywords[number + 1 :])
 
 
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def drawn(count: int, seed: int, lines: dict[str, dict[str, list[int]]]) -> list[Mutant]:
+    """Mutants drawn by seed, each on a line that some test passes through, no two on the same place.
 
-
-def drawn(count: int, seed: int, lines: dict[str, dict[str, list[str]]]) -> list[Mutant]:
-    """Mutants drawn by seed, each on a line that some test passes through, no two on the same place."""
+    A mutant's place in the draw is a hash of its text: where the code changes, all others stay in the sample.
+    """
     every = [one for group, names in GROUPS.items() for name in names.split() for one in mutants(group, name)]
-    random.Random(seed).shuffle(every)
+    every.sort(key=lambda one: hashlib.sha256(f"{seed} {one.key}".encode()).digest())
     chosen: dict[tuple[str, int, int], Mutant] = {}
     for one in every:
         if len(chosen) < count and lines.get(f"{one.module}.py", {}).get(str(one.line)):
@@ -253,7 +258,8 @@ def planted(mutant: Mutant) -> str:
 
 def tests_of(mutant: Mutant, known: dict) -> list[str]:
     """The tests that pass through the line: one case of each test first, the quick before the slow, then the others."""
-    names = known["lines"][f"{mutant.module}.py"][str(mutant.line)]
+    every = list(known["seconds"])
+    names = [every[number] for number in known["lines"][f"{mutant.module}.py"][str(mutant.line)]]
     by_test: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names, key=lambda name: known["seconds"][name]):
         by_test[name.partition("[")[0]].append(name)
@@ -299,7 +305,7 @@ def run(options: argparse.Namespace) -> None:
 def _try(mutant: Mutant, tests: list[str], folder: Path) -> str:
     shutil.copytree(SOURCE, folder / "headcount", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "headcount" / f"{mutant.module}.py").write_text(planted(mutant), encoding="utf-8")
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     names = folder / "tests.txt"
     names.write_text("\n".join(tests) + "\n", encoding="utf-8")
