@@ -19,7 +19,7 @@ from headcount.runs import read
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same walk on fewer examples, timed twice."""
-    fewer = {"--limit": "24", "--seconds": "0.1", "--steps": "2"}
+    fewer = {"--limit": "12", "--seconds": "0.1", "--steps": "2"}
 
     def short(folder: Path, walk: Any = demo.walk) -> list[list[str]]:
         out = []
@@ -27,6 +27,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             kept = [fewer.get(before, word) for before, word in zip(["", *words], words, strict=False)]
             if kept[0] in ("prune", "learn"):
                 kept += ["--limit", "120"]
+            elif kept[0] == "score" and "--limit" not in kept:
+                kept += ["--limit", "12"]
             if "--max-drop" in kept:  # too few examples for the real promise
                 kept += ["--step", "25%"]
                 kept[kept.index("--max-drop") + 1] = "60"

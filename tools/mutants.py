@@ -226,7 +226,9 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
             changed.func.attr = NAMES[name]
         yield changed
     for number, keyword in enumerate(node.keywords):
-        if keyword.arg not in (None, "strict") and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is None):
+        if keyword.arg not in (None, "strict") and not (
+            isinstance(keyword.value, ast.Constant) and keyword.value.value is None
+        ):
             yield ast.Call(node.func, node.args, node.keywords[:number] + node.keywords[number + 1 :])
 
 
