@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import zoo
 from conftest import Fingerprint, says
-from small import closable, zoo_task
+from small import classifier, closable, texts, zoo_task
 
 import headcount as hc
 from headcount import budgeting, choosing, costs, latencies
@@ -61,6 +62,17 @@ def test_operations_and_parameters_are_those_of_the_cut_model(name: str) -> None
         if name not in ROUTED:
             assert real[0] <= reckoned[0] * (1 + 1e-9)
         break
+
+
+def test_counting_keeps_nothing_for_a_backward_pass() -> None:
+    """Also where the batch itself asks for gradients; what is counted is the same as for ids."""
+    model, recorded = classifier(), list[bool]()
+    model.register_forward_hook(lambda _, __, output: recorded.append(output.logits.requires_grad))
+    asking = {"inputs_embeds": torch.zeros(1, 9, model.config.hidden_size, requires_grad=True)}
+    ids = {"input_ids": texts(1, 9)}
+    assert costs.operations(model, batch=asking).whole == costs.operations(model, batch=ids).whole
+    assert costs.operations_of(model, asking) == costs.operations_of(model, ids)
+    assert recorded == [False] * 4
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart", "t5", "vit", "llama", "gemma2"])

@@ -482,6 +482,43 @@ def test_watching_attention_leaves_no_hook_and_no_setting_behind(name: str) -> N
     assert before.changed() == []
 
 
+class Shown(nn.Module):
+    """An attention that hands out what it is told to."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(8, 8) for _ in range(4))
+        self.num_heads, self.weights = 2, weights
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, self.weights
+
+
+@pytest.mark.parametrize(
+    ("sums", "shown"),
+    [
+        ([1.0, 1.0, 1.0], True),
+        ([1.01, 0.99, 1.0], True),  # as coarse as bfloat16
+        ([1.0, 0.0, 1.0], True),  # a token that may look at nothing
+        ([1.0, 1.03, 1.0], False),
+        ([1.0, 0.97, 1.0], False),
+        ([1.0, 0.5, 1.0], False),
+        ([0.0, 0.0, 0.0], False),
+    ],
+)
+def test_attention_weights_of_a_token_sum_to_one_or_are_all_zero(sums: list[float], shown: bool) -> None:
+    """Anything else that has their shape, as a bias by position, is not taken for them."""
+    weights = torch.full((1, 2, 3, 4), 0.25) * torch.tensor(sums)[:, None]
+    model, seen = nn.Sequential(Shown(weights)), list[Tensor]()
+    with watched(model, hc.find(model).heads, lambda _, given: seen.append(given)):
+        if shown:
+            model(torch.zeros(1, 3, 8))
+        else:
+            with says(hc.Refused, about="does not hand out its attention probabilities"):
+                model(torch.zeros(1, 3, 8))
+    assert [torch.equal(given, weights) for given in seen] == [True] * shown
+
+
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_attention_of_fewer_examples_where_memory_runs_out(most: int) -> None:
     asked: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,147 @@ def test_a_convolution_within_each_head_runs_on_as_wide_as_it_was(stranger: nn.M
         want = stranger(X)
     hc.cut(stranger, "0:1", dialects=[HEADS, MLP])
     assert close(stranger(X), want)
+
+
+class Fixed(StrangeAttention):
+    """Joins its heads to a width that it remembers."""
+
+    hidden_size = 24
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (w(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        joined = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.wo(joined.reshape(*x.shape[:2], self.hidden_size))
+
+
+class Flattening(StrangeLayer):
+    """Its MLP sees the tokens of all examples in one list."""
+
+    hidden_size = 24
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(x)
+        tokens = x.reshape(-1, self.hidden_size)
+        return x + self.small(self.big(tokens).relu()).view_as(x)
+
+
+class Loud(StrangeAttention):
+    """Multiplies each head by a number of its own, under a name that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loudness = nn.Parameter(torch.tensor([0.5, 2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (w(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v) * self.loudness[:, None, None]
+        return self.wo(heads.transpose(1, 2).flatten(2))
+
+
+class Tempered(StrangeAttention):
+    """Has parameters that say nothing of single heads: a number, and the weights of a polynomial of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.powers = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.tensor([0.5, 1, 2, 1, 0.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (self.powers * self.temperature ** torch.arange(5)).sum())
+
+
+def _cut_is_closed(model: nn.Module, what: str) -> str:
+    """Cut the model, compare it with the closed one, and give the manner of the first cut."""
+    rows = [HEADS, MLP]
+    manner = hc.prices(model, what, dialects=rows)[0].manner
+    with hc.closed(model, what, dialects=rows):
+        want = model(X)
+    hc.cut(model, what, dialects=rows)
+    assert close(model(X), want)
+    return manner
+
+
+@pytest.mark.parametrize(("attention", "manner"), [(Fixed, "padded"), (Loud, "padded"), (Tempered, "slim")])
+def test_an_attention_runs_on_as_wide_as_it_was_only_where_its_code_or_a_parameter_counts_heads(
+    stranger: nn.Module, attention: type[nn.Module], manner: str
+) -> None:
+    """A remembered width or an entry per head of an unknown name counts them; other parameters do not."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        stranger.tower[0].mixer = attention()
+    assert _cut_is_closed(stranger, "0:1") == manner
+    assert stranger.tower[0].mixer.wv.weight.shape == (16, 24)
+
+
+def test_an_mlp_that_lists_its_tokens_by_the_width_of_the_model_gets_narrower(stranger: nn.Module) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        stranger.tower[0] = Flattening()
+    assert _cut_is_closed(stranger, "0.mlp:3-20") == "slim"
+    assert stranger.tower[0].big.weight.shape == (22, 24)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"head_dim": 8}, {"heads": 3}, {"head_dim": 5, "heads": 3}, {"head_dim": 48, "heads": 3}],
+    ids=["a width", "a number", "a width that does not fit", "a width above all"],
+)
+def test_the_width_of_a_head_is_what_the_module_says_where_that_fits(told: dict[str, int]) -> None:
+    attention = StrangeAttention()
+    del attention.heads, attention.head_dim
+    vars(attention).update(told)
+    (site,) = hc.find(nn.Sequential(attention), [HEADS])
+    assert (site.width, len(site)) == (8, 3)
+
+
+class Part(nn.Module):
+    """Anything that holds something else."""
+
+
+class Writer(Part):
+    """A model that writes texts."""
+
+    def can_generate(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "attention"),
+    [
+        (Part, "model.layers.0.mixer", "encoder"),
+        (Part, "model.decoder.layers.0.mixer", "decoder"),
+        (Part, "model.text_decoder.layers.0.mixer", "decoder"),
+        (Writer, "model.layers.0.mixer", "decoder"),
+        (Writer, "model.encoder.layers.0.mixer", "encoder"),
+        (Writer, "model.vision_tower.layers.0.mixer", "encoder"),
+        (Writer, "visual.blocks.0.mixer", "encoder"),
+        (Part, "image_model.decoder.layers.0.mixer", "decoder"),
+    ],
+)
+def test_an_attention_that_says_nothing_is_what_its_place_says(
+    kind: type[nn.Module], path: str, attention: str
+) -> None:
+    """Part of a decoder, or of what sees and hears; else what the model does."""
+    root = module = kind()
+    *above, last = path.split(".")
+    for name in above:
+        module.add_module(name, Part())
+        module = module.get_submodule(name)
+    module.add_module(last, StrangeAttention())
+    assert [site.attention for site in hc.find(root, [HEADS])] == [attention]
+
+
+class Packed(StrangeAttention):
+    """Takes the tokens of all examples in one list, and where each begins."""
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        ends = cu_seqlens.tolist()
+        return torch.cat([super(Packed, self).forward(x[None, a:b])[0] for a, b in pairwise(ends)])
+
+
+@pytest.mark.parametrize(("attention", "per_example"), [(StrangeAttention, True), (Packed, False)])
+def test_packed_tokens_are_not_taken_for_examples(attention: type[nn.Module], per_example: bool) -> None:
+    (site,) = hc.find(nn.Sequential(attention()), [HEADS])
+    assert site.per_example is per_example
 
 
 @pytest.mark.parametrize("matrix", ["wq", "wv", "wo"])

@@ -338,22 +338,42 @@ def test_a_value_that_is_not_a_number_names_what_was_closed() -> None:
         hc.measure(model, class_task(7, values=values, loss=class_loss), [hc.Plan(), hc.Plan.of("1:2")])
 
 
+class Steep(torch.autograd.Function):
+    """Hands on what it is given, and infinite gradients for the examples named."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bad: Tensor) -> Tensor:
+        ctx.save_for_backward(bad)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        bad = ctx.saved_tensors[0]
+        return gradient.masked_fill(bad.reshape(-1, *[1] * (gradient.dim() - 1)), float("inf")), None
+
+
 def test_a_gradient_that_is_not_a_number_names_the_example() -> None:
-    class Steep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, bad: Tensor) -> Tensor:
-            ctx.save_for_backward(bad)
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            return gradient.masked_fill(ctx.saved_tensors[0], float("inf")), None
-
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return Steep.apply(class_loss(model, batch), batch["input_ids"][:, 0] == texts(7)[4, 0])
 
     with says(hc.NotFinite, about="The gradient of the loss of example 5 of batch 1 of own batches is not finite"):
         gathered(classifier(), class_task(7, loss=loss, batch_size=3))
+
+
+def test_a_gradient_that_is_not_a_number_in_the_first_layer_alone_names_the_example() -> None:
+    """All other parts have finite gradients then."""
+    model = classifier()
+    now: list[Tensor] = []
+    model.bert.encoder.layer[0].attention.register_forward_hook(
+        lambda _, __, output: (Steep.apply(output[0], now[-1]), *output[1:])
+    )
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        now.append(batch["input_ids"][:, 0] == texts(7)[4, 0])
+        return class_loss(model, batch)
+
+    with says(hc.NotFinite, about="The gradient of the loss of example 5 of batch 1 of own batches is not finite"):
+        gathered(model, class_task(7, loss=loss, batch_size=3))
 
 
 def test_a_loss_without_a_gradient_is_refused() -> None:

@@ -318,11 +318,11 @@ def test_heads_of_the_encoder_run_the_encoder_from_there(linears: list) -> None:
 class Wrapped(nn.Module):
     """A classifier whose input is given as vectors, with something done to them or to what comes out."""
 
-    def __init__(self, head: Callable[[Tensor], Tensor], before: Callable[[Tensor], Any] = lambda x: x) -> None:
+    def __init__(self, head: Callable[[Tensor], Any], before: Callable[[Tensor], Any] = lambda x: x) -> None:
         super().__init__()
         self.inner, self.head, self.before = classifier().bert, head, before
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.before(x)
         return self.head(self.inner(inputs_embeds=x).last_hidden_state)
 
@@ -409,6 +409,18 @@ def test_a_task_without_a_loss_can_be_measured() -> None:
         return model(batch["input_ids"]).logits[:, 1]
 
     assert agrees_with_a_loop(classifier(), class_task(7, values=values))
+
+
+def test_a_sum_over_the_batch_next_to_the_output_does_not_stop_a_replay(believed: list[Script]) -> None:
+    """As a loss that a model adds to its answer: copies of a batch change it, and nobody reads it."""
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return spread(model(**batch)[0])
+
+    model = Wrapped(lambda hidden: (hidden[:, 0], hidden.square().sum()))
+    assert agrees_with_a_loop(model, hc.own_task([vectors()], loss=loss))
+    assert believed[0].depth == READ_POSITIONS
+    assert believed[0].rows
 
 
 def test_examples_that_see_each_other_are_never_copied(believed: list[Script]) -> None:

@@ -220,6 +220,7 @@ def test_stability_of_constants_is_none_and_of_too_few_is_not_given() -> None:
     same = made({"0": [1.0, 1.0, 1.0]}, samples=np.ones((8, 3)))
     assert {row.correlation for row in same.stability(resamples=3)} == {0.0}
     assert noisy(3, 1.0).stability() == []
+    assert [row.n for row in noisy(4, 1.0).stability(resamples=3)] == [2]  # two sets of two
     assert made(BOTH).stability() == []
 
 
