@@ -83,6 +83,19 @@ def test_closing_a_unit_is_zeroing_its_columns_of_the_writer(name: str) -> None:
             assert (want - whole).abs().max() > 1e-3, "the head matters, so the equality says something"
 
 
+def test_gates_multiply_the_channels_of_a_convolution_and_not_its_positions() -> None:
+    """SqueezeBERT writes with convolutions over (batch, channels, positions); here there are as many of both."""
+    model = zoo.build("squeezebert")[0]
+    site = hc.find(model).heads[0]
+    gate, seen = torch.tensor([0.1, 0.4, 0.7, 1.0]), list[Tensor]()
+    x = torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(0))
+    site.writer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with hc.gated(model, {site.name: gate}):
+        site.writer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        site.writer(x)
+    assert close(seen[1], (seen[0].unflatten(1, (4, 8)) * gate[:, None, None]).flatten(1, 2))
+
+
 class Passing(nn.Module):
     """A layer that hands on what it takes in."""
 
@@ -392,6 +405,19 @@ def test_nothing_is_left_behind_when_the_model_itself_stops_halfway(name: str, e
     assert close(zoo.output(model, inputs), whole)
 
 
+def test_an_interrupt_does_not_gate_the_next_run_twice() -> None:
+    """WavLM's output projection is never called: its weight is gated for a run, and an interrupt skips the end of it."""
+    model, inputs = zoo.build("wavlm")
+    inside = hc.find(model)["0"].module.gru_rel_pos_linear
+    with hc.gated(model, {"0": torch.full((4,), 0.5)}):
+        want = zoo.output(model, inputs)
+        handle = inside.register_forward_pre_hook(lambda *_: _raise_after(list, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            zoo.output(model, inputs)
+        handle.remove()
+        assert close(zoo.output(model, inputs), want)
+
+
 def test_nothing_is_left_behind_of_gates_that_change_when_the_model_stops_halfway() -> None:
     """They may be multiplied into a copy of the weight, and an interrupt skips the hook that takes it away."""
     model, inputs = zoo.build("bert")
@@ -516,6 +542,30 @@ def test_ending_the_first_of_two_contexts_leaves_the_second_in_force(name: str) 
     assert backend.graphs == 1, "torch.compile compiles again"
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first ends first", "last ends first"])
+def test_torchs_encoder_packs_padded_texts_when_the_last_context_has_ended_and_not_before(
+    order: tuple[int, int],
+) -> None:
+    """It packs them into a nested tensor, which only its own attention can read."""
+    model, inputs = zoo.build("torch-encoder")
+    encoder = next(module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
+    padded = {**inputs, "src_key_padding_mask": torch.tensor([[False] * 7, [False] * 4 + [True] * 3])}
+    names = ("0:1", "1:2")
+    alone = []
+    for name in names:
+        with hc.closed(model, name):
+            alone.append(zoo.output(model, padded))
+    encoder.use_nested_tensor = True
+    contexts = [hc.closed(model, name) for name in names]
+    for context in contexts:
+        context.__enter__()
+    contexts[order[0]].__exit__(None, None, None)
+    left = zoo.output(model, padded)
+    contexts[order[1]].__exit__(None, None, None)
+    assert close(left, alone[order[1]])
+    assert encoder.use_nested_tensor
+
+
 @pytest.mark.exact
 def test_how_the_user_wants_to_compile_is_his_own_affair() -> None:
     model, inputs = zoo.build("bert")
@@ -526,6 +576,19 @@ def test_how_the_user_wants_to_compile_is_his_own_affair() -> None:
             zoo.output(model, inputs)
         compiled(torch.ones(3))
         assert backend.graphs == 0
+    compiled(torch.ones(3))
+    assert backend.graphs == 1
+
+
+@pytest.mark.exact
+def test_what_was_compiled_before_a_context_is_not_compiled_again_after_it() -> None:
+    model, _ = zoo.build("bert")
+    backend = Counting()
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    for _ in range(3):
+        compiled(torch.ones(3))
+        with hc.closed(model, "0:1"):
+            pass
     compiled(torch.ones(3))
     assert backend.graphs == 1
 

@@ -117,6 +117,7 @@ def closed_attentions(root: nn.Module) -> list[nn.MultiheadAttention]:
 
 
 _open_for: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many contexts hold a module open
+_nested: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether an encoder held open makes them else
 
 
 @contextmanager
@@ -125,21 +126,21 @@ def opened(root: nn.Module) -> Iterator[None]:
     closed = closed_attentions(root)
     held: list[nn.Module] = [*closed, *(module for module in root.modules() if module in _open_for)]
     encoders = [module for module in root.modules() if isinstance(module, nn.TransformerEncoder)] if held else []
-    nested = {encoder: encoder.use_nested_tensor for encoder in encoders if encoder not in _open_for}
     for attention in closed:
         attention.__class__ = OpenMultiheadAttention
     for encoder in encoders:
+        _nested.setdefault(encoder, encoder.use_nested_tensor)
         encoder.use_nested_tensor = False  # nested tensors exist for the fused kernel only
     for module in {*held, *encoders}:
         _open_for[module] = _open_for.get(module, 0) + 1
     try:
         yield
     finally:
-        for module in {*held, *encoders}:
+        for module in {*held, *encoders}:  # contexts may end in any order: the last gives back
             _open_for[module] -= 1
             if _open_for[module] == 0:
                 del _open_for[module]
                 if isinstance(module, OpenMultiheadAttention):
                     setattr(module, "__class__", nn.MultiheadAttention)  # noqa: B010
-        for encoder, value in nested.items():
-            encoder.use_nested_tensor = value
+                if isinstance(module, nn.TransformerEncoder):
+                    module.use_nested_tensor = _nested.pop(module)
