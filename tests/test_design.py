@@ -284,3 +284,15 @@ def test_the_package_lists_its_names_and_no_others() -> None:
     assert len(set(hc.__all__)) == len(hc.__all__)
     with pytest.raises(AttributeError, match="no attribute 'pruned'"):
         _ = hc.pruned
+
+
+def test_a_planted_bug_meets_every_case_of_a_short_test_and_a_dozen_of_a_long_one() -> None:
+    import mutants
+
+    names = [f"short[{n}]" for n in range(6)] + [f"long[{n}]" for n in range(100)]
+    known = {"seconds": dict.fromkeys(names, 0.01), "lines": {"gates.py": {"1": list(range(len(names)))}}}
+    bug = mutants.Mutant(**dict.fromkeys(mutants.Mutant.__dataclass_fields__, "") | {"module": "gates", "line": 1})
+    chosen = mutants.tests_of(bug, known)
+    assert chosen[:2] == ["short[0]", "long[0]"]
+    assert sorted(name for name in chosen if name.startswith("short")) == names[:6]
+    assert len(chosen) == len(set(chosen)) == 18

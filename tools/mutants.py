@@ -267,7 +267,7 @@ def tests_of(mutant: Mutant, known: dict) -> list[str]:
         by_test[name.partition("[")[0]].append(name)
     order: list[str] = []
     for turn in range(12):  # of a test with a hundred families, a dozen
-        order += [some[len(some) * turn // 12] for some in by_test.values() if turn < len(some)]
+        order += [some[len(some) * turn // min(12, len(some))] for some in by_test.values() if turn < len(some)]
     taken, total = [], 0.0
     for name in dict.fromkeys(order):
         if total < SECONDS / 3:
