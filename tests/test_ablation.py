@@ -90,6 +90,7 @@ def test_scores_are_the_damage() -> None:
     scores = found.scores()
     assert [str(unit) for unit in scores.units] == list(found.names)
     assert np.array_equal(scores.values, found.damage)
+    assert scores.kinds == dict.fromkeys(("0", "1", "2"), "head")
     assert scores.types == dict.fromkeys(("0", "1", "2"), "encoder")
     assert close(scores.raw, hc.score(model, task, "ablation").raw)
 
@@ -228,6 +229,15 @@ def test_a_run_keeps_both_halves_apart(tmp_path) -> None:
         first, again = (getattr(each, half).rows for each in found)
         assert close(first, getattr(plain, half).rows)
         assert np.array_equal(again, first)  # read from the run, not computed again
+
+
+def test_a_run_may_hold_an_ablation_besides_a_transfer(tmp_path) -> None:
+    model, tasks = classifier(1), two_tasks()
+    with hc.Run.open(tmp_path / "run", {"what": "both"}) as run:
+        first = hc.ablate(model, tasks[0], run=run)
+        found = hc.transfer(model, tasks, run=run)
+    assert close(found.one.rows, first.rows)
+    assert close(found.other.rows, hc.ablate(model, tasks[1]).rows)
 
 
 def test_there_are_enough_draws_for_holm_to_find_something() -> None:

@@ -128,6 +128,79 @@ def test_hooks_of_the_user_stay_where_biases_are_filtered() -> None:
     assert called == ["one", "two"]
 
 
+def test_a_bias_by_distance_goes_on_to_the_heads_that_stay() -> None:
+    """MPT hands each attention one bias for all heads of one text, without an axis for the batch."""
+    model, inputs = zoo.build("mpt")
+    with hc.closed(model, "0:1 1:0,3"):
+        want = output(model, inputs)
+    hc.cut(model, "0:1 1:0,3")
+    assert close(output(model, inputs), want)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_one_of_two_heads_with_a_position_bias_can_go(gone: int) -> None:
+    """T5's first attention makes the bias for all layers, so also for the head that it has lost."""
+    from transformers import T5Config, T5EncoderModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+        model = T5EncoderModel(config).eval()
+        torch.nn.init.normal_(model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight, std=2.0)
+    inputs = {"input_ids": torch.tensor([[3, 4, 5, 6, 7]])}
+    for site in ("0", "1"):
+        smaller = copy.deepcopy(model)
+        with hc.closed(model, f"{site}:{gone}"):
+            want = output(model, inputs)
+        hc.cut(smaller, f"{site}:{gone}")
+        assert close(output(smaller, inputs), want)
+
+
+def test_an_attention_that_lost_heads_may_be_called_without_its_bias() -> None:
+    """MPNet's takes hidden states, a mask and a bias, of which a caller may leave out any from the end."""
+    model, _ = zoo.build("mpnet")
+    smaller = copy.deepcopy(model)
+    hc.cut(smaller, "0:1")
+    states = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
+    whole, less = (hc.find(one)["0"].module for one in (model, smaller))
+    for given in ((states,), (states, None), (states, None, None)):
+        with hc.closed(model, "0:1"), torch.no_grad():
+            want = whole(*given)[0]
+        with torch.no_grad():
+            assert close(less(*given)[0], want)
+
+
+def test_an_attention_that_lost_heads_takes_in_as_much_as_before() -> None:
+    """Bloom's says how wide the hidden states are, which is as wide as all its heads were together."""
+    model, _ = zoo.build("bloom")
+    hc.cut(model, "0:1")
+    attention = hc.find(model)["0"].module
+    assert (attention.num_heads, attention.hidden_size) == (3, 32)
+
+
+def test_what_is_left_of_a_convolution_without_channels_is_its_bias() -> None:
+    """SqueezeBERT is made of convolutions, which have their channels before the positions."""
+    from transformers import SqueezeBertConfig, SqueezeBertModel
+
+    groups = dict.fromkeys(["q_groups", "k_groups", "v_groups", "intermediate_groups", "output_groups"], 1)
+    sizes = {"hidden_size": 8, "embedding_size": 8, "intermediate_size": 12, "num_hidden_layers": 1}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = SqueezeBertConfig(vocab_size=16, num_attention_heads=2, **sizes, **groups)
+        model = SqueezeBertModel(config).eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.3)
+    inputs = {"input_ids": torch.tensor([[3, 4, 5, 6, 7]])}
+    whole = output(model, inputs)
+    for site in hc.find(model):
+        smaller = copy.deepcopy(model)
+        with hc.closed(model, f"{site.name}:*"):
+            want = output(model, inputs)
+        hc.cut(smaller, f"{site.name}:*")
+        assert close(output(smaller, inputs), want)
+        assert not close(want, whole, 1e-3)
+
+
 # -- scales -------------------------------------------------------------------------------------------------------------
 
 
@@ -321,6 +394,20 @@ def test_layers_stay_where_the_config_picks_some_by_number(value: Any, picks: bo
         hc.cut(model, "layers:0", check=inputs)
 
 
+def test_layers_that_change_the_width_are_refused() -> None:
+    """The first layer of Hiera's second stage makes the hidden states twice as wide."""
+    from transformers import HieraConfig, HieraModel
+
+    sizes = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "num_query_pool": 1, "mlp_ratio": 2.0}
+    model = HieraModel(HieraConfig(image_size=[32, 32], **sizes)).eval()
+    for layer in (0, 1):
+        with pytest.raises(hc.Refused, match=r"its layers change the width of what they take in \(16 to 32\)"):
+            hc.cut(model, f"1.layers:{layer}")
+    assert [len(stack) for stack in hc.find(model).stacks] == [2, 2]
+    hc.cut(model, "0.layers:1")
+    assert [len(stack) for stack in hc.find(model).stacks] == [1, 2]
+
+
 @pytest.mark.parametrize("name", ["swin", "llama", "gpt_oss"])
 def test_heads_may_go_one_by_one_to_the_last(name: str) -> None:
     """Groups that share keys become uneven and even again; Swin and GPT-OSS have tables with an entry per head."""
@@ -380,3 +467,13 @@ def test_two_outputs_in_float64_are_compared_in_float64() -> None:
     assert proof.differs([near[:1]], [near[1:]]) is None
     far = torch.tensor([1.0, 1 + 2e-9], dtype=torch.float64)
     assert proof.differs([far[:1]], [far[1:]]) == "2.00e-09 (allowed: 1.00e-09)"
+
+
+def test_two_outputs_may_differ_by_a_share_of_the_largest_entry() -> None:
+    """In float32 by one in ten thousand; of outputs that are smaller than one, as of one."""
+    for largest, allowed in ((1000.0, 0.1), (1.0, 1e-4), (0.001, 1e-4)):
+        want = torch.tensor([0.0, -largest])
+        moved = torch.tensor([1.0, 0.0])
+        assert proof.differs([want], [want + 0.5 * allowed * moved]) is None
+        found = proof.differs([want], [want + 2 * allowed * moved])
+        assert found == f"{2 * allowed:.2e} (allowed: {allowed:.2e})"

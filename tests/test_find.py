@@ -537,6 +537,19 @@ def test_causal_is_only_a_hint_next_to_its_mask() -> None:
             _same(holder(x, x, x, attn_mask=mask, is_causal=True, need_weights=need), want)
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 12, "vdim": 20}])
+def test_an_opened_attention_begins_anew_as_the_closed_one_does(options: Any) -> None:
+    one, other = Holder(**options), Holder(**options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        one.attn._reset_parameters()
+        torch.manual_seed(0)
+        with hc.gated(other, {"attn": torch.ones(4)}):
+            other.attn._reset_parameters()
+    assert same_weights(one, other)
+    assert options == {"bias": False} or not one.attn.out_proj.bias.any()
+
+
 def test_weights_of_two_widths_can_be_closed_and_not_cut() -> None:
     holder = Holder(kdim=12, vdim=20, batch_first=True).eval()
     before = Fingerprint(holder)

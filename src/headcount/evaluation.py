@@ -228,8 +228,7 @@ def _all_plans(work: _Work, numbers: Sequence[int]) -> np.ndarray:
     memory, base = replaying.remember(work.root, work.anatomy, script, run, size=size, limit=work.memory)
     _find_positions(work, script, memory, batch)
     before = memory.versions
-    out = np.empty((len(work.plans), *base.shape))
-    out[[number for number, plan in enumerate(work.plans) if not len(plan)]] = base
+    out = np.full((len(work.plans), *base.shape), base, dtype=np.float64)  # plans that close nothing stay so
     for start, members in _groups(work, script):
         for some in _chunks(members, _copies(work, script, batch, members)):
             plans = [work.plans[number] for number in some]
