@@ -74,7 +74,9 @@ def main() -> None:
         "rows", nargs="*", metavar="ROW", help=f"of {', '.join(row.name for row in ROWS)}; default: all"
     )
     parser.add_argument("--times", type=int, default=1, help="rounds (default 1)")
-    parser.add_argument("-n", "--processes", default="2", help="of pytest-xdist (default 2)")
+    parser.add_argument(
+        "-n", "--processes", type=int, default=2, help="of pytest-xdist, shared by the threads of a row (default 2)"
+    )
     parser.add_argument("--logs", type=Path, help="a folder for the whole output of every run")
     options = parser.parse_args()
     unknown = set(options.rows) - {row.name for row in ROWS}
@@ -104,11 +106,13 @@ def main() -> None:
     sys.exit(0 if green else 1)
 
 
-def _run(row: Row, quarter: int, seed: int, processes: str) -> tuple[int, str]:
+def _run(row: Row, quarter: int, seed: int, processes: int) -> tuple[int, str]:
     """The exit code and the output of one row's run."""
-    environment = {**os.environ, **row.environment, "PYTHONHASHSEED": str(seed + 1)}
+    # Threads that wait for work do not burn the time of those that have some: rows have more of them than there are cores.
+    environment = {**os.environ, **row.environment, "PYTHONHASHSEED": str(seed + 1), "OMP_WAIT_POLICY": "PASSIVE"}
+    processes = max(1, processes // int(row.environment["OMP_NUM_THREADS"]))
     order = ["-p", "randomly", "-p", "no:cacheprovider", f"--randomly-seed={seed}"]
-    command = [sys.executable, "-m", "pytest", "-n", processes, "--quarter", str(quarter), *order, *row.arguments]
+    command = [sys.executable, "-m", "pytest", "-n", str(processes), "--quarter", str(quarter), *order, *row.arguments]
     if not row.texts:
         command += [f"--ignore=tests/test_{name}.py" for name in TEXTS.split()]
     with _others_at_work(row.busy):
