@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,8 +24,13 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torc
 TRAINED = 1e-7
 
 
-def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
-    """Whether computed tensors are equal but for rounding, which counts against the largest entry (or 1)."""
+def close(a: Tensor | np.ndarray, b: Tensor | np.ndarray, tolerance: float | None = None) -> bool:
+    """Whether computed tensors are equal but for rounding, which counts against the largest entry (or 1).
+
+    Arrays hold what models in float32 computed, whatever their own dtype.
+    """
+    if isinstance(a, np.ndarray):
+        return close(torch.from_numpy(a), torch.from_numpy(b), tolerance or ROUNDING[torch.float32])
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or not a.numel():

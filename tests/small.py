@@ -168,10 +168,6 @@ def naive(model: nn.Module, task: Task, plans: Sequence[hc.Plan], *, alone: bool
     return out
 
 
-def close(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-5) -> bool:
-    return a.shape == b.shape and bool(np.abs(a - b).max() <= tolerance * max(1.0, np.abs(a).max()))
-
-
 def word_tokenizer(words: Sequence[str]) -> Any:
     """A tokenizer of whole words, in the manner of BERT: [CLS] text [SEP]."""
     made = Tokenizer(models.WordLevel(unk_token="[UNK]"))

@@ -10,7 +10,8 @@ import scipy.stats
 import torch
 import zoo
 from conftest import says
-from small import class_loss, class_task, classifier, close, ragged_pairs, texts, zoo_task
+from same import close
+from small import class_loss, class_task, classifier, ragged_pairs, texts, zoo_task
 from torch import Tensor, nn
 
 import headcount as hc

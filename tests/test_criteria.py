@@ -11,12 +11,12 @@ import pytest
 import torch
 import zoo
 from conftest import Fingerprint, says
+from same import close
 from small import (
     by_gates,
     class_loss,
     class_task,
     classifier,
-    close,
     loss_of,
     naive,
     padded_task,

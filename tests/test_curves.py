@@ -10,7 +10,8 @@ import pytest
 import torch
 import zoo
 from conftest import Fingerprint, says
-from small import class_loss, class_task, classifier, close, ragged_pairs
+from same import close
+from small import class_loss, class_task, classifier, ragged_pairs
 from torch import Tensor, nn
 
 import headcount as hc

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 import headcount as hc
 from headcount.knapsack import Floor, Shelf, fill
@@ -18,8 +21,8 @@ def _shelf(rng: np.random.Generator, units: int, price: float, step: int = 1) ->
     return Shelf(counts, values.sum() - kept, price * counts)
 
 
-def _best(floors: list[Floor], budget: float) -> float:
-    """What is lost at least, by trying everything."""
+def _totals(floors: list[Floor]) -> list[tuple[float, float]]:
+    """What every choice costs and loses, by trying everything."""
     choices = []
     for floor in floors:
         kept = [
@@ -28,7 +31,7 @@ def _best(floors: list[Floor], budget: float) -> float:
             for options in product(*(range(len(shelf.counts)) for shelf in floor.shelves))
         ]  # fmt: skip
         choices.append([*kept, *([(0.0, floor.lost)] if floor.lost is not None else [])])
-    return min(sum(lost for _, lost in some) for some in product(*choices) if sum(cost for cost, _ in some) <= budget)
+    return [(sum(cost for cost, _ in some), sum(lost for _, lost in some)) for some in product(*choices)]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -41,15 +44,44 @@ def test_it_is_never_over_the_budget_and_loses_no_more_than_the_best_choice(seed
         floors.append(Floor(shelves, lost, float(rng.integers(0, 5)) if lost is not None else 0.0))
     whole = sum(floor.cost + sum(shelf.cost[-1] for shelf in floor.shelves) for floor in floors)
     budget = float(rng.random() * whole)
-    try:
-        best = _best(floors, budget)
-    except ValueError:  # no choice is so cheap
+    within = [lost for cost, lost in _totals(floors) if cost <= budget]
+    if not within:
         with pytest.raises(hc.BadPlan, match="Nothing costs as little"):
             fill(floors, budget)
         return
     found = fill(floors, budget)
     assert found.cost <= budget
-    assert found.lost == pytest.approx(best, abs=1e-9)  # whole costs: rounding to ten-thousandths loses nothing here
+    assert found.lost == pytest.approx(min(within), abs=1e-9)  # whole costs: rounding to ten-thousandths loses nothing
+
+
+@st.composite
+def few_floors(draw: Any) -> list[Floor]:
+    """Up to three layers of up to two sites."""
+    made = []
+    for _ in range(draw(st.integers(1, 3))):
+        shelves = []
+        for _ in range(draw(st.integers(0, 2))):
+            worth = sorted(draw(st.lists(st.integers(0, 20), min_size=1, max_size=4)), reverse=True)
+            counts = np.arange(len(worth) + 1)
+            kept = np.concatenate([[0], np.cumsum(worth)])
+            shelves.append(
+                Shelf(counts, sum(worth) - kept.astype(float), draw(st.integers(1, 9)) * counts.astype(float))
+            )
+        lost = draw(st.none() | st.integers(0, 30))
+        made.append(Floor(shelves, lost, 0.0 if lost is None else float(draw(st.integers(0, 5)))))
+    return made
+
+
+@given(few_floors(), st.integers(0, 150))
+def test_no_budget_is_exceeded_and_nothing_better_fits(floors: list[Floor], budget: int) -> None:
+    """Costs are counted in ten-thousandths of the budget, rounded up: one of them may be lost for each site and layer."""
+    totals, sites = _totals(floors), sum(1 + len(floor.shelves) for floor in floors)
+    assume(any(cost <= budget for cost, _ in totals))
+    found = fill(floors, float(budget))
+    assert found.cost <= budget
+    assert found.lost >= min(lost for cost, lost in totals if cost <= budget)
+    well_within = [lost for cost, lost in totals if cost <= budget * (1 - sites / 10_000)]
+    assert not well_within or found.lost <= min(well_within)  # whole numbers: no rounding
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from same import alike
-from small import WORDS, close, word_tokenizer
+from same import alike, close
+from small import WORDS, word_tokenizer
 from small import ran as _run
 from small import ran_json as _json
 from transformers import (

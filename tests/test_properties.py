@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from same import close, same_weights
 from torch import nn
 
 import headcount as hc
-from headcount.knapsack import Floor, Shelf, fill
 from headcount.rules import refusal
 from headcount.scores import Scores
 from headcount.stats import benjamini_hochberg, holm
@@ -114,46 +112,6 @@ def test_the_lowest_go_as_many_as_asked_and_so_many_stay_per_site(values: np.nda
     by_unit = dict(zip(units, values, strict=True))
     if least == 0 and 0 < count < len(units):
         assert max(by_unit[unit] for unit in plan) <= min(by_unit[unit] for unit in units if unit not in plan)
-
-
-@st.composite
-def floors(draw: Any) -> list[Floor]:
-    """Up to three layers of up to two sites."""
-    made = []
-    for _ in range(draw(st.integers(1, 3))):
-        shelves = []
-        for _ in range(draw(st.integers(0, 2))):
-            worth = sorted(draw(st.lists(st.integers(0, 20), min_size=1, max_size=4)), reverse=True)
-            counts = np.arange(len(worth) + 1)
-            kept = np.concatenate([[0], np.cumsum(worth)])
-            shelves.append(
-                Shelf(counts, sum(worth) - kept.astype(float), draw(st.integers(1, 9)) * counts.astype(float))
-            )
-        lost = draw(st.none() | st.integers(0, 30))
-        made.append(Floor(shelves, lost, 0.0 if lost is None else float(draw(st.integers(0, 5)))))
-    return made
-
-
-@given(floors(), st.integers(0, 150))
-def test_no_budget_is_exceeded_and_nothing_better_fits(some: list[Floor], budget: int) -> None:
-    """Costs are counted in ten-thousandths of the budget, rounded up: one of them may be lost for each site and layer."""
-    choices, sites = [], sum(1 + len(floor.shelves) for floor in some)
-    for floor in some:
-        kept = [
-            (
-                floor.cost + sum(s.cost[o] for s, o in zip(floor.shelves, options, strict=True)),
-                sum(s.lost[o] for s, o in zip(floor.shelves, options, strict=True)),
-            )
-            for options in product(*(range(len(shelf.counts)) for shelf in floor.shelves))
-        ]
-        choices.append([*kept, *([(0.0, floor.lost)] if floor.lost is not None else [])])
-    totals = [(sum(cost for cost, _ in one), sum(lost for _, lost in one)) for one in product(*choices)]
-    assume(any(cost <= budget for cost, _ in totals))
-    found = fill(some, float(budget))
-    assert found.cost <= budget
-    assert found.lost >= min(lost for cost, lost in totals if cost <= budget)
-    well_within = [lost for cost, lost in totals if cost <= budget * (1 - sites / 10_000)]
-    assert not well_within or found.lost <= min(well_within)  # whole numbers: no rounding
 
 
 P = st.lists(st.floats(1e-300, 1) | st.sampled_from([0.0, 0.01, 0.02, 0.05, 1.0]), min_size=1, max_size=12)

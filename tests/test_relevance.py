@@ -13,11 +13,11 @@ import torch
 import zoo
 from conftest import Fingerprint, says
 from planted import planted, planted_translator
-from small import (
+from same import close
+from small import (  # fmt: skip
     WEATHER,
     class_task,
     classifier,
-    close,
     ragged_pairs,
     ragged_texts,
     ran_json,
@@ -25,7 +25,7 @@ from small import (
     weather,
     word_tokenizer,
     zoo_task,
-)  # fmt: skip
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -12,19 +12,8 @@ import pytest
 import torch
 import zoo
 from conftest import Fingerprint
-from small import (
-    class_loss,
-    class_task,
-    classifier,
-    closable,
-    close,
-    loss_of,
-    naive,
-    ragged_texts,
-    spread,
-    texts,
-    zoo_task,
-)
+from same import close
+from small import class_loss, class_task, classifier, closable, loss_of, naive, ragged_texts, spread, texts, zoo_task
 from torch import Tensor, nn
 
 import headcount as hc

@@ -12,12 +12,11 @@ import pytest
 import torch
 import zoo
 from conftest import Fingerprint, says
-from same import same_weights
+from same import close, same_weights
 from small import (
     class_loss,
     class_task,
     classifier,
-    close,
     padded_task,
     ragged_pairs,
     ragged_texts,
