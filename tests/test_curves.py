@@ -12,6 +12,7 @@ import zoo
 from conftest import Fingerprint, says
 from same import close
 from small import class_loss, class_task, classifier, ragged_pairs
+from test_find import HEADS, MLP, Stranger, X
 from torch import Tensor, nn
 
 import headcount as hc
@@ -44,6 +45,17 @@ from headcount.curves import counts
 )
 def test_steps(step: Any, of: int, want: list[int]) -> None:
     assert counts(step, of) == want
+
+
+@pytest.mark.parametrize("of", [32 * 11008, 126 * 53248])
+@pytest.mark.parametrize("step", [5000, 60_000])
+def test_steps_of_a_count_are_its_multiples_however_many_units_there_are(step: int, of: int) -> None:
+    """The neurons of Llama-7B and of Llama-405B."""
+    assert counts(step, of) == [*range(0, of, step), of]
+
+
+def test_steps_of_one_percent_of_almost_a_billion_units_are_whole() -> None:
+    assert counts("1%", 900_000_000) == list(range(0, 900_000_001, 9_000_000))
 
 
 @pytest.mark.parametrize("step", [0, -1, 13, 0.0, 1.5, "0%", "101%", "ten", "", "%", float("nan")])
@@ -132,6 +144,21 @@ def test_really_cut_gives_the_same_numbers(least: int) -> None:
     assert [point.plan for point in cut.points] == [point.plan for point in closed.points]
     values = [[point.result.value for point in made.points] for made in (closed, cut)]
     assert values[0] == pytest.approx(values[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("really_cut", [False, True])
+def test_rows_of_ones_own_reach_every_point(really_cut: bool) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Stranger().eval()
+    task = hc.own_task([{"x": X}], loss=lambda m, b: m(b["x"]).square().mean((1, 2)))
+    scores = hc.score(model, by="random", dialects=[HEADS, MLP])
+    made = hc.curve(model, task, scores, step=[3], really_cut=really_cut, dialects=iter((HEADS, MLP)))
+    assert [point.removed for point in made.points] == [0, 3]
+    with hc.closed(model, made.points[1].plan, dialects=[HEADS, MLP]), torch.no_grad():
+        want = float(model(X).square().mean())
+    assert made.points[1].result.value == pytest.approx(want, abs=1e-5)
+    assert abs(made.base.value - want) > 1e-3
 
 
 def test_really_cut_measures_a_smaller_model() -> None:

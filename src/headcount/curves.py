@@ -74,8 +74,9 @@ def counts(step: float | int | str | Sequence[int], of: int) -> list[int]:
     if not 0 < share <= 1:
         raise BadPlan(f'A step is a count of units (6) or a share of them ("10%"); I got {step!r:.40} of {of} units.')
     steps = round(1 / share)
-    # multiples of the share, not repeated steps of a rounded one: ten steps of 10 % end at all of them
-    return sorted({min(of, int(round(share * n * of, 9))) for n in range(steps + 1)} | {of})
+    # multiples of the share, not repeated steps of a rounded one: ten steps of 10 % end at all of them. Of a billion units
+    # the product is off by some ten millionths: what is nearer than that to a whole number is that number
+    return sorted({min(of, int(round(share * n * of, 6))) for n in range(steps + 1)} | {of})
 
 
 def _share(step: float | int | str, of: int) -> float:
