@@ -154,6 +154,15 @@ def test_with_one_seed_there_is_no_deviation_and_no_agreement() -> None:
     assert all(row["sd"] is None for row in told["table"])
 
 
+@pytest.mark.parametrize("alive", [{0: ([0, 1], []), 1: ([0], [])}, {7: ([0], [])}])
+def test_a_model_without_mlps_has_a_study_of_its_heads(alive: dict[int, tuple[list[int], list[int]]]) -> None:
+    told = made_up("A", alive, sites=SITES[:1]).to_json()
+    assert list(told["survivors"]) == ["0"]
+    assert told["survivors"]["0"]["mean"] == [1.0, 0.5 * (len(alive) - 1), 0.0]
+    assert told["overlap"]["mlps"]["mean"] == [[0.0]]
+    assert [one["kind"] for one in told["agreement"]] == ["heads"]
+
+
 @pytest.mark.parametrize(
     ("change", "about"),
     [

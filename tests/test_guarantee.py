@@ -84,6 +84,15 @@ def test_no_count_that_matters_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert found == pytest.approx([exact_p(*case) for case in cases], abs=2 * TAIL)
 
 
+@pytest.mark.parametrize("share", [0.0, 1e-5, 0.01, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("n", [1, 10, 1000, 1_000_000])
+def test_the_counts_that_are_looked_at_are_few_and_leave_out_no_more_than_the_tails(n: int, share: float) -> None:
+    first, last = guarantee._range(n, share)
+    count = stats.binom(n, share)
+    assert max(count.cdf(first - 1), count.sf(last)) <= TAIL
+    assert last - first <= 14 * count.std() + 60
+
+
 def test_what_is_left_out_speaks_against_us() -> None:
     """Both tails and the shares that are not searched are added, where all else is as good as impossible."""
     assert exact_p(0, 500, 1000, 0.1) == pytest.approx(LEFT_OUT + 2 * TAIL, abs=1e-12)
@@ -218,6 +227,23 @@ def test_no_change_at_all_shows_little_on_few_examples_and_more_on_many(name: st
     assert few > 4 * many > 0
 
 
+@pytest.mark.parametrize(("n", "resamples"), [(3, 10_000), (80_000, 2500), (100_000, 2000), (110_000, 2000)])
+def test_of_few_examples_ten_thousand_resamples_are_drawn_and_of_very_many_no_fewer_than_two_thousand(
+    n: int, resamples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+
+    def none_is_worse(*_: Any, resamples: int, seed: int) -> np.ndarray:
+        asked.append(resamples)
+        return np.zeros((1, resamples))
+
+    monkeypatch.setattr(guarantee, "resampled_differences", none_is_worse)
+    rows = np.linspace(0, 1, n)[:, None]
+    found = no_worse(metric("mean"), rows, rows, 1.0)
+    assert asked == [resamples]
+    assert found.p == 1 / (1 + resamples), "no p is smaller than the draws can show"
+
+
 def test_a_loss_of_exactly_the_drop_is_not_shown() -> None:
     """Every example loses 1, so that every resample does: what is shown is that less is lost."""
     was, now = np.full((40, 1), 3.0), np.full((40, 1), 2.0)
@@ -339,6 +365,19 @@ def test_the_number_of_examples_that_would_be_needed_is_about_right() -> None:
     nothing = sequence(ACCURACY, same, [(1, same)], 1.0)
     assert nothing.needed is not None
     assert nothing.needed >= fewest(0.01, 0.05) == 299
+
+
+@pytest.mark.parametrize(("lost", "won"), [(0, 0), (3, 0), (0, 3), (4, 3)])
+def test_the_spread_of_a_difference_is_that_of_its_counts_with_half_an_example_more_on_each_side(
+    lost: int, won: int
+) -> None:
+    """Losses are 1, gains -1 and the others 0: their standard deviation over the root of n, in points."""
+    n = 50
+    counts = np.array([lost + 0.5, won + 0.5, n - lost - won - 1])
+    mean, square = np.average([1, -1, 0], weights=counts), np.average([1, 1, 0], weights=counts)
+    spread = no_worse(ACCURACY, *counted(lost, won, n), drop=1).spread
+    assert spread == pytest.approx(100 * math.sqrt((square - mean**2) / n))
+    assert (lost, won) != (0, 0) or spread == pytest.approx(100 / n)
 
 
 def test_the_bounds_of_a_sequence_are_as_sure_as_it_is() -> None:

@@ -143,3 +143,15 @@ def test_with_nothing_to_spend_only_what_is_free_stays() -> None:
     found = fill([Floor([free, dear])], 0.0)
     assert found.counts == ((3, 0),)
     assert found.cost == 0.0
+
+
+def test_what_rounding_leaves_over_is_spent_on_what_is_worth_most_for_its_price() -> None:
+    """Three sites that take all of the budget but for a millionth, which buys one dear unit or two cheap ones."""
+    budget, rest = 1.0, 2.0**-20
+    base = (budget - rest) / 3
+    dear = Shelf(np.array([1, 2]), np.array([5.0, 0.0]), np.array([base, base + rest]))
+    cheap = Shelf(np.array([1, 2]), np.array([3.0, 0.0]), np.array([base, base + rest / 4]))
+    found = fill([Floor([dear]), Floor([cheap]), Floor([cheap])], budget)
+    assert found.counts == ((1,), (2,), (2,))
+    assert found.lost == 5.0
+    assert found.cost <= budget

@@ -23,15 +23,16 @@ import yaml
 from conftest import Fingerprint, says
 from safetensors.torch import load_file
 from same import alike
+from small import classifier, refuses, word_tokenizer
 from small import ran as _run
 from small import ran_json as _json
-from small import refuses, word_tokenizer
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from typer.testing import CliRunner
 
 import headcount as hc
 from headcount import budgeting, cards, choosing, latencies, portions, pruning, splits
 from headcount.cli import app
+from headcount.metrics import metric
 from headcount.options import Given
 from headcount.runs import read
 
@@ -379,6 +380,26 @@ def test_the_sentence_says_which_way_a_metric_goes_and_when_more_was_lost_than_p
         pruned = hc.Pruned(choice, before, after, hc.compare(before, after), (2, 1), (2, 1), None, (), Path("x"))
         assert "loss rises by less than 5, 95 % sure" in str(pruned)
         assert str(pruned).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (5 / 6, 0.5, "from 0.833 to 0.500"),
+        (9.96, 10.04, "from 9.960 to 10.040"),
+        (10.04, 9.96, "from 10.0 to 10.0"),
+        (31.26, 30.94, "from 31.3 to 30.9"),
+        (-0.25, -0.5, "from -0.250 to -0.500"),
+        (-31.26, 3.0, "from -31.3 to 3.0"),
+    ],
+)
+def test_accuracies_and_losses_are_said_with_three_digits_and_what_counts_to_a_hundred_with_one(
+    before: float, after: float, said: str
+) -> None:
+    choice = hc.choose(classifier(), plan="0:1")
+    was, now = (hc.Result(metric("mean"), np.full((3, 1), value)) for value in (before, after))
+    pruned = hc.Pruned(choice, was, now, hc.compare(was, now), (2, 1), (2, 1), None, (), Path("x"))
+    assert str(pruned) == f"1 of 12 heads (8 %) are gone: mean went {said} on 3 examples."
 
 
 # -- how much ------------------------------------------------------------------------------------------------------------

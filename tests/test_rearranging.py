@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import combinations
 from typing import Any
 
@@ -11,6 +12,7 @@ import zoo
 from small import class_task, classifier, parts_of
 
 import headcount as hc
+from headcount import rearranging
 from headcount.gradients import Contributions, contributions
 from headcount.rearranging import cost, exchanged, rearranged
 
@@ -112,6 +114,23 @@ def test_equal_units_are_not_exchanged_for_ever() -> None:
     signed = np.ones((4, 6))
     assert np.array_equal(exchanged(signed, np.arange(6) < 3), np.arange(6) < 3)
     assert np.array_equal(exchanged(np.zeros((4, 6)), np.arange(6) < 3), np.arange(6) < 3)
+
+
+def test_products_of_all_units_are_kept_only_where_they_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand units they take eight million bytes; without them the same units are exchanged."""
+    signed, gone = drawn(3, 4, 1000), np.arange(1000) < 3
+    found, peaks = [], []
+    for memory in (2**23, 2**20):
+        monkeypatch.setattr(rearranging, "MEMORY", memory)
+        tracemalloc.start()
+        try:
+            found.append(exchanged(signed, gone))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[0] > 8_000_000 > 2**20 > peaks[1]
+    assert np.array_equal(*found)
+    assert not np.array_equal(found[0], gone)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------

@@ -217,6 +217,50 @@ def test_where_all_plans_run_slower_by_as_much_the_second_fits(monkeypatch: pyte
     assert budget.measured == tried[1]
 
 
+def _timed_neurons() -> budgeting.Purse:
+    """What neurons of a small model cost, as if parameters were seconds."""
+    model = small.classifier(layers=3)
+    sites = hc.find(model).neurons
+    units = tuple(unit for site in sites for unit in site.units)
+    kinds, types = {site.name: "neuron" for site in sites}, {site.name: None for site in sites}
+    scores = hc.Scores(units, np.linspace(1.0, 2.0, len(units)), "mine", kinds, types)
+    return budgeting.Purse(model, scores, replace(costs.parameters(model), what="time"), multiple=1)
+
+
+def test_between_a_plan_that_fits_and_one_that_does_not_another_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    purse = _timed_neurons()
+    allowed, tried = budgeting.must_reach(purse, 1.25), list[float]()
+
+    def real(purse: budgeting.Purse, plan: hc.Plan) -> float:
+        """Up to 3 % over what is allowed it runs faster than reckoned, from 9 % on slower, and between them as it should."""
+        tried.append(purse.costs.of(plan) / allowed)
+        return allowed * (0.8 if tried[-1] < 1.03 else 0.97 if tried[-1] < 1.09 else 1.2)
+
+    monkeypatch.setattr(budgeting, "_real", real)
+    _, budget = budgeting.within(purse, 1.25)
+    assert len(tried) == 3
+    assert tried[0] < tried[2] < tried[1]
+    assert budget.measured == 0.97 * allowed
+    assert budget.predicted == pytest.approx(tried[2] * allowed)
+
+
+def test_as_much_as_may_be_left_over_of_a_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    purse = _timed_neurons()
+    allowed = budgeting.must_reach(purse, 1.25)
+    for left_over, tries in ((0.05, 1), (0.06, 2)):
+        tried = list[hc.Plan]()
+
+        def real(
+            _: budgeting.Purse, plan: hc.Plan, tried: list[hc.Plan] = tried, spent: float = 1 - left_over
+        ) -> float:
+            tried.append(plan)
+            return spent * allowed if len(tried) == 1 else allowed
+
+        monkeypatch.setattr(budgeting, "_real", real)
+        budgeting.within(purse, 1.25)
+        assert len(tried) == tries
+
+
 def test_every_other_layer_is_a_plan_for_a_number_of_them(place: Path) -> None:  # noqa: F811
     model = _model(place)
     choice = hc.choose(model, remove=2, units="layers", by="every-other")

@@ -428,6 +428,8 @@ def _ask(measure: Metric | None = None, after: np.ndarray | None = None, **optio
         (lambda: benjamini_hochberg([[0.5]]), "0.5"),
         (lambda: pearson([1, 2], [1, 2, 3]), "(2,) and (3,)"),
         (lambda: spearman([1, np.nan, 2], [1, 2, 3]), "finite"),
+        (lambda: pearson([1, 2, 4, 3], [1, 2, 3, 4], level=95), "95"),
+        (lambda: spearman([1, 1, 1], [1, 2, 3], level=0.0), "level"),
     ],
 )
 def test_what_cannot_be_tested_is_refused_in_one_sentence(ask: Any, about: str) -> None:

@@ -138,6 +138,10 @@ def test_what_is_found_without_a_ridge_is_exact(monkeypatch) -> None:
     found = tuned(model, plan, task, positions=100_000)
     assert float(found.scale["1"][0]) == pytest.approx(1.5, abs=1e-4)
     assert float(found.scale["1.mlp"][4]) == pytest.approx(2.0, abs=1e-4)
+    first = found.sites[0]
+    assert first.name == "1"
+    assert first.error > 1e-3
+    assert first.tuned == pytest.approx(0, abs=1e-4 * first.error), "nothing is missing after the first site"
     with torch.no_grad():
         whole = model(**task.batch(24)).logits
         with hc.gated(model, gates_with(model, plan, found)):

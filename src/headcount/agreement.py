@@ -256,7 +256,7 @@ class Lottery:
         out = {}
         total = {kind: np.sum([self.marks(task, kind) for task in self.names], axis=0) for kind in KINDS}
         for kind, counts in total.items():
-            mean, sd = mean_sd(counts.T) if counts.size else (np.zeros(0), None)
+            mean, sd = mean_sd(counts.T)
             place = {unit: number for number, unit in enumerate(self.units(kind))}
             for site in self.sites:
                 if site["kind"] == KINDS[kind]:

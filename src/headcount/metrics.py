@@ -76,7 +76,7 @@ class Metric:
         Rows of m models on the same examples, (m, n, columns), give (m, resamples). Two models' rows put one after the
         other, with counts that add up to one for each pair, are the swaps of a randomization test.
         """
-        counts, rows = np.asarray(counts, dtype=np.float64), np.asarray(rows, dtype=np.float64)
+        counts, rows = np.asarray(counts, dtype=np.float64), np.asarray(rows)
         stack = [self.checked(one) for one in (rows if rows.ndim == 3 else [rows])]
         if not stack:
             return np.empty((0, len(counts)))

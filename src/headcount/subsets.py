@@ -47,7 +47,7 @@ def _threshold(weights: Tensor, keep: float, temperature: float) -> Tensor:
         def over(place: float) -> float:
             return float(expit((plain - place) / temperature).sum()) - keep
 
-        found = brentq(over, plain.min() - far, plain.max() + far, xtol=1e-9 * temperature, rtol=1e-15)
+        found = brentq(over, plain.min() - far, plain.max() + far, xtol=1e-9 * temperature)
         return torch.tensor([found], dtype=weights.dtype)
     low, high = weights.min(-1, keepdim=True).values - far, weights.max(-1, keepdim=True).values + far
     for _ in range(HALVINGS):
