@@ -30,7 +30,8 @@ def close(a: Tensor | np.ndarray, b: Tensor | np.ndarray, tolerance: float | Non
     Arrays hold what models in float32 computed, whatever their own dtype.
     """
     if isinstance(a, np.ndarray):
-        return close(torch.from_numpy(a), torch.from_numpy(b), tolerance or ROUNDING[torch.float32])
+        one, other = (torch.from_numpy(np.asarray(array, dtype=np.float64)) for array in (a, b))
+        return close(one, other, tolerance or ROUNDING[torch.float32])
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or not a.numel():

@@ -147,9 +147,8 @@ def test_one_of_two_heads_with_a_position_bias_can_go(gone: int) -> None:
         config = T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
         model = T5EncoderModel(config).eval()
         torch.nn.init.normal_(model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight, std=2.0)
-    inputs = {"input_ids": torch.tensor([[3, 4, 5, 6, 7]])}
-    for site in ("0", "1"):
-        smaller = copy.deepcopy(model)
+    for site, text in (("0", [3, 4, 5, 6, 7]), ("1", [3, 4, 5, 6, 7]), ("0", [3]), ("1", [3])):
+        inputs, smaller = {"input_ids": torch.tensor([text])}, copy.deepcopy(model)
         with hc.closed(model, f"{site}:{gone}"):
             want = output(model, inputs)
         hc.cut(smaller, f"{site}:{gone}")

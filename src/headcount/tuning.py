@@ -399,7 +399,8 @@ def normal_equations(weight: Tensor, sums: Sums, width: int) -> tuple[Tensor, Te
 def ridge(square: Tensor, right: Tensor, strength: float) -> Tensor | None:
     """The d that minimises |A d - b|^2 + strength * mean(diag A^T A) * |d|^2, solved directly; None where it cannot be."""
     diagonal = square.diagonal().mean()
-    shifted = square + strength * diagonal * torch.eye(len(square), dtype=square.dtype, device=square.device)
+    shifted = square.clone()
+    shifted.diagonal().add_(strength * diagonal)
     factor, failed = torch.linalg.cholesky_ex(shifted)
     return None if failed or not diagonal > 0 else torch.cholesky_solve(right[:, None], factor)[:, 0]
 
