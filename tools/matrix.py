@@ -75,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--times", type=int, default=1, help="rounds (default 1)")
     parser.add_argument(
-        "-n", "--processes", type=int, default=2, help="of pytest-xdist, shared by the threads of a row (default 2)"
+        "-n", "--processes", type=int, default=2, help="of pytest-xdist, each with as many threads as its row says"
     )
     parser.add_argument("--logs", type=Path, help="a folder for the whole output of every run")
     options = parser.parse_args()
@@ -110,9 +110,20 @@ def _run(row: Row, quarter: int, seed: int, processes: int) -> tuple[int, str]:
     """The exit code and the output of one row's run."""
     # Threads that wait for work do not burn the time of those that have some: rows have more of them than there are cores.
     environment = {**os.environ, **row.environment, "PYTHONHASHSEED": str(seed + 1), "OMP_WAIT_POLICY": "PASSIVE"}
-    processes = max(1, processes // int(row.environment["OMP_NUM_THREADS"]))
     order = ["-p", "randomly", "-p", "no:cacheprovider", f"--randomly-seed={seed}"]
-    command = [sys.executable, "-m", "pytest", "-n", str(processes), "--quarter", str(quarter), *order, *row.arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        str(processes),
+        "-m",
+        "not slow",
+        "--quarter",
+        str(quarter),
+        *order,
+        *row.arguments,
+    ]
     if not row.texts:
         command += [f"--ignore=tests/test_{name}.py" for name in TEXTS.split()]
     with _others_at_work(row.busy):

@@ -237,13 +237,17 @@ def drawn(count: int, seed: int, lines: dict[str, dict[str, list[int]]]) -> list
 
     A mutant's place in the draw is a hash of its text: where the code changes, all others stay in the sample.
     """
-    every = [one for group, names in GROUPS.items() for name in names.split() for one in mutants(group, name)]
+    every = _every()
     every.sort(key=lambda one: hashlib.sha256(f"{seed} {one.key}".encode()).digest())
     chosen: dict[tuple[str, int, int], Mutant] = {}
     for one in every:
         if len(chosen) < count and lines.get(f"{one.module}.py", {}).get(str(one.line)):
             chosen.setdefault((one.module, one.line, one.column), one)
     return list(chosen.values())
+
+
+def _every() -> list[Mutant]:
+    return [one for group, names in GROUPS.items() for name in names.split() for one in mutants(group, name)]
 
 
 def planted(mutant: Mutant) -> str:
@@ -336,12 +340,13 @@ def _outcomes() -> dict[str, str]:
 
 
 def show() -> None:
-    """The numbers by group, and the survivors."""
+    """The numbers by group, and the survivors; of mutants of the code as it is now."""
     path = KEPT / "outcomes.jsonl"
     last = {(one := json.loads(line))["key"]: one for line in path.read_text(encoding="utf-8").splitlines()}
     reasons = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")) if EQUIVALENT.exists() else {}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for key, one in last.items():
+    for key in last.keys() & {one.key for one in _every()}:
+        one = last[key]
         outcome = "equivalent" if one["outcome"] == "survived" and key in reasons else one["outcome"]
         counts[one["group"]][outcome] += 1
         counts["all"][outcome] += 1
