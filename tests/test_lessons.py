@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import small
 import torch
 import zoo
 from conftest import Fingerprint, says
@@ -134,7 +133,7 @@ def test_what_is_chosen_first_is_the_plan_of_the_scores_and_the_cut_by_hand() ->
         closed = logits(by_hand, one)
     assert found.plan.units == plan.units
     assert found.scores is not None
-    assert small.close(found.scores.values, scores.values, 1e-4)  # derivatives that nearly cancel, summed in float32
+    assert close(found.scores.values, scores.values, 1e-4)  # derivatives that nearly cancel, summed in float32
     assert close(logits(found.model, one), closed)
     assert same_weights(found.model, without(by_hand, plan))
     assert (found.trained, found.recovered) == (None, None)

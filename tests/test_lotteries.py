@@ -16,6 +16,7 @@ import small
 import torch
 from conftest import says
 from planted import planted
+from same import close
 from torch import nn
 
 import headcount as hc
@@ -260,7 +261,7 @@ def test_importance_is_the_mean_absolute_derivative_of_the_gates_heads_and_mlps_
         else:  # the gate of a whole MLP moves all of its neurons
             want = np.mean([np.abs(one[site.name].sum(keepdims=True)) for one in each], axis=0)
         got = [found[hc.Unit(site.name, index)] for index in range(len(want))]
-        assert small.close(np.array(got), want, 1e-4)
+        assert close(np.array(got), want, 1e-4)
 
 
 def test_the_importance_of_an_mlp_is_that_of_a_finite_difference() -> None:

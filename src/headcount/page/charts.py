@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ def png(chart: Chart) -> bytes:
     return image
 
 
+@cache
 def script() -> str:
     """Vega, Vega-Lite and vega-embed as one JavaScript text, from vl-convert's own copy: no network."""
     import vl_convert
