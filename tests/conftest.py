@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,8 @@ from transformers.utils import logging
 
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # with these, rich and typer write colours into what tests read
+# A shell has what it starts in the background ignore Ctrl-C, and so would every process that a test starts and stops.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 logging.set_verbosity_error()
 logging.disable_progress_bar()

@@ -347,8 +347,7 @@ def test_from_scores_and_from_a_curve_to_a_smaller_model(place: Path, tmp_path: 
 
 def test_control_c_says_where_the_work_is_and_the_same_command_goes_on(place: Path, tmp_path: Path) -> None:
     asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--batch-size", 1, "-o", tmp_path / "run"]
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from headcount.cli import main; main()"
-    command = [sys.executable, "-c", code, *map(str, asked)]
+    command = [sys.executable, "-m", "headcount.cli", *map(str, asked)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while child.poll() is None and not list((tmp_path / "run").glob("*.npz")):
         time.sleep(0.002)
