@@ -4,7 +4,7 @@
     python tools/matrix.py --times 3          # three rounds; each row has another quarter of the cases in each
     python tools/matrix.py avx2 busy -n 1     # some rows, one process
 
-Every row runs every test with a quarter of its cases (`pytest --quarter`), in an order and with a hash seed of its own; files
+Every row runs every test but the slow repetitions with a quarter of its cases (`pytest --quarter`), in an order and with a hash seed of its own; files
 that compare texts and no computed numbers are in the row `busy` alone. The rows differ in what decides how sums are rounded
 (torch's, oneDNN's, MKL's and OpenBLAS's kernels, the number of threads) and in what a test could lean on without knowing it.
 `rounding` shakes the last digit of every sum, as no one processor does.
@@ -111,19 +111,8 @@ def _run(row: Row, quarter: int, seed: int, processes: int) -> tuple[int, str]:
     # Threads that wait for work do not burn the time of those that have some: rows have more of them than there are cores.
     environment = {**os.environ, **row.environment, "PYTHONHASHSEED": str(seed + 1), "OMP_WAIT_POLICY": "PASSIVE"}
     order = ["-p", "randomly", "-p", "no:cacheprovider", f"--randomly-seed={seed}"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        str(processes),
-        "-m",
-        "not slow",
-        "--quarter",
-        str(quarter),
-        *order,
-        *row.arguments,
-    ]
+    which = ["-m", "not slow", "--quarter", str(quarter)]
+    command = [sys.executable, "-m", "pytest", "-n", str(processes), *which, *order, *row.arguments]
     if not row.texts:
         command += [f"--ignore=tests/test_{name}.py" for name in TEXTS.split()]
     with _others_at_work(row.busy):

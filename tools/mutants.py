@@ -345,8 +345,10 @@ def show() -> None:
     last = {(one := json.loads(line))["key"]: one for line in path.read_text(encoding="utf-8").splitlines()}
     reasons = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")) if EQUIVALENT.exists() else {}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for key in last.keys() & {one.key for one in _every()}:
-        one = last[key]
+    present = {one.key for one in _every()}
+    for key, one in last.items():
+        if key not in present:
+            continue
         outcome = "equivalent" if one["outcome"] == "survived" and key in reasons else one["outcome"]
         counts[one["group"]][outcome] += 1
         counts["all"][outcome] += 1

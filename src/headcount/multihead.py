@@ -117,7 +117,7 @@ def closed_attentions(root: nn.Module) -> list[nn.MultiheadAttention]:
 
 
 _open_for: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many contexts hold a module open
-_nested: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether an encoder held open makes them else
+_nested: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what use_nested_tensor of an encoder held open was
 
 
 @contextmanager
