@@ -4,10 +4,10 @@
     python tools/matrix.py --times 3          # three rounds; each row has another quarter of the cases in each
     python tools/matrix.py avx2 busy -n 1     # some rows, one process
 
-Every row runs every test but the slow repetitions with a quarter of its cases (`pytest --quarter`), in an order and with a hash seed of its own; files
-that compare texts and no computed numbers are in the row `busy` alone. The rows differ in what decides how sums are rounded
-(torch's, oneDNN's, MKL's and OpenBLAS's kernels, the number of threads) and in what a test could lean on without knowing it.
-`rounding` shakes the last digit of every sum, as no one processor does.
+Every row runs every test with a quarter of its cases (`pytest --quarter`), but for the slow repetitions, in an order and with a
+hash seed of its own; files that compare texts and no computed numbers are in the row `busy` alone. The rows differ in what
+decides how sums are rounded (torch's, oneDNN's, MKL's and OpenBLAS's kernels, the number of threads) and in what a test could
+lean on without knowing it. `rounding` shakes the last digit of every sum, as no one processor does.
 """
 
 from __future__ import annotations
