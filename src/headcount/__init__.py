@@ -4,7 +4,7 @@
 
     print(hc.find(model))                    # where the heads, MLPs and layers are
     with hc.closed(model, "3:7"): ...        # ask what happens without head 7 of layer 3
-    hc.cut(model, "3:7 5:0-3", check=batch)  # remove them; proves that nothing else changed
+    hc.cut(model, "3:7 5:0-3", check=batch)  # remove them; checked on this batch: nothing else changed
     hc.save(model, "smaller"); model = hc.load("smaller")
 
 Names are looked up on first use, so importing the package does nothing and is fast.

@@ -1,7 +1,7 @@
 """Plans under a budget: as much of a model as so many multiply-adds, parameters or seconds can pay for.
 
 Units of all kinds are weighed against each other by what is lost without them per unit of cost. What comes out is counted,
-or measured, on a model that is really cut, and never over the budget.
+or measured, on a model that is really cut, and not over the budget then (times vary from one measurement to the next).
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def curve(
     scores the model again with the plan so far closed. Sets are nested: what is gone stays gone. `least` units of each
     site stay; `only` restricts the choice to a type ("encoder", "decoder", "cross"). `until_drop` stops after the first
     point that is worse by more than so many points. With `really_cut` a copy of the model is cut instead of closed: the
-    numbers are the same.
+    numbers are the same, to rounding.
     """
     rows = tuple(dialects)
     again = scores if callable(scores) else None

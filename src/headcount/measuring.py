@@ -336,7 +336,7 @@ def _ready(name: str, given: Given, optional: bool = False) -> tuple[Any, Any]:
 def _two_sets(
     name: str, model: Any, given: Given, task: Task, other: str | None, limit: int | None = None
 ) -> tuple[Task, Task, str]:
-    """Examples to choose on and examples to report on, which never overlap, and a sentence that says which they are."""
+    """Examples to choose on and examples to report on, and a sentence that says which they are and how many are in both."""
     if other is None:
         select, report = task.split(0.5, 0.5, seed=given.seed)
         return select, report, f"chosen on {select.size} examples of {task.name}, reported on the other {report.size}"

@@ -1,4 +1,4 @@
-"""The command that ships: `prune`. A smaller checkpoint, the proof of what it costs, and a page that explains it."""
+"""The command that ships: `prune`. A smaller checkpoint, what was shown about its cost, and a page that explains it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def prune(
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
     run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="The run folder; else runs/....")] = None,
 ) -> None:
-    """Make a smaller model and prove what it costs: score, choose, cut, save, load again, measure again.
+    """Make a smaller model and measure what it costs: score, choose, cut, save, load again, measure again.
 
     Say how much in one way. --max-drop is a guarantee: plans are tested from the mildest on, on examples that had no part
     in the scores, and the last one shown to lose less is taken. --flops, --params and --speedup are budgets: heads, neurons
