@@ -62,6 +62,31 @@ def test_a_result_as_json_has_the_numbers_and_not_the_rows() -> None:
     }
 
 
+def test_a_result_in_groups_passes_them_on_and_says_so() -> None:
+    groups = np.arange(200) // 4
+    before, after = Result(ACCURACY, ROWS[0], "m", groups), Result(ACCURACY, ROWS[1], "m", groups)
+    assert (before.groups, BEFORE.groups) == (50, None)
+    assert before.interval() == interval(ACCURACY, ROWS[0], clusters=groups) != BEFORE.interval()
+    assert str(before).endswith(" (n=200 in 50 groups)")
+    assert before.to_json()["groups"] == 50
+    made = compare(before, after, test="bootstrap")
+    found = paired(ACCURACY, ROWS[0], ROWS[1:2], test="bootstrap", clusters=groups)
+    assert (made.low, made.high, made.p, made.groups) == (found.low[0], found.high[0], found.p[0], 50)
+    assert made.p != compare(BEFORE, AFTERS[0], test="bootstrap").p
+    assert str(made).endswith("(paired bootstrap, n=200 in 50 groups)")
+    assert Comparison.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert compare_all(before, ROWS[1:])[0].groups == 50
+    for clusters, about in [(groups[1:], "(199,)"), (groups + 0.5, "float64")]:
+        with says(BadMeasure, about=about):
+            Result(ACCURACY, ROWS[0], clusters=clusters)
+
+
+def test_a_comparison_written_before_there_were_groups_is_read() -> None:
+    old = MADE.to_json()
+    del old["groups"]
+    assert Comparison.from_json(old) == MADE
+
+
 def test_a_comparison_holds_what_the_test_found() -> None:
     options: dict[str, Any] = {"test": "bootstrap", "level": 0.8, "resamples": 150, "seed": 4, "alternative": "less"}
     found = paired(ACCURACY, ROWS[0], ROWS[1:2], **options)
@@ -142,6 +167,7 @@ def test_a_comparison_survives_json() -> None:
         ({"p": float("nan")}, "nan"),
         ({"n": 1.5}, "1.5"),
         ({"n": True}, "True"),
+        ({"groups": 1.5}, "1.5"),
         ({"higher_is_better": 1}, "higher_is_better"),
         ({"test": "sign"}, "'sign'"),
         ({"alternative": "more"}, "'more'"),

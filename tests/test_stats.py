@@ -327,6 +327,86 @@ def test_the_t_test_of_tiny_gaps_is_that_of_the_same_gaps_made_larger() -> None:
         assert found == pytest.approx(scipy.stats.ttest_1samp(gaps, 0).pvalue, rel=1e-9)
 
 
+# --- groups of examples ---------------------------------------------------------------------------------------------
+
+
+GROUPS = np.array([7, 7, 2, 9, 2, 7, 4, 4, 4, 4, 0, 9] * 3) + np.repeat([0, 20, 40], 12)  # of one to four, mixed up
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "matthews", "pearson", "spearman", "loss"])
+def test_groups_are_resampled_and_swapped_whole(name: str) -> None:
+    """Each draw is the metric of rows put together by hand: all examples of the groups that were drawn or swapped."""
+    measure = metric(name, labels=2, columns=("label", "prediction", "loss"))
+    rows = classified(3, len(GROUPS))
+    names = list(dict.fromkeys(GROUPS.tolist()))  # in the order in which they occur
+    options: dict[str, Any] = {"resamples": 20, "seed": 3, "clusters": GROUPS}
+    drawn = resampled_differences(measure, rows[0], rows[1:], **options)
+    swapped = swapped_differences(measure, rows[0], rows[1:], **options)
+    picks = np.random.default_rng(3).integers(0, len(names), (20, len(names)))
+    swaps = np.random.default_rng(3).integers(2, size=(20, len(names)), dtype=bool)
+    values = []
+    for draw in range(20):
+        some = np.concatenate([np.flatnonzero(names[pick] == GROUPS) for pick in picks[draw]])
+        moved = np.isin(GROUPS, [one for one, swap in zip(names, swaps[draw], strict=True) if swap])[:, None]
+        values.append(measure.value(rows[0][some]))
+        for number, after in enumerate(rows[1:]):
+            assert drawn[number, draw] == pytest.approx(measure.value(after[some]) - values[-1], abs=1e-12)
+            mixed = [np.where(moved, after, rows[0]), np.where(moved, rows[0], after)]
+            assert swapped[number, draw] == pytest.approx(measure.value(mixed[1]) - measure.value(mixed[0]), abs=1e-12)
+    found = interval(measure, rows[0], **options)
+    assert found == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "spearman"])
+@pytest.mark.parametrize("test", ["randomization", "bootstrap"])
+def test_a_group_for_every_example_changes_no_bit_and_neither_do_other_names(name: str, test: str) -> None:
+    measure, rows = metric(name), classified(3, len(GROUPS))
+    plain = paired(measure, rows[0], rows[1:], test=test, resamples=64)
+    each = paired(measure, rows[0], rows[1:], test=test, resamples=64, clusters=1000 - np.arange(len(GROUPS)))
+    some = [paired(measure, rows[0], rows[1:], test=test, resamples=64, clusters=one) for one in (GROUPS, -3 * GROUPS)]
+    for field in ("after", "low", "high", "p"):
+        assert np.array_equal(getattr(plain, field), getattr(each, field))
+        assert np.array_equal(getattr(some[0], field), getattr(some[1], field))
+    assert not np.array_equal(plain.low, some[0].low)
+    assert interval(measure, rows[0]) == interval(measure, rows[0], clusters=np.arange(len(GROUPS)))
+
+
+def test_draws_of_groups_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = classified(3, len(GROUPS))
+    whole = swapped_differences(metric("accuracy"), rows[0], rows[1:], resamples=100, clusters=GROUPS)
+    monkeypatch.setattr(stats, "CHUNK", 100)
+    parts = swapped_differences(metric("accuracy"), rows[0], rows[1:], resamples=100, clusters=GROUPS)
+    np.testing.assert_allclose(parts, whole, atol=1e-14)
+
+
+def test_the_t_test_of_groups_is_that_of_their_sums() -> None:
+    before, after = classified(2, len(GROUPS))
+    sums = [[rows[one == GROUPS, 2].sum() for one in np.unique(GROUPS)] for rows in (before, after)]
+    measure = metric("loss", columns=("label", "prediction", "loss"))
+    found = paired(measure, before, after[None], test="t", resamples=9, clusters=GROUPS)
+    assert found.p[0] == pytest.approx(scipy.stats.ttest_rel(*sums).pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize("test", ["randomization", "bootstrap", "t"])
+def test_five_copies_of_each_outcome_deceive_a_test_without_groups_and_no_test_with_them(test: str) -> None:
+    """Forty outcomes, each there five times: 200 examples that are worth 40."""
+    times, copies = 300, np.repeat(np.arange(40), 5)
+    wrong, missed = np.zeros(2), np.zeros(2)
+    for seed in range(times):
+        rows = classified(2, 40, right=0.6, labels=5, seed=seed)[:, copies]
+        for number, clusters in enumerate((None, copies)):
+            options: dict[str, Any] = {"resamples": 99, "seed": seed, "clusters": clusters}
+            found = paired(metric("accuracy"), rows[0], rows[1:], test=test, **options)
+            wrong[number] += found.p[0] <= 0.05
+            missed[number] += not found.low[0] <= 0 <= found.high[0]
+    limit = 0.05 + 3 * np.sqrt(0.05 * 0.95 / times)
+    assert wrong[0] / times > 0.2
+    assert wrong[1] / times <= limit
+    assert missed[0] / times > 0.2
+    # a percentile interval of forty outcomes is a little short, with groups or without
+    assert missed[1] / times <= limit + 0.03
+
+
 # --- many tests and correlations ------------------------------------------------------------------------------------
 
 
@@ -418,6 +498,10 @@ def _ask(measure: Metric | None = None, after: np.ndarray | None = None, **optio
         (_ask(resamples=10.5), "10.5"),
         (_ask(metric("f1", labels=2), test="mcnemar"), "McNemar"),
         (_ask(metric("spearman"), test="t"), "spearman"),
+        (_ask(test="mcnemar", clusters=np.arange(10)), "test='randomization'"),
+        (_ask(clusters=np.arange(9)), "10 whole numbers"),
+        (_ask(clusters=np.linspace(0, 1, 10)), "float64"),
+        (_ask(clusters=np.ones((10, 1), int)), "(10, 1)"),
         (_ask(metric("matthews", labels=2), test="t"), "matthews"),
         (_ask(after=ROWS[1]), "(10, 3)"),
         (_ask(after=ROWS[1:, :9]), "10 examples before and 9"),

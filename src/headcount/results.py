@@ -12,7 +12,7 @@ import numpy as np
 
 from .errors import BadMeasure
 from .metrics import Metric
-from .stats import ALTERNATIVES, TESTS, benjamini_hochberg, holm, paired
+from .stats import ALTERNATIVES, TESTS, benjamini_hochberg, grouped, holm, paired
 from .stats import interval as bootstrap_interval
 
 TEST_NAMES = {
@@ -22,18 +22,26 @@ TEST_NAMES = {
     "t": "paired t-test",
 }
 COMPARED = ("name", "columns", "labels", "higher_is_better", "points")  # what makes two metrics the same
+LATER = ("groups",)  # fields that comparisons written by earlier versions do not have
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A model measured on a task: the metric and its rows, one per example. `signature` says how it was measured."""
+    """A model measured on a task: the metric and its rows, one per example. `signature` says how it was measured.
+
+    `clusters` has the number of every example's group, (n,), where examples belong together; None: each is on its own.
+    """
 
     metric: Metric
     rows: np.ndarray
     signature: str = ""
+    clusters: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", self.metric.checked(self.rows))
+        if self.clusters is not None:
+            grouped(self.clusters, self.n)
+            object.__setattr__(self, "clusters", np.asarray(self.clusters))
 
     @property
     def value(self) -> float:
@@ -45,21 +53,28 @@ class Result:
         """The number of examples."""
         return len(self.rows)
 
+    @property
+    def groups(self) -> int | None:
+        """The number of groups of examples; None where every example is on its own."""
+        return None if self.clusters is None else len(np.unique(self.clusters))
+
     def interval(self, level: float = 0.95, resamples: int = 1000, seed: int = 12345) -> tuple[float, float]:
         """The percentile bootstrap interval of the value: what it could have been on other examples of the same kind."""
-        return bootstrap_interval(self.metric, self.rows, level=level, resamples=resamples, seed=seed)
+        options: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
+        return bootstrap_interval(self.metric, self.rows, clusters=self.clusters, **options)
 
     def __str__(self) -> str:
         low, high = self.interval()
         digits = digits_of(high - low, default=3)
         texts = [f"{number:.{digits}f}" for number in (self.value, low, high)]
-        return f"{self.metric.name} {texts[0]} [{texts[1]}, {texts[2]}] (n={self.n})"
+        return f"{self.metric.name} {texts[0]} [{texts[1]}, {texts[2]}] ({sample_of(self.n, self.groups)})"
 
     def to_json(self) -> dict[str, Any]:
-        """Metric, value, 95% interval, number of examples and signature; not the rows."""
+        """Metric, value, 95% interval, number of examples (and of their groups) and signature; not the rows."""
         low, high = self.interval()
         summary = {"metric": self.metric.name, "value": self.value, "low": low, "high": high, "level": 0.95}
-        return {**summary, "n": self.n, "signature": self.signature}
+        groups = {} if self.groups is None else {"groups": self.groups}
+        return {**summary, "n": self.n, **groups, "signature": self.signature}
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,7 @@ class Comparison:
 
     `before`, `after`, `difference` (after - before), `low` and `high` are in the metric's own unit; times `points` they
     are in points. `p` is that of the test named; `p_holm` and `p_bh` are corrected for all comparisons made together.
+    `groups` is how many groups the n examples are in, None where every example is on its own.
     """
 
     metric: str
@@ -85,6 +101,7 @@ class Comparison:
     p_holm: float | None = None
     p_bh: float | None = None
     alternative: str = "two-sided"
+    groups: int | None = None
 
     @property
     def worse(self) -> bool:
@@ -109,7 +126,7 @@ class Comparison:
         unit = "points" if in_points else f"in {self.metric}"
         corrected = "" if self.p_holm is None else f"Holm {_p(self.p_holm)}, "
         sides = "" if self.alternative == "two-sided" else f", {self.alternative}"
-        how = f"({corrected}{TEST_NAMES[self.test]}{sides}, n={self.n})"
+        how = f"({corrected}{TEST_NAMES[self.test]}{sides}, {sample_of(self.n, self.groups)})"
         return f"{texts[0]} {unit} [{texts[1]}, {texts[2]}], p {_p(self.p, equals='= ')} {how}"
 
     def to_json(self) -> dict[str, Any]:
@@ -121,6 +138,7 @@ class Comparison:
         """The comparison that `to_json` wrote, or an error with the first thing that is wrong with it."""
         if not isinstance(data, dict):
             raise BadMeasure(f"A comparison is an object with fields such as difference and p; I got {_short(data)}.")
+        data = {**dict.fromkeys(LATER), **data}
         known = {field.name: str(field.type) for field in fields(cls)}
         strange = sorted(set(map(str, data)) ^ set(known))
         if strange:
@@ -145,7 +163,10 @@ def compare(
     seed: int = 12345,
     alternative: str = "two-sided",
 ) -> Comparison:
-    """The difference between two results on the same examples, with its interval and a paired test (see `stats.paired`)."""
+    """The difference between two results on the same examples, with its interval and a paired test (see `stats.paired`).
+
+    Groups of examples are those of `before.clusters`.
+    """
     options: dict[str, Any] = {"test": test, "level": level, "resamples": resamples, "seed": seed}
     (only,) = compare_all(before, [after], alternative=alternative, **options)
     return replace(only, p_holm=None, p_bh=None)
@@ -173,7 +194,7 @@ def compare_all(
             "examples and columns: measure both on the same data."
         )
     options: dict[str, Any] = {"test": test, "level": level, "resamples": resamples, "seed": seed}
-    found = paired(metric, before.rows, afters, alternative=alternative, **options)
+    found = paired(metric, before.rows, afters, alternative=alternative, clusters=before.clusters, **options)
     numbers = (
         found.after,
         found.difference,
@@ -200,6 +221,7 @@ def compare_all(
             p_holm=p_holm,
             p_bh=p_bh,
             alternative=alternative,
+            groups=before.groups,
         )
         for after, difference, low, high, p, p_holm, p_bh in zip(*(n.tolist() for n in numbers), strict=True)
     )
@@ -217,6 +239,11 @@ def _check_same(before: Result, after: Result) -> None:
             f"There are {before.n} examples before and {after.n} after; a paired comparison needs the same ones: measure "
             "both on the same data."
         )
+
+
+def sample_of(n: int, groups: int | None = None) -> str:
+    """How many examples there are, and in how many groups where they belong together: "n=500 in 100 groups"."""
+    return f"n={n}" if groups is None else f"n={n} in {groups} {'group' if groups == 1 else 'groups'}"
 
 
 def digits_of(width: float, default: int) -> int:
@@ -237,6 +264,7 @@ def _is(value: object, kind: str) -> bool:
     """Whether a JSON value is of the annotated type; numbers must be finite."""
     if value is None:
         return "None" in kind
+    kind = kind.removesuffix(" | None")
     if kind in ("str", "bool", "int"):
         return type(value).__name__ == kind
     return type(value) in (int, float) and math.isfinite(value)

@@ -4,6 +4,10 @@ All of it works on rows of values per example (see `metrics`). Before and after 
 every test is paired. Many alternatives to one baseline share their random draws: these are made once per call, a
 chunk at a time, and each chunk meets all alternatives in matrix products. A seed gives the same draws however the
 work is chunked; they are also the draws that sacreBLEU and `scipy.stats.bootstrap` make from that seed.
+
+Examples that belong together (questions about one text, sentences of one document) are not new evidence each. `clusters`
+gives every example the number of its group: groups are then drawn whole, and change sides whole. Without it every
+example is on its own.
 """
 
 from __future__ import annotations
@@ -44,12 +48,22 @@ class Paired:
 
 
 def interval(
-    measure: Metric, rows: np.ndarray, *, level: float = 0.95, resamples: int = 1000, seed: int = 12345
+    measure: Metric,
+    rows: np.ndarray,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 12345,
+    clusters: np.ndarray | None = None,
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval (Efron, 1979) of a metric: examples are drawn with replacement, n out of n."""
+    """The percentile bootstrap interval (Efron, 1979) of a metric: examples are drawn with replacement, n out of n.
+
+    With `clusters` it is the cluster bootstrap: whole groups are drawn, as many as there are.
+    """
     rows = measure.checked(rows)
     _check_options(level=level, resamples=resamples)
-    values = [measure.resampled(rows, counts) for counts in _resamples(resamples, len(rows), seed)]
+    groups = grouped(clusters, len(rows))
+    values = [measure.resampled(rows, counts) for counts in _resamples(resamples, len(rows), seed, groups)]
     low, high = _percentiles(np.concatenate(values), level)
     return float(low), float(high)
 
@@ -64,6 +78,7 @@ def paired(
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 12345,
+    clusters: np.ndarray | None = None,
 ) -> Paired:
     """Test each of m alternatives (m, n, columns) against the baseline (n, columns) on the same n examples.
 
@@ -83,6 +98,9 @@ def paired(
     `alternative="less"` tests whether the metric is less after than before, `"greater"` whether it is greater; "at
     least as large" then counts one side only. The interval is always the two-sided percentile bootstrap interval of
     the difference, examples resampled in pairs.
+
+    With `clusters`, the number of every example's group (n,), groups are swapped and resampled whole, and the t-test is
+    on the sums over the groups. McNemar's test knows no groups and is refused.
     """
     _check_options(level=level, resamples=resamples, test=test, alternative=alternative)
     before = measure.checked(before, "The values before")
@@ -91,27 +109,40 @@ def paired(
         raise BadMeasure(f"Alternatives are an array (alternatives, examples, columns); I got shape {afters.shape}.")
     for number, after in enumerate(afters):
         _check_pair(measure, before, measure.checked(after, f"The values of alternative {number}"), number)
-    _check_fits(measure, test)
+    _check_fits(measure, test, clusters)
+    groups = grouped(clusters, len(before))
     value = measure.value(before)
     values = np.array([measure.value(after) for after in afters])
-    drawn = resampled_differences(measure, before, afters, resamples=resamples, seed=seed)
+    options: dict[str, Any] = {"resamples": resamples, "seed": seed, "clusters": clusters}
+    drawn = resampled_differences(measure, before, afters, **options)
     low, high = _percentiles(drawn, level)
     seen, size = values - value, np.maximum(np.abs(values), abs(value))
     if test == "bootstrap":
         p = _tail(drawn - drawn.mean(axis=1, keepdims=True), seen, size, alternative)
     elif test == "randomization":
-        p = _tail(swapped_differences(measure, before, afters, resamples=resamples, seed=seed), seen, size, alternative)
+        p = _tail(swapped_differences(measure, before, afters, **options), seen, size, alternative)
+    elif test == "mcnemar":
+        p = np.array([_mcnemar(measure, before, one, alternative) for one in afters])
     else:
-        p = np.array([(_mcnemar if test == "mcnemar" else _t)(measure, before, one, alternative) for one in afters])
+        p = np.array([_t(measure, before, one, alternative, groups) for one in afters])
     return Paired(value, values, low, high, np.clip(p, SMALLEST, 1.0))
 
 
 def resampled_differences(
-    measure: Metric, before: np.ndarray, afters: np.ndarray, *, resamples: int = 1000, seed: int = 12345
+    measure: Metric,
+    before: np.ndarray,
+    afters: np.ndarray,
+    *,
+    resamples: int = 1000,
+    seed: int = 12345,
+    clusters: np.ndarray | None = None,
 ) -> np.ndarray:
-    """After minus before on resamples of the examples, drawn with replacement, the same for all: (m, resamples)."""
+    """After minus before on resamples of the examples, drawn with replacement, the same for all: (m, resamples).
+
+    With `clusters`, the number of every example's group (n,), whole groups are drawn.
+    """
     chunks = []
-    for counts in _resamples(resamples, len(before), seed):
+    for counts in _resamples(resamples, len(before), seed, grouped(clusters, len(before))):
         if measure.statistics is None:
             chunks.append(measure.resampled(afters, counts) - measure.resampled(before, counts))
             continue
@@ -124,19 +155,28 @@ def resampled_differences(
 
 
 def swapped_differences(
-    measure: Metric, before: np.ndarray, afters: np.ndarray, *, resamples: int = 1000, seed: int = 12345
+    measure: Metric,
+    before: np.ndarray,
+    afters: np.ndarray,
+    *,
+    resamples: int = 1000,
+    seed: int = 12345,
+    clusters: np.ndarray | None = None,
 ) -> np.ndarray:
-    """After minus before when each example's values change sides or not, half and half: (m, resamples)."""
-    chunks = []
+    """After minus before when each example's values change sides or not, half and half: (m, resamples).
+
+    With `clusters`, the number of every example's group (n,), the examples of a group change sides together.
+    """
+    chunks, groups = [], grouped(clusters, len(before))
     if measure.statistics is None:
         pools = np.concatenate([np.broadcast_to(before, afters.shape), afters], axis=1)
-        for swaps in _swaps(resamples, len(before), seed):
+        for swaps in _swaps(resamples, len(before), seed, groups):
             stay, move = np.hstack([1 - swaps, swaps]), np.hstack([swaps, 1 - swaps])
             chunks.append(measure.resampled(pools, move) - measure.resampled(pools, stay))
         return np.concatenate(chunks, axis=1)
     base = measure.statistics(before)
     first, seconds = base.sum(axis=0), [measure.statistics(after).sum(axis=0) for after in afters]
-    for swaps in _swaps(resamples, len(before), seed):
+    for swaps in _swaps(resamples, len(before), seed, groups):
         pairs = zip(seconds, _totals(measure, afters, swaps, minus=base), strict=True)
         values = [measure.of_totals(second - moved) - measure.of_totals(first + moved) for second, moved in pairs]
         chunks.append(np.reshape(values, (len(afters), len(swaps))))
@@ -202,26 +242,50 @@ def spearman(x: Any, y: Any, *, level: float = 0.95, resamples: int = 1000, seed
 # --- draws ----------------------------------------------------------------------------------------------------------
 
 
+def grouped(clusters: Any, n: int) -> np.ndarray | None:
+    """The group of each of n examples, (n,), counted from 0 as they first occur; None for None.
+
+    So that what the groups are called makes no difference to what is drawn.
+    """
+    if clusters is None:
+        return None
+    found = np.asarray(clusters)
+    if found.shape != (n,) or not np.issubdtype(found.dtype, np.integer):
+        raise BadMeasure(
+            f"Clusters are the number of every example's group, {n} whole numbers here; I got {found.dtype} of shape "
+            f"{found.shape}: give one for each example."
+        )
+    _, first, which = np.unique(found, return_index=True, return_inverse=True)
+    return first.argsort().argsort()[which]
+
+
 def _sizes(resamples: int, n: int) -> Iterator[int]:
     lot = max(TOGETHER, CHUNK // n // TOGETHER * TOGETHER)
     for start in range(0, resamples, lot):
         yield min(lot, resamples - start)
 
 
-def _resamples(resamples: int, n: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each of n examples is drawn, (some of the resamples, n) at a time, float64 for exact matrix products."""
+def _resamples(resamples: int, n: int, seed: int, groups: np.ndarray | None) -> Iterator[np.ndarray]:
+    """How often each of n examples is drawn, (some of the resamples, n) at a time, float64 for exact matrix products.
+
+    With the group of each example, groups are drawn, and an example is there as often as its group is.
+    """
     generator = np.random.default_rng(seed)
+    many = n if groups is None else int(groups.max()) + 1
     for size in _sizes(resamples, n):
-        drawn = generator.integers(0, n, size=(size, n))
-        drawn += n * np.arange(size)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
+        drawn = generator.integers(0, many, size=(size, many))
+        drawn += many * np.arange(size)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=size * many).reshape(size, many).astype(np.float64)
+        yield counts if groups is None else counts[:, groups]
 
 
-def _swaps(resamples: int, n: int, seed: int) -> Iterator[np.ndarray]:
-    """Which examples change sides, (some of the draws, n) at a time, as 0.0 and 1.0."""
+def _swaps(resamples: int, n: int, seed: int, groups: np.ndarray | None) -> Iterator[np.ndarray]:
+    """Which examples change sides, (some of the draws, n) at a time, as 0.0 and 1.0; a group does so together."""
     generator = np.random.default_rng(seed)
+    many = n if groups is None else int(groups.max()) + 1
     for size in _sizes(resamples, n):
-        yield generator.integers(2, size=(size, n), dtype=bool).astype(np.float64)
+        swaps = generator.integers(2, size=(size, many), dtype=bool).astype(np.float64)
+        yield swaps if groups is None else swaps[:, groups]
 
 
 def _totals(measure: Metric, afters: np.ndarray, weights: np.ndarray, minus: np.ndarray) -> Iterator[np.ndarray]:
@@ -265,8 +329,12 @@ def _mcnemar(measure: Metric, before: np.ndarray, after: np.ndarray, alternative
     return float({"less": less, "greater": greater, "two-sided": 2 * min(less, greater)}[alternative])
 
 
-def _t(measure: Metric, before: np.ndarray, after: np.ndarray, alternative: str) -> float:
+def _t(
+    measure: Metric, before: np.ndarray, after: np.ndarray, alternative: str, groups: np.ndarray | None = None
+) -> float:
     gaps = measure.per_example(after) - measure.per_example(before)
+    if groups is not None:
+        gaps = np.bincount(groups, weights=gaps)
     n = len(gaps)
     if n < 2 or not gaps.any():
         return 1.0  # one example proves nothing, and neither does no difference at all
@@ -329,7 +397,12 @@ def _check_pair(measure: Metric, before: np.ndarray, after: np.ndarray, number: 
             )
 
 
-def _check_fits(measure: Metric, test: str) -> None:
+def _check_fits(measure: Metric, test: str, clusters: Any) -> None:
+    if test == "mcnemar" and clusters is not None:
+        raise BadMeasure(
+            "McNemar's test takes every example for itself, and these are in groups; use test='randomization', which "
+            "swaps whole groups."
+        )
     if test == "mcnemar" and measure.name != "accuracy":
         raise BadMeasure(f"McNemar's test counts right and wrong; for {measure.name} use test='randomization'.")
     if test == "t" and (measure.statistics is None or measure.name not in ("accuracy", "loss", "mean")):
