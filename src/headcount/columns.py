@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .datafiles import PACKINGS, TABLES, Sheet, ending, located, read_sheet, shown
+from .datafiles import PACKINGS, TABLES, Sheet, ending, located, read_lines, read_sheet, shown
 from .errors import BadData
 
 PAIRS = (
@@ -47,7 +47,8 @@ class Table:
     """Examples: one or two columns of texts (or one of pictures), labels or none, and where each came from.
 
     `rows` counts from 1 in the data; `skipped` rows had no label. `classes` counts each label of all the data, also
-    after `drawn`; `class_names` are names that the data itself gives to the labels 0, 1, 2, ...
+    after `drawn`; `class_names` are names that the data itself gives to the labels 0, 1, 2, ... `groups` has for every
+    example the name of what it belongs to, None where the data says nothing; it is None itself where nobody asked.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Table:
     classes: Mapping[str, int] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
     plain: bool = False
+    groups: Sequence[str | None] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,7 +68,8 @@ class Table:
         """The examples of these numbers, in this order."""
         texts = tuple([column[number] for number in numbers] for column in self.texts)
         labels = None if self.labels is None else [self.labels[number] for number in numbers]
-        return replace(self, texts=texts, labels=labels, rows=[self.rows[number] for number in numbers])
+        groups = None if self.groups is None else [self.groups[number] for number in numbers]
+        return replace(self, texts=texts, labels=labels, rows=[self.rows[number] for number in numbers], groups=groups)
 
     def drawn(self, limit: int | None, seed: int | None) -> Table:
         """At most `limit` examples, drawn by `drawn_numbers`."""
@@ -95,17 +98,25 @@ def drawn_numbers(size: int, limit: int, seed: int | None) -> list[int]:
 
 
 def read_table(
-    data: Any, wants: str, *, text: Names = None, label: Names = None, target: Any = None, split: str | None = None
+    data: Any,
+    wants: str,
+    *,
+    text: Names = None,
+    label: Names = None,
+    target: Any = None,
+    split: str | None = None,
+    group: str | int | Path | None = None,
 ) -> Table:
     """The examples in `data`; `wants` is "label", "number", "target", "image" or "text" (which is a text alone).
 
     `text` and `label` name columns, by name or by number from 1; two texts are "a,b" or a pair. `target` is the column
-    of the target texts or the file that holds them, one to every line of the source.
+    of the target texts or the file that holds them, one to every line of the source. `group` is the column that names
+    what each row belongs to; of plain text, a file with one name to every line.
     """
     pair = _pair_of_files(data, text, target) if wants == "target" else None
     if pair is not None:
-        return _parallel(*pair)
-    asked = [name.lower() for names in (text, label, target) for name in _listed(names)]
+        return _parallel(*pair, group)
+    asked = [name.lower() for names in (text, label, target, group) for name in _listed(names)]
     sheet = read_sheet(data, split=split, expected={*USUAL, *asked}, table=wants in ("label", "number", "target"))
     if sheet.plain and wants in ("label", "number", "target"):
         raise BadData(
@@ -115,16 +126,16 @@ def read_table(
     if wants == "target":
         columns = _target_columns(sheet, text, target)
         missing = tuple(value is None for value in _values(sheet, columns[1]))
-        return _table(sheet, columns, None, missing)
+        return _table(sheet, columns, None, missing, group)
     columns = _image_column(sheet, text) if wants == "image" else _text_columns(sheet, text, single=wants == "text")
     if wants == "text":
-        return _table(sheet, columns, None, ())
+        return _table(sheet, columns, None, (), group)
     named = _label_column(sheet, label, NUMBERS if wants == "number" else LABELS)
     values = _values(sheet, named)
     missing = tuple(_unmarked(value) for value in values)
     if wants == "number":
         values = [_number(sheet, named, row, value) for row, value in enumerate(values, 1)]
-    table = _table(sheet, columns, values, missing, pictures=wants == "image")
+    table = _table(sheet, columns, values, missing, group, pictures=wants == "image")
     if wants == "number":
         return table
     written = [_written(value) for value in table.labels or ()]
@@ -134,7 +145,12 @@ def read_table(
 
 
 def _table(
-    sheet: Sheet, columns: Sequence[str], labels: list[Any] | None, missing: Sequence[bool], pictures: bool = False
+    sheet: Sheet,
+    columns: Sequence[str],
+    labels: list[Any] | None,
+    missing: Sequence[bool],
+    group: str | int | Path | None,
+    pictures: bool = False,
 ) -> Table:
     """The rows that are not missing, with their texts checked."""
     texts = [_values(sheet, column) for column in columns]
@@ -148,7 +164,8 @@ def _table(
                 f"Row {strange + 1} of {sheet.name} has {values[strange]!r:.60} in column {column!r}, which is not text; "
                 "name a column of texts with text= (--text), or mend that row."
             )
-    table = Table(sheet.name, tuple(texts), labels, range(1, len(texts[0]) + 1), plain=sheet.plain)
+    groups = _line_groups(group, sheet.name, len(texts[0])) if sheet.plain else _column_groups(sheet, group)
+    table = Table(sheet.name, tuple(texts), labels, range(1, len(texts[0]) + 1), plain=sheet.plain, groups=groups)
     return replace(table.chosen(kept) if len(kept) < len(table) else table, skipped=len(table) - len(kept))
 
 
@@ -276,6 +293,33 @@ def _number(sheet: Sheet, column: str, row: int, value: Any) -> float | None:
     return number
 
 
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+def _column_groups(sheet: Sheet, group: str | int | Path | None) -> list[str | None] | None:
+    """What the rows of a table belong to, by the column of that name; None where a cell is empty."""
+    if group is None:
+        return None
+    values = _values(sheet, _named(sheet, str(group), "group"))
+    return [None if value is None else _written(value) or None for value in values]
+
+
+def _line_groups(group: str | int | Path | None, name: str, lines: int) -> list[str | None] | None:
+    """What the lines of a plain text belong to, by a file that names it line by line; None where a line is blank."""
+    if group is None:
+        return None
+    path = located(str(group))
+    if path is None or path.is_dir():
+        raise BadData(
+            f"{name} is plain text without columns, and there is no file {str(group)!r:.80}; give as group= (--group) a "
+            "file with the name of a group for every line."
+        )
+    names = read_lines(path)
+    if len(names) != lines:
+        raise BadData(f"{name} has {lines} lines and {shown(path)} has {len(names)}; every line needs its group.")
+    return [line.strip() or None for line in names]
+
+
 # --- parallel files -------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +346,7 @@ def _pair_of_files(data: Any, text: Names, target: Any) -> tuple[Path, Path] | N
     return None if goal is None or goal.is_dir() or source.is_dir() else (source, goal)
 
 
-def _parallel(source: Path, target: Path) -> Table:
+def _parallel(source: Path, target: Path, group: str | int | Path | None) -> Table:
     columns = []
     for path in (source, target):
         sheet = read_sheet(path)
@@ -314,4 +358,6 @@ def _parallel(source: Path, target: Path) -> Table:
             f"{shown(source)} has {len(columns[0])} lines and {shown(target)} has {len(columns[1])}; "
             "every source needs its target on the same line."
         )
-    return Table(shown(source), tuple(columns), rows=range(1, len(columns[0]) + 1))
+    lines = len(columns[0])
+    groups = _line_groups(group, shown(source), lines)
+    return Table(shown(source), tuple(columns), rows=range(1, lines + 1), groups=groups)

@@ -1,7 +1,8 @@
 """Which examples are used for what: sets that share none, and an example's place that does not depend on the others.
 
-An example's place is a number from 0 to 1 made from the example itself and the seed. So the same example falls into the same
-part in every command on the same data: what a plan was chosen on can be kept apart from what it is reported on later.
+An example's place is a number from 0 to 1 made from the example itself and the seed, or from the name of its group where there
+are groups. So the same example falls into the same part in every command on the same data, and all examples of a group go the
+same way: what a plan was chosen on can be kept apart from what it is reported on later.
 """
 
 from __future__ import annotations
@@ -35,23 +36,52 @@ def digests(task: Task) -> frozenset[bytes]:
     return frozenset(task.digest(number) for number in range(task.size))
 
 
+def marks(task: Task) -> frozenset[bytes]:
+    """What tells the examples of a task and the groups they belong to from others."""
+    return digests(task) if task.clusters is None else digests(task) | frozenset(keys(task))
+
+
+def keys(task: Task) -> list[bytes]:
+    """What decides the place of every example of a task: its group, or itself."""
+    return [task.split_key(number) for number in range(task.size)]
+
+
 def without(task: Task, used: Container[bytes]) -> Task | None:
-    """The task without examples that were used for something else; None if all of them were."""
-    fresh = [number for number in range(task.size) if task.digest(number) not in used]
+    """The task without examples that were used for something else, or whose group was; None if all of them were."""
+    fresh = [
+        number
+        for number in range(task.size)
+        if task.digest(number) not in used and (task.clusters is None or task.split_key(number) not in used)
+    ]
     return task if len(fresh) == task.size else task.subset(fresh) if fresh else None
 
 
-def later(task: Task, seed: int, share: float, salt: str = "") -> Task | None:
-    """The examples whose place is `share` or more; None if there are none."""
-    there = [number for number in range(task.size) if place(task.digest(number), seed, salt) >= share]
-    return task.subset(there) if there else None
+def later(task: Task, seed: int, share: float, salt: str = "", by_group: bool = False) -> Task | None:
+    """The examples whose place is `share` or more; None if there are none.
+
+    `by_group` says whether places were made from groups then. Nothing is left of a group of which an example came before.
+    """
+    if by_group and task.clusters is None:
+        raise BadData(
+            f"The plan was chosen on some of the groups of its data, and no groups of {task.name} are named; name them with "
+            "--group as they were then, so that the same ones are left out."
+        )
+    key = task.split_key if by_group else task.digest
+    there = [number for number in range(task.size) if place(key(number), seed, salt) >= share]
+    if not there:
+        return None
+    rest = task.subset(there)
+    if task.clusters is None or len(there) == task.size:
+        return rest
+    before = task.subset(sorted(set(range(task.size)) - set(there)))
+    return without(rest, marks(before))
 
 
 def shared_out(task: Task, shares: Mapping[str, float], seed: int, salt: str = "") -> dict[str, Task]:
     """The examples by their place: the first share of them to the first name, and so on. Shares add up to one."""
     parts: dict[str, list[int]] = {name: [] for name in shares}
     for number in range(task.size):
-        at = place(task.digest(number), seed, salt)
+        at = place(task.split_key(number), seed, salt)
         for name, share in shares.items():
             at -= share
             if at < 0 or name == list(shares)[-1]:
@@ -59,8 +89,9 @@ def shared_out(task: Task, shares: Mapping[str, float], seed: int, salt: str = "
                 break
     empty = [name for name, numbers in parts.items() if not numbers]
     if empty:
+        some = "" if task.clusters is None else f" in {len(task.cluster_names)} groups"
         raise BadData(
-            f"{task.size} examples of {task.name} are too few to be split in {len(shares)}: none is left to {empty[0]} on; "
+            f"{task.size} examples{some} of {task.name} are too few to be split in {len(shares)}: none is left to {empty[0]} on; "
             "give more of them."
         )
     return {name: task.subset(numbers) for name, numbers in parts.items()}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,10 @@ class Task:
     a model is trained (None: by the mean of `loss`). `shortened` are the examples that were cut off after the longest
     input, `skipped` counts rows of the data without a label or without anything to guess. `special` are tokens that
     stand for no piece of a text. `rowwise` is False where a batch cannot be split or repeated example by example.
+
+    `clusters` has the number of the cluster (the group) that each example belongs to, from 0 on in the order in which they
+    come; `cluster_names` says for every cluster what it is called in the data (None: an example that names no group).
+    `texts` gives what an example says, where that is text; `note` is what ought to be said about the examples.
     """
 
     kind: str
@@ -63,6 +68,10 @@ class Task:
     skipped: int = 0
     special: frozenset[int] = frozenset()
     goal: Callable[[nn.Module, Batch], Goal] | None = None
+    clusters: tuple[int, ...] | None = None
+    cluster_names: tuple[str | None, ...] = ()
+    texts: Callable[[int], tuple[str, ...]] | None = None
+    note: str = ""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,7 +79,14 @@ class Task:
         found = hashlib.sha256(json.dumps([self.kind, self.metric.name, self.settings]).encode())
         for number in range(self.size):
             found.update(self.digest(number))
+        if self.clusters is not None:  # intervals and splits depend on them; without them nothing is added
+            found.update(json.dumps([self.clusters, self.cluster_names]).encode())
         return found.hexdigest()
+
+    def split_key(self, number: int) -> bytes:
+        """What decides where an example goes when examples are split: the name of its group, or the example itself."""
+        name = None if self.clusters is None else self.cluster_names[self.clusters[number]]
+        return self.digest(number) if name is None else hashlib.sha256(f"group|{name}".encode()).digest()
 
     @property
     def truncated(self) -> int:
@@ -81,7 +97,8 @@ class Task:
         return self.size
 
     def __repr__(self) -> str:
-        notes = [f"{self.truncated} cut off"] * bool(self.truncated) + [f"{self.skipped} skipped"] * bool(self.skipped)
+        notes = [f"in {len(self.cluster_names)} groups"] * (self.clusters is not None)
+        notes += [f"{self.truncated} cut off"] * bool(self.truncated) + [f"{self.skipped} skipped"] * bool(self.skipped)
         return f"Task({', '.join([self.kind, self.name, f'{self.size} examples', self.metric.name, *notes])})"
 
     def batches(self, batch_size: int | None = None) -> list[tuple[int, ...]]:
@@ -107,6 +124,9 @@ class Task:
             )
         new = {old: place for place, old in enumerate(numbers)}
         kept = [tuple(new[one] for one in group if one in new) for group in self.groups or ()]
+        texts, clusters = self.texts, self.clusters
+        old = None if clusters is None else tuple(dict.fromkeys(clusters[one] for one in numbers))
+        again = {} if old is None else {cluster: place for place, cluster in enumerate(old)}
         return replace(
             self,
             size=len(numbers),
@@ -116,26 +136,46 @@ class Task:
             lengths=tuple(self.lengths[one] for one in numbers),
             groups=None if self.groups is None else tuple(group for group in kept if group),
             shortened=frozenset(new[one] for one in self.shortened if one in new),
+            clusters=None if clusters is None else tuple(again[clusters[one]] for one in numbers),
+            cluster_names=() if old is None else tuple(self.cluster_names[cluster] for cluster in old),
+            texts=None if texts is None else lambda one: texts(numbers[one]),
         )
 
     def split(self, *fractions: float, seed: int = 0) -> tuple[Task, ...]:
-        """Tasks on parts of the examples that never overlap, shuffled by the seed: `select, report = task.split(0.5, 0.5)`."""
+        """Tasks on parts of the examples that never overlap, shuffled by the seed: `select, report = task.split(0.5, 0.5)`.
+
+        Examples of one group are in one part: parts are then as near to their share as whole groups allow.
+        """
         if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
             raise BadData(f"The fractions of a split are above 0 and add up to at most 1; I got {fractions}.")
-        numbers = list(range(self.size))
-        random.Random(seed).shuffle(numbers)
-        ends = [round(sum(fractions[:place]) * self.size) for place in range(len(fractions) + 1)]
-        parts = [sorted(numbers[start:end]) for start, end in pairwise(ends)]
-        if not all(parts):
-            raise BadData(
-                f"{self.size} examples cannot be split by {fractions}: a part would be empty; give more examples."
-            )
-        return tuple(self.subset(part) for part in parts)
+        together: dict[int, list[int]] = {}
+        for number in range(self.size):
+            together.setdefault(number if self.clusters is None else self.clusters[number], []).append(number)
+        drawn = list(together.values())
+        random.Random(seed).shuffle(drawn)
+        ends = [round(sum(fractions[:place]) * self.size) for place in range(1, len(fractions) + 1)]
+        parts: list[list[int]] = [[] for _ in range(len(fractions) + 1)]  # the last is what is left over
+        for group, end in zip(drawn, accumulate(map(len, drawn)), strict=True):
+            parts[bisect_right(ends, end - len(group) / 2)] += group  # where the middle of the group falls
+        if not all(parts[:-1]):
+            what = f"{self.size} examples" + (f" in {len(drawn)} groups" if self.clusters is not None else "")
+            raise BadData(f"{what} cannot be split by {fractions}: a part would be empty; give more examples.")
+        return tuple(self.subset(sorted(part)) for part in parts[:-1])
 
     def with_metric(self, name: str) -> Task:
         """The same examples, measured by another metric that this kind of task has."""
         measure = self.measure(name)
         return replace(self, metric=measure.metric, rows=measure.rows, generates=measure.generates)
+
+
+def clustered(names: Sequence[Hashable | None]) -> dict[str, Any]:
+    """`clusters` and `cluster_names` of a task from the name of each example's group; None is a group of its own."""
+    numbers: dict[Hashable, int] = {}
+    clusters = tuple(
+        numbers.setdefault(("alone", place) if name is None else ("named", str(name)), len(numbers))
+        for place, name in enumerate(names)
+    )
+    return {"clusters": clusters, "cluster_names": tuple(name if how == "named" else None for how, name in numbers)}
 
 
 # --- the user's own batches -----------------------------------------------------------------------------------------
@@ -149,13 +189,14 @@ def own_task(
     higher_is_better: bool | None = None,
     name: str = "own batches",
     batch_size: int | None = None,
+    group: Sequence[Hashable | None] | None = None,
 ) -> Task:
     """A task on the user's own batches and functions: `own_task(batches, loss=fn, values=fn)`; its metric is the mean.
 
     `loss(model, batch)` and `values(model, batch)` give one number per example; the first must be differentiable.
     Without `values` the loss is measured, where less is better. A batch whose tensors all have the same first dimension
     can be taken apart and repeated (lists of that length go along, all else is handed on as it is); any other batch
-    counts as one example.
+    counts as one example. `group` names for every example, in the order of the batches, what it belongs to.
     """
     whole = [dict(batch) for batch in batches]
     if not whole or (loss is None and values is None):
@@ -164,6 +205,8 @@ def own_task(
     places = [(number, row) for number, size in enumerate(sizes) for row in range(size or 1)]
     ends = [sum(size or 1 for size in sizes[:number]) for number in range(len(sizes) + 1)]
     rowwise = all(size is not None for size in sizes)
+    if group is not None and len(group) != len(places):
+        raise BadData(f"group= names {len(group)} groups for {len(places)} examples; it must name one for each.")
     better = values is not None if higher_is_better is None else higher_is_better
     mean = metric("mean", higher_is_better=better)
 
@@ -210,6 +253,7 @@ def own_task(
         settings=json.dumps([_code(loss), _code(values), better]),
         groups=tuple(tuple(range(start, end)) for start, end in pairwise(ends)),
         rowwise=rowwise,
+        **({} if group is None else clustered(group)),
     )
 
 
