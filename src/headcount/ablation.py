@@ -13,7 +13,7 @@ from torch import nn
 from .anatomy import Anatomy
 from .dialects import Dialect
 from .errors import BadPlan
-from .evaluation import MEMORY, measure, signature
+from .evaluation import MEMORY, measure, result_of, signature
 from .finding import find
 from .plans import Plan, Unit, ranges
 from .results import Comparison, Result, compare_all
@@ -71,7 +71,10 @@ class Ablation:
             return 0.0
         if resamples is None:
             resamples = 100 if self.base.metric.statistics is None else 1000  # ranking anew in every draw is slow
-        drawn = resampled_differences(self.base.metric, self.base.rows, self.rows, resamples=resamples, seed=seed)
+        whole, groups = self.base, self.base.clusters
+        drawn = resampled_differences(
+            whole.metric, whole.rows, self.rows, resamples=resamples, seed=seed, clusters=groups
+        )
         # what moves all damages together, such as an easier draw, does not spread them
         noise = np.var(drawn - drawn.mean(axis=1, keepdims=True), axis=0).mean()
         return max(0.0, 1 - float(noise) / spread)
@@ -154,7 +157,7 @@ def ablate(
         name=name,
         dialects=rows,
     )
-    base = Result(task.metric, values[0], signature(model, task))
+    base = result_of(task, values[0], signature(model, task))
     sites = {part.name: (part.kind, getattr(part, "attention", None)) for part in (*anatomy.sites, *anatomy.stacks)}
     return Ablation(tuple(plans), tuple(asked[1:]), base, values[1:], sites)
 

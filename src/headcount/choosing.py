@@ -22,7 +22,7 @@ from .plans import Plan, Unit
 from .runs import InMemory, document
 from .scores import Scores, how_many
 from .scores import plan as plan_by
-from .splits import digests
+from .splits import digests, marks, shared
 from .trying import Tried, Workshop
 from .tuning import Tuned
 
@@ -244,15 +244,15 @@ def _evenly(
 
 def _kept_apart(score: Task | None, select: Task | None) -> frozenset[bytes]:
     """The examples of both; refused if the guarantee would be shown on what was scored, or on one example twice."""
-    scored, selected = (frozenset() if task is None else digests(task) for task in (score, select))
-    if scored & selected:
+    scored, selected = (frozenset() if task is None else marks(task) for task in (score, select))
+    if select is not None and (both := shared(select, scored)):
         raise BadData(
-            f"{len(scored & selected)} examples to show the guarantee on were also scored on; a promise needs examples "
+            f"{both} examples to show the guarantee on were also scored on; a promise needs examples "
             "that had no part in the order: split them, or give others."
         )
-    if select is not None and len(selected) < select.size:
+    if select is not None and (once := len(digests(select))) < select.size:
         raise BadData(
-            f"{select.size - len(selected)} of the {select.size} examples to show the guarantee on are there twice; a test "
+            f"{select.size - once} of the {select.size} examples to show the guarantee on are there twice; a test "
             "would count them as new ones: give each once."
         )
     return scored | selected

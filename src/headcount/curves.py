@@ -11,7 +11,7 @@ from torch import nn
 
 from .dialects import Dialect
 from .errors import BadPlan
-from .evaluation import MEMORY, measure, signature
+from .evaluation import MEMORY, measure, result_of, signature
 from .plans import Plan
 from .results import Comparison, Result, compare
 from .scores import Scores, how_many
@@ -146,7 +146,7 @@ def curve(
         values = measure(
             subject, task, [closed], batch_size=batch_size, memory=memory, run=run, name=here, dialects=rows
         )
-        result = Result(task.metric, values[0], f"{chosen.signature}|without:{target}|{signature(model, task)}")
+        result = result_of(task, values[0], f"{chosen.signature}|without:{target}|{signature(model, task)}")
         base = base or result
         point = Point(plan, result, compare(base, result, test=test, seed=seed))
         points.append(point)

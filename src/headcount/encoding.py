@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,19 +132,31 @@ def encode(tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int, *, t
     return Encoded(found, fill, side, frozenset(shortened))
 
 
-def blocks(tokenizer: Any, text: str, max_length: int | None) -> list[list[int]]:
-    """A running text as token lists of at most `max_length`, each begun as the tokenizer begins a text (BOS or nothing)."""
+class Block(NamedTuple):
+    """Some tokens of a running text, and the character of it with which they begin, where the tokenizer tells."""
+
+    ids: list[int]
+    start: int | None
+
+
+def blocks(tokenizer: Any, text: str, max_length: int | None) -> list[Block]:
+    """A running text in pieces of at most `max_length` tokens, each begun as the tokenizer begins a text (BOS or nothing)."""
     length = (
         min(longest_input(tokenizer, None), LONGEST_BLOCK)
         if max_length is None
         else longest_input(tokenizer, max_length)
     )
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    where = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
+    read = tokenizer(text, add_special_tokens=False, verbose=False, **where)
+    ids, places = read["input_ids"], read.get("offset_mapping")
     first = list(tokenizer("", verbose=False)["input_ids"])[:1]
     begin = first if first and first[0] == tokenizer.bos_token_id else []
     step = length - len(begin)
-    cut = [[*begin, *ids[start : start + step]] for start in range(0, len(ids), step)]
-    return [block for block in cut if len(block) > 1]
+    cut = [
+        Block([*begin, *ids[start : start + step]], None if places is None else places[start][0])
+        for start in range(0, len(ids), step)
+    ]
+    return [block for block in cut if len(block.ids) > 1]
 
 
 def hidden_places(ids: Sequence[int], special: Collection[int], seed: str) -> list[int]:

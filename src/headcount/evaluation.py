@@ -47,7 +47,12 @@ def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run
     Inside `closed(model, ...)` it is the result with those units closed. The model is as it was afterwards.
     """
     rows = measure(model, task, [Plan()], batch_size=batch_size, run=run, name="evaluation")
-    return Result(task.metric, rows[0], signature(model, task))
+    return result_of(task, rows[0], signature(model, task))
+
+
+def result_of(task: Task, rows: np.ndarray, signature: str = "") -> Result:
+    """The result that these values of every example are, with the groups that the examples belong to."""
+    return Result(task.metric, rows, signature, None if task.clusters is None else np.array(task.clusters))
 
 
 def signature(model: nn.Module, task: Task, **more: object) -> str:

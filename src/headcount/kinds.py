@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from .asking import (
     translation_scores,
 )
 from .columns import Names, Table, drawn_numbers, read_table
+from .documents import grouped_blocks, grouped_lines
 from .encoding import (
     IGNORED,
     Encoded,
@@ -48,7 +50,7 @@ from .encoding import (
 from .errors import BadData
 from .labels import Labels
 from .metrics import CLASSIFIED, TOKENS, metric
-from .tasks import Loss, Measure, Task
+from .tasks import Loss, Measure, Task, clustered
 
 
 def task(
@@ -69,6 +71,7 @@ def task(
     num_beams: int = 1,
     prefix: str = "",
     seed: int | None = 0,
+    group: str | int | Path | None = None,
 ) -> Task:
     """A task of one of `KINDS` on data from a file, a folder, a table in memory, or a data set by name.
 
@@ -90,13 +93,17 @@ def task(
     drawn by `seed` and the row, all of them replaced by the mask. Translations are greedy, or by beam search with
     `num_beams`, and end after `max_new_tokens`: twice the longest reference plus 10, whatever the batch. `prefix` is
     put before every source ("translate German to English: ").
+
+    `group` is the column that says which examples belong together (phrases of one sentence, questions about one text); of
+    plain text, a file that says it line by line. Splits, tests and intervals then keep them together. Blocks of a running
+    text are grouped by the document that they begin in without being asked (see `documents`).
     """
     if kind not in KINDS:
         raise BadData(f"There is no kind of task {kind!r:.60}; choose one of {', '.join(KINDS)}.")
     if batch_size < 1:
         raise BadData(f"The batch size is {batch_size}; it must be at least 1.")
     wants, build = _BUILD[kind]
-    table = read_table(data, wants, text=text, label=label, target=target, split=split)
+    table = read_table(data, wants, text=text, label=label, target=target, split=split, group=group)
     asked = _Asked(
         kind, table, tokenizer, metric, labels, limit, batch_size, max_length, max_new_tokens, num_beams, prefix, seed
     )
@@ -133,6 +140,9 @@ def _built(
     settings: Mapping[str, Any],
     **rest: Any,
 ) -> Task:
+    groups = {} if table.groups is None else clustered(table.groups)
+    if table.texts and isinstance(table.texts[0][0], str):
+        rest.setdefault("texts", lambda number: tuple(column[number] for column in table.texts))
     chosen = measure(asked.metric or KINDS[asked.kind][0])
     return Task(
         kind=asked.kind,
@@ -149,7 +159,7 @@ def _built(
         lengths=lengths,
         batch_size=asked.batch_size,
         settings=json.dumps(settings, sort_keys=True),
-        **{"inputs": model_inputs, "describe": table.place, "skipped": table.skipped, **rest},
+        **{"inputs": model_inputs, "describe": table.place, "skipped": table.skipped, **groups, **rest},
     )
 
 
@@ -256,10 +266,15 @@ def _language(asked: _Asked) -> Task:
     """Language modelling. Batches are filled up on the right, where nothing before the end can see it."""
     tokenizer, table = loaded_tokenizer(asked.tokenizer), asked.table
     if table.plain:
-        ids = blocks(tokenizer, "\n".join(table.texts[0]), asked.max_length)
-        ids = ids if asked.limit is None else [ids[one] for one in drawn_numbers(len(ids), asked.limit, asked.seed)]
+        cut = blocks(tokenizer, "\n".join(table.texts[0]), asked.max_length)
+        groups, note = grouped_blocks(table, [block.start for block in cut])
+        drawn = range(len(cut)) if asked.limit is None else drawn_numbers(len(cut), asked.limit, asked.seed)
+        ids = [cut[one].ids for one in drawn]
+        table = replace(table, groups=None if groups is None else [groups[one] for one in drawn])
         rest: dict[str, Any] = {
-            "describe": lambda one: f"block {one + 1} of {table.name}: '{_words(tokenizer, ids[one])}...'"
+            "describe": lambda one: f"block {one + 1} of {table.name}: '{_words(tokenizer, ids[one])}...'",
+            "texts": None,  # a table of lines, which are not the examples
+            "note": note,
         }
     else:
         table = table.drawn(asked.limit, asked.seed)
@@ -304,6 +319,7 @@ def _masked(asked: _Asked) -> Task:
             "The tokenizer has no mask token; masked-language-modelling needs a model that was trained with one."
         )
     if table.plain:
+        table = replace(table, groups=grouped_lines(table))
         table = table.chosen([number for number, line in enumerate(table.texts[0]) if line.strip()])
     table = table.drawn(asked.limit, asked.seed)
     encoded = encode(tokenizer, table.texts, longest_input(tokenizer, asked.max_length))

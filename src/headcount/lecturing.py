@@ -12,7 +12,7 @@ import typer
 
 from .errors import BadPlan
 from .options import Given, Only, dialects_of, load_model, make_task, other_task, out, quieten, running
-from .regimen import FRESH_RATE, Regimen, flag, held_out, is_main, kept_apart, own_device
+from .regimen import FRESH_RATE, Regimen, flag, is_main, kept_apart, own_device, set_aside
 
 if TYPE_CHECKING:
     from .lessons import Learned
@@ -204,8 +204,7 @@ def _two_sets(
     """Examples to learn from and examples to report on, which share none, and a sentence that says which they are."""
     task = make_task(name, model, given)
     if report_data is None:
-        digests = [task.digest(number) for number in range(task.size)]
-        train, report = (task.subset(some) for some in held_out(digests, given.seed, task.name, "--report-data"))
+        train, report = set_aside(task, given.seed, "--report-data")
         return train, report, f"learned on {train.size} examples of {task.name}, reported on {report.size} others of it"
     report = other_task(name, model, given, report_data, limit)
     unseen, sets = kept_apart(task, report, "learned", "reported")
@@ -214,12 +213,12 @@ def _two_sets(
 
 def _measured(found: Learned, report: Task, full: Result, folder: Any, given: Given) -> tuple[Result, Comparison]:
     """The smaller model on the examples to report on, and the difference to the full one."""
-    from .evaluation import measure
+    from .evaluation import measure, result_of
     from .plans import Plan
-    from .results import Result, compare
+    from .results import compare
 
     rows = measure(found.model, report, [Plan()], run=folder, name="learned", dialects=dialects_of(given.dialect))[0]
-    after = Result(report.metric, rows, f"{full.signature}|{found.label.replace(', ', '-')}|kept:{found.kept}")
+    after = result_of(report, rows, f"{full.signature}|{found.label.replace(', ', '-')}|kept:{found.kept}")
     return after, compare(full, after, seed=given.seed)
 
 

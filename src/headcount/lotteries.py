@@ -24,7 +24,7 @@ from .agreement import WHATS, Lottery
 from .choosing import cuttable
 from .dialects import Dialect
 from .errors import Refused
-from .evaluation import device_of, measure, to_device
+from .evaluation import device_of, measure, result_of, to_device
 from .finding import find, unwrap
 from .fingerprints import versions
 from .gates import closed
@@ -35,7 +35,7 @@ from .pricing import parameters_removed
 from .progress import Bar
 from .recipes import Recipe
 from .results import Result, compare
-from .splits import digests
+from .splits import marks
 from .surgery import cut, removed
 from .tickets import Field, count, importance, networks, search
 from .training import frozen_by, train
@@ -130,7 +130,7 @@ def _sensible(lot: Lot, seeds: Sequence[int], threshold: float, step: float) -> 
         )
     used: dict[bytes, str] = {}
     for role, task in (("train", lot.train), ("select", lot.select), ("report", lot.report)):
-        for digest in digests(task):
+        for digest in marks(task):
             if digest in used:
                 raise Refused(
                     f"Examples to {used[digest]} on are among those to {role} on; take them out of one of both."
@@ -216,7 +216,7 @@ def _draw(study: _Study, seed: int) -> tuple[dict[str, Any], float | None]:
     closings = networks(field.heads, field.mlps, gone, random.Random(f"{seed}/{lot.name}"))
     plans = {what: field.plan(closings[what]) for what in WHATS}
     rows = study.measured(root, lot.report, [Plan(), *plans.values()], study.piece(seed, "report"))
-    full = Result(metric, rows[0])
+    full = result_of(lot.report, rows[0])
     left = {"heads": len(field.heads) - count(gone, field.heads), "mlps": len(field.mlps) - count(gone, field.mlps)}
     found = [
         _network(full, each, {"what": what, "how": "pruned", **left})
@@ -351,7 +351,7 @@ def _by_magnitude(
 
 def _network(full: Result, rows: np.ndarray, about: dict[str, Any]) -> dict[str, Any]:
     """The value of a sub-network, and what it lost against the full model of the same seed."""
-    after = Result(full.metric, rows)
+    after = Result(full.metric, rows, clusters=full.clusters)
     return {**about, "value": after.value, "n": after.n, "comparison": compare(full, after).to_json()}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import splits
 from .errors import BadPlan
 from .fingerprints import fingerprint
 from .options import (
@@ -24,6 +25,7 @@ from .options import (
     make_task,
     other_task,
     out,
+    own_groups,
     quieten,
     running,
     weights_of,
@@ -189,7 +191,9 @@ def transfer(
     subject, task = _ready(model, given)
     from . import ablation
 
-    there = make_task(model, subject, given, other_data, **({"target": other_target} if other_target else {}))
+    other_data, group = own_groups(given, other_data)
+    target = {"target": other_target} if other_target else {}
+    there = make_task(model, subject, given, other_data, group=group, **target)
     with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
         found = ablation.transfer(
             subject, (task, there), units, run=run, seed=given.seed, dialects=dialects_of(given.dialect)
@@ -341,6 +345,8 @@ def _two_sets(
         select, report = task.split(0.5, 0.5, seed=given.seed)
         return select, report, f"chosen on {select.size} examples of {task.name}, reported on the other {report.size}"
     select = other_task(name, model, given, other, limit)
+    if task.clusters is not None:
+        return _no_group_in_both(select, task)
     chosen_on = {select.digest(number) for number in range(select.size)}
     both = sum(task.digest(number) in chosen_on for number in range(task.size))
     if both > task.size / 2:
@@ -350,6 +356,20 @@ def _two_sets(
         )
     how = f"chosen on {select.size} examples of {select.name}, reported on {task.size} of {task.name}"
     return select, task, how + (f" ({both} of them in both)" if both else "")
+
+
+def _no_group_in_both(select: Task, report: Task) -> tuple[Task, Task, str]:
+    """The examples to choose on without those of groups that are reported on."""
+    unseen = splits.without(select, splits.marks(report))
+    if unseen is None:
+        raise BadPlan(
+            f"All groups of {select.name} are also in {report.name}; never choose and report on the same ones: give other "
+            "data, or leave it out to have --data split in two."
+        )
+    left_out = select.size - unseen.size
+    note = f" ({left_out} of groups that are in both were left out)" if left_out else ""
+    how = f"chosen on {unseen.size} examples of {select.name}, reported on {report.size} of {report.name}"
+    return unseen, report, how + note
 
 
 def _notes(task: Task) -> str:

@@ -105,6 +105,14 @@ class Given(Running):
     num_beams: Annotated[int, flag("--num-beams", help="Translate by beam search.")] = 1
     max_new_tokens: Annotated[int | None, flag("--max-new-tokens", help="The longest translation.")] = None
     prefix: Annotated[str, flag("--prefix", help="Put before every source text (T5).")] = ""
+    group: Annotated[
+        str | None,
+        flag(
+            "--group",
+            metavar="COLUMN",
+            help="The column that says which examples belong together; of plain text, a file that says it line by line.",
+        ),
+    ] = None
 
 
 def with_data(command: Callable[..., None]) -> Callable[..., None]:
@@ -227,6 +235,7 @@ def make_task(name: str, model: Any, given: Given, data: Any = None, **other: An
         "num_beams": given.num_beams,
         "prefix": given.prefix,
         "seed": given.seed,
+        "group": given.group,
         "tokenizer": name,
         **other,
     }
@@ -252,13 +261,30 @@ def _fits(task: Task, name: str, model: Any) -> None:
 
 
 def other_task(name: str, model: Any, given: Given, data: str, limit: int | None, **other: Any) -> Task:
-    """The same task on other data; of parallel text in two files, `data` names both: SOURCE,TARGET."""
+    """The same task on other data; of parallel text in two files, `data` names both: SOURCE,TARGET.
+
+    Where groups are named in a file, other data bring theirs: FILE,GROUPS.
+    """
     limit = given.limit if limit is None else limit
+    data, other["group"] = own_groups(given, data)
     if given.target is None or _is_column(given):
         return make_task(name, model, given, data, limit=limit, **other)
     if "," not in data:
         raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET.")
     return make_task(name, model, given, tuple(data.split(",")), limit=limit, target=None, **other)
+
+
+def own_groups(given: Given, data: str) -> tuple[str, str | None]:
+    """Other data and what names its groups: the same column, or a file of its own that stands after a comma."""
+    if given.group is None or not Path(given.group).is_file():
+        return data, given.group
+    name, comma, group = data.rpartition(",")
+    if not comma or not Path(group).is_file():
+        raise BadPlan(
+            f"The groups of --data are in a file, and {data!r:.80} has to bring its own: write the file of its groups after "
+            "a comma, FILE,GROUPS."
+        )
+    return name, group
 
 
 def _is_column(given: Given) -> bool:
@@ -309,6 +335,8 @@ def running(
         if given.quiet or given.as_json:
             stack.enter_context(progress.quiet())
         run = stack.enter_context(Run.open(given.output or default_folder(question), question))
+        for note in data_notes(tasks):
+            typer.echo(f"note: {note}", err=True)
         try:
             yield run
         except HeadcountError:
@@ -322,6 +350,15 @@ def running(
         if given.command:
             run.write_json("command", {"command": given.command}, replace=True)
         run.finish()
+
+
+def data_notes(tasks: Mapping[str, Task | Passages]) -> list[str]:
+    """What ought to be said about the examples of a command before it measures."""
+    from . import near_copies
+    from .tasks import Task
+
+    read = {role: task for role, task in tasks.items() if isinstance(task, Task)}
+    return [*dict.fromkeys(task.note for task in read.values() if task.note), *near_copies.notes(read)]
 
 
 def weights_of(name: str, model: Any) -> str:

@@ -54,7 +54,8 @@ def sets_of(
     notes: list[str] = []
     task, found = _once(make_task(name, model, given), notes), dict[str, Any]()
     if chosen_on is not None:
-        unseen = splits.later(task, chosen_on["seed"], chosen_on["share"])
+        grouped = chosen_on.get("groups", False)
+        unseen = splits.later(task, chosen_on["seed"], chosen_on["share"], by_group=grouped)
         if unseen is None:
             raise BadData(f"The plan was chosen on all of these examples of {task.name}; give others with --data.")
         notes += [f"{task.size - unseen.size} examples that the plan was chosen on were left out"] * (
@@ -74,12 +75,13 @@ def sets_of(
         both = THREE_WAYS["score"] + THREE_WAYS["select"]
         shares = THREE_WAYS if len(missing) == 2 else {missing[0]: both, "report": 1 - both}
         found |= splits.shared_out(task, shares, given.seed, "a plan" if chosen_on is not None else "")
-        own = {"seed": given.seed, "share": both} if chosen_on is None else chosen_on
+        here = {"seed": given.seed, "share": both} | ({} if task.clusters is None else {"groups": True})
+        own = here if chosen_on is None else chosen_on
         notes.append(f"{task.name} was split in {len(shares)}, no example in two of them")
     report, used = found.pop("report", task), frozenset[bytes]()
     for role in needed:
         found[role] = _apart(found[role], used, role, notes)
-        used |= splits.digests(found[role])
+        used |= splits.marks(found[role])
     report = _apart(report, used, "report", notes)
     return Sets(found.get("score"), found.get("select"), report, "; ".join(notes), own)
 

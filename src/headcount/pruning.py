@@ -18,7 +18,7 @@ from .choosing import Choice, usual_length
 from .costs import homes, one_example, operations_of
 from .dialects import Dialect
 from .errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
-from .evaluation import device_of, evaluate, measure, to_device
+from .evaluation import device_of, evaluate, measure, result_of, to_device
 from .finding import find, unwrap
 from .fingerprints import versions
 from .gates import closed
@@ -30,7 +30,7 @@ from .proof import differs
 from .proof import run as outputs
 from .results import Comparison, Result, compare
 from .speed import Bench, bench
-from .splits import digests
+from .splits import shared
 from .surgery import cut
 from .trying import defined, mark
 
@@ -91,7 +91,7 @@ def prune(
     """
     rows, target = tuple(dialects), Path(output)
     may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
-    if both := len(digests(report) & choice.used):
+    if both := shared(report, choice.used):
         raise BadData(
             f"{both} of the {report.size} examples to report on had a part in choosing; never choose and report on the "
             "same ones: split them, or give others."
@@ -121,7 +121,7 @@ def prune(
         if difference := differs(want, outputs(smaller, batch)):
             what = "closed" if changed is None else "tuned" if recover is None else "trained"
             raise CheckFailed(f"The checkpoint, loaded again, differs from the {what} model by {difference}; not kept.")
-        after = Result(report.metric, evaluate(smaller, report).rows, before.signature + "|cut")
+        after = result_of(report, evaluate(smaller, report).rows, before.signature + "|cut")
         pair = {"whole": model, "smaller": smaller}
         found = Pruned(
             choice,

@@ -13,7 +13,7 @@ import typer
 
 from .errors import BadRun
 from .options import Given, dialects_of, make_task, other_task, out, placed, quieten, running
-from .regimen import Regimen, flag, held_out, kept_apart
+from .regimen import Regimen, flag, kept_apart, set_aside
 from .teaching import with_labels
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int |
 
     report = other_task(model, subject, given, dev_data, dev_limit)
     unseen, _ = kept_apart(make_task(model, subject, given), report, "trained", "reported")
-    numbers = held_out([unseen.digest(one) for one in range(unseen.size)], given.seed, unseen.name, "more of --data")
-    train, select = (unseen.subset(some) for some in numbers)
+    train, select = set_aside(unseen, given.seed, "more of --data")
     if select.size < FEW:
         typer.echo(f"note: {select.size} examples to select on are few; what survives will be partly chance", err=True)
     return Lot(name or _called(str(given.data)), train, select, report)

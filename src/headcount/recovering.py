@@ -64,7 +64,7 @@ class Recovery:
         if self.recover is None or self.recover_data is None:
             return None
         found = splits.without(
-            other_task(name, model, given, self.recover_data, self.recover_limit), splits.digests(report)
+            other_task(name, model, given, self.recover_data, self.recover_limit), splits.marks(report)
         )
         if found is None:
             raise BadData("All examples to train on are among those to report on; give others with --recover-data.")

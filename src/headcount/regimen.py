@@ -111,12 +111,27 @@ def held_out(examples: Sequence[bytes], seed: int, name: str, flag: str) -> tupl
     return rest, aside
 
 
+def set_aside(
+    task: Task, seed: int, flag: str, numbers: tuple[list[int], list[int]] | None = None
+) -> tuple[Task, Task]:
+    """The examples of a task to train on and those to measure on, by `held_out` or as given: none in both, no group either."""
+    kept, aside = numbers or held_out(splits.keys(task), seed, task.name, flag)
+    train, measured = task.subset(kept), task.subset(aside)
+    if task.clusters is None:
+        return train, measured  # equal examples are on the same side already
+    unseen = splits.without(train, splits.digests(measured))  # one example may be in two groups
+    if unseen is None:
+        raise BadData(f"All examples of {task.name} are there twice; give others to measure on with {flag}.")
+    return unseen, measured
+
+
 def kept_apart(task: Task, other: Task, done: str, measured: str) -> tuple[Task, str]:
     """The task without what it shares with another, and a sentence that says which examples were used for what."""
-    unseen = splits.without(task, splits.digests(other))
+    unseen = splits.without(task, splits.marks(other))
     if unseen is None:
         raise BadData(f"All examples of {task.name} are in {other.name} too; give different ones to measure on.")
-    note = f" ({task.size - unseen.size} that are in both were left out)" if unseen.size < task.size else ""
+    both = "in both" if task.clusters is None else "in both, or of a group that is,"
+    note = f" ({task.size - unseen.size} that are {both} were left out)" if unseen.size < task.size else ""
     return unseen, f"{done} on {unseen.size} examples of {task.name}, {measured} on {other.size} of {other.name}{note}"
 
 

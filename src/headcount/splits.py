@@ -56,6 +56,12 @@ def without(task: Task, used: Container[bytes]) -> Task | None:
     return task if len(fresh) == task.size else task.subset(fresh) if fresh else None
 
 
+def shared(task: Task, used: Container[bytes]) -> int:
+    """How many examples of a task were used for something else, or belong to a group that was."""
+    fresh = without(task, used)
+    return task.size - (0 if fresh is None else fresh.size)
+
+
 def later(task: Task, seed: int, share: float, salt: str = "", by_group: bool = False) -> Task | None:
     """The examples whose place is `share` or more; None if there are none.
 

@@ -73,6 +73,10 @@ class Task:
     texts: Callable[[int], tuple[str, ...]] | None = None
     note: str = ""
 
+    def __post_init__(self) -> None:
+        if self.clusters is not None and not self.cluster_names:  # numbers alone were given: they are the names
+            object.__setattr__(self, "cluster_names", tuple(map(str, range(max(self.clusters) + 1))))
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the examples and of all that changes inputs or metric; the batch size does not."""
@@ -86,7 +90,7 @@ class Task:
     def split_key(self, number: int) -> bytes:
         """What decides where an example goes when examples are split: the name of its group, or the example itself."""
         name = None if self.clusters is None else self.cluster_names[self.clusters[number]]
-        return self.digest(number) if name is None else hashlib.sha256(f"group|{name}".encode()).digest()
+        return self.digest(number) if name is None else group_key(name)
 
     @property
     def truncated(self) -> int:
@@ -168,14 +172,21 @@ class Task:
         return replace(self, metric=measure.metric, rows=measure.rows, generates=measure.generates)
 
 
+def group_key(name: str) -> bytes:
+    """What decides where a group goes when examples are split."""
+    return hashlib.sha256(f"group|{name}".encode()).digest()
+
+
 def clustered(names: Sequence[Hashable | None]) -> dict[str, Any]:
     """`clusters` and `cluster_names` of a task from the name of each example's group; None is a group of its own."""
-    numbers: dict[Hashable, int] = {}
-    clusters = tuple(
-        numbers.setdefault(("alone", place) if name is None else ("named", str(name)), len(numbers))
-        for place, name in enumerate(names)
-    )
-    return {"clusters": clusters, "cluster_names": tuple(name if how == "named" else None for how, name in numbers)}
+    numbers: dict[str, int] = {}
+    clusters, called = list[int](), list[str | None]()
+    for name in names:
+        number = len(called) if name is None else numbers.setdefault(str(name), len(called))
+        clusters.append(number)
+        if number == len(called):
+            called.append(None if name is None else str(name))
+    return {"clusters": tuple(clusters), "cluster_names": tuple(called)}
 
 
 # --- the user's own batches -----------------------------------------------------------------------------------------

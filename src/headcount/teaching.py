@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import Given, kind_of, make_task, other_task, out, placed, quieten, running
-from .regimen import FRESH_RATE, Regimen, flag, held_out, is_main, kept_apart, own_device
+from .regimen import FRESH_RATE, Regimen, flag, held_out, is_main, kept_apart, own_device, set_aside
 
 if TYPE_CHECKING:
     from .results import Result
@@ -183,10 +183,7 @@ def _lesson(
     subject = placed(subject, given)
     task = make_task(name, subject, given, **others)
     if dev_data is None:
-        numbers = apart or held_out(
-            [task.digest(number) for number in range(task.size)], given.seed, task.name, "--dev-data"
-        )
-        learned, aside = (task.subset(some) for some in numbers)
+        learned, aside = set_aside(task, given.seed, "--dev-data", apart)
         sets = f"trained on {learned.size} examples of {task.name}, measured on {aside.size} others of it"
         return Lesson(subject, tokenizer, fresh, learned, aside, sets)
     dev = other_task(name, subject, given, dev_data, dev_limit, **others)
@@ -201,13 +198,19 @@ def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any,
     """
     from .building import new_translator
     from .columns import read_table
+    from .tasks import group_key
 
-    table = read_table(given.data, "target", text=given.text, target=given.target, split=given.split)
-    pairs = list(zip(*table.drawn(given.limit, given.seed).texts, strict=True))
-    apart = (
-        held_out([json.dumps(pair).encode() for pair in pairs], given.seed, table.name, "--dev-data") if split else None
-    )
-    numbers = apart[0] if apart is not None else range(len(pairs))
+    names = {"text": given.text, "target": given.target, "split": given.split, "group": given.group}
+    table = read_table(given.data, "target", **names).drawn(given.limit, given.seed)
+    pairs = list(zip(*table.texts, strict=True))
+    keys = [json.dumps(pair).encode() for pair in pairs]
+    if table.groups is not None:
+        keys = [key if name is None else group_key(name) for key, name in zip(keys, table.groups, strict=True)]
+    apart = held_out(keys, given.seed, table.name, "--dev-data") if split else None
+    numbers: Sequence[int] = range(len(pairs))
+    if apart is not None:  # one pair may be in two groups
+        aside = {pairs[number] for number in apart[1]}
+        numbers = [number for number in apart[0] if pairs[number] not in aside]
     longest = {} if given.max_length is None else {"longest": given.max_length}
     texts = (given.prefix * (side == 0) + pairs[number][side] for number in numbers for side in (0, 1))
     model, tokenizer = new_translator(texts, **sizes, **longest, seed=given.seed)
@@ -230,7 +233,7 @@ def with_labels(name: str, given: Given, new_head: bool) -> tuple[Any, bool]:
             raise typer.BadParameter(f"--new-head is for models with labels, and {kind} has none.")
         return load(name, dtype=torch.float32, trust_remote_code=trust), False
     wants = {"classification": "label", "regression": "number", "image-classification": "image"}[kind]
-    table = read_table(given.data, wants, text=given.text, label=given.label, split=given.split)
+    table = read_table(given.data, wants, text=given.text, label=given.label, split=given.split, group=given.group)
     said = None if given.labels is None else [word.strip() for word in given.labels.split(",")]
     labels: Sequence[str] = said or table.class_names or ordered(table.classes)
     fresh = new_head or not type(empty).__name__.endswith(HEADS[kind][1])
@@ -259,11 +262,10 @@ def _reader(name: str, lesson: Lesson) -> Any:
 
 
 def _measured(model: Any, task: Task, run: Run, name: str) -> Result:
-    from .evaluation import measure, signature
+    from .evaluation import measure, result_of, signature
     from .plans import Plan
-    from .results import Result
 
-    return Result(task.metric, measure(model, task, [Plan()], run=run, name=name)[0], signature(model, task))
+    return result_of(task, measure(model, task, [Plan()], run=run, name=name)[0], signature(model, task))
 
 
 def _told(lesson: Lesson, recipe: dict[str, Any], trained: Any, before: Result | None, after: Result) -> dict[str, Any]:

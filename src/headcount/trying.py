@@ -18,7 +18,7 @@ from torch import nn
 from . import runs
 from .dialects import Dialect
 from .errors import BadData, BadPlan, NotShown
-from .evaluation import measure
+from .evaluation import measure, result_of
 from .finding import find, unwrap
 from .gates import applied
 from .gradients import contributions
@@ -114,7 +114,8 @@ class Workshop:
                 "A largest drop is shown on examples of its own; give select=, a task that had no part in the scores."
             )
         base = measure(self.model, self.select, [Plan()], name="select-whole", run=self.run, dialects=self.dialects)[0]
-        defined(Result(self.select.metric, base), self.select)
+        whole = result_of(self.select, base)
+        defined(whole, self.select)
         tried = list[Tried]()
 
         def measured() -> Iterator[tuple[int, np.ndarray]]:
@@ -124,7 +125,7 @@ class Workshop:
                 yield len(tried[-1].plan), self._rows(self.select, tried[-1], "select")
 
         test = {"alpha": self.alpha, "resamples": self.resamples, "seed": self.seed}
-        found = sequence(self.select.metric, base, measured(), self.max_drop, **test)
+        found = sequence(self.select.metric, base, measured(), self.max_drop, clusters=whole.clusters, **test)
         if found.kept is None:
             raise NotShown(_not_shown(found, of))
         return found, tried[sum(step.shown for step in found.steps) - 1]
