@@ -270,7 +270,8 @@ def other_task(name: str, model: Any, given: Given, data: str, limit: int | None
     if given.target is None or _is_column(given):
         return make_task(name, model, given, data, limit=limit, **other)
     if "," not in data:
-        raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET.")
+        groups = ",GROUPS" if other["group"] != given.group else ""
+        raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET{groups}.")
     return make_task(name, model, given, tuple(data.split(",")), limit=limit, target=None, **other)
 
 
