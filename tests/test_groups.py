@@ -22,9 +22,9 @@ from transformers import (
 )
 
 import headcount as hc
-from headcount import options, splits
-from headcount.columns import read_table
-from headcount.documents import FEWEST, documents
+from headcount import options, splits, trying
+from headcount.columns import Table, read_table
+from headcount.documents import FEWEST, documents, grouped_blocks
 from headcount.errors import BadData, BadPlan, BadRun
 from headcount.near_copies import near_copies
 from headcount.regimen import set_aside
@@ -344,13 +344,18 @@ def test_groups_that_are_in_two_files_are_left_out_of_what_is_chosen_on(
     place: Path, tmp_path: Path, seen: dict[str, hc.Task]
 ) -> None:
     lines = (place / "dev.tsv").read_text().splitlines()
-    few = [line for line in lines[1:] if line.endswith(("dev3", "dev8"))]
-    more = "\n".join([*(place / "train.tsv").read_text().splitlines(), few[0], few[-1]])
+    few = [next(line for line in lines if line.endswith(f"\t{name}")) for name in ("dev3", "dev8")]
+    more = "\n".join([*(place / "train.tsv").read_text().splitlines(), *few])
     (tmp_path / "both.tsv").write_text(more + "\n")
     asked = _asked(place, "curve", "--step", "50%", "--score-data", tmp_path / "both.tsv", "-o", tmp_path / "curve")
     found = ran_json(*asked)
     assert "2 of groups that are in both were left out" in found["sets"]
     assert (seen["select"].size, seen["report"].size) == (150, 200)
+    seen.clear()
+    prune = ("--remove", 2, "--score-data", tmp_path / "both.tsv", "--dry-run", "--run", tmp_path / "prune")
+    shown = ran(*_asked(place, "prune", *prune))
+    assert (seen["score"].size, seen["report"].size) == (152, 190), "a guarantee and a report need what is new"
+    assert "10 examples to report on were left out" in shown.stdout
     with says(BadPlan, about="All groups of"):
         ran(*_asked(place, "curve", "--score-data", place / "dev.tsv", "-o", tmp_path / "same"))
 
@@ -417,11 +422,16 @@ def test_parallel_text_brings_a_file_of_groups_for_each_pair(place: Path, tmp_pa
         ran(*asked, "--score-data", side["b.de"], *more)
 
 
-def test_prune_shares_groups_out_and_draws_them_whole(place: Path, tmp_path: Path, seen: dict[str, hc.Task]) -> None:
+def test_prune_shares_groups_out_and_draws_them_whole(
+    place: Path, tmp_path: Path, seen: dict[str, hc.Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, sequence = list[Any](), trying.sequence
+    monkeypatch.setattr(trying, "sequence", lambda *a, **k: (drawn.append(k["clusters"]), sequence(*a, **k))[1])
     asked = ("--max-drop", 90, "--step", "50%", "--dry-run", "--run", tmp_path / "dry")
     dry = ran_json(*_asked(place, "prune", *asked))
     _apart(seen["score"], seen["select"], seen["report"])
     assert dry["guarantee"]["n"] == seen["select"].size
+    assert drawn[0].tolist() == list(seen["select"].clusters or ()), "the promise is about groups"
     plan = hc.plans.read_json(tmp_path / "dry" / "plan.json")
     assert plan["chosen_on"] == {"seed": 0, "share": 0.7, "groups": True}
     chosen = {*_names(seen["score"]), *_names(seen["select"])}
@@ -476,6 +486,28 @@ def test_a_document_begins_at_a_title(blank: bool) -> None:
     known = [name for name in names if name is not None]
     assert [known.index(names[n]) for n in titles] == [4 * n for n in range(12)], "all four lines are one document"
     assert documents(_articles(14, blank).split("\n"))[: len(names) - 3] == names[:-3], "named after what they say"
+
+
+def test_what_only_looks_like_a_title_in_the_middle_of_a_text_is_none() -> None:
+    lines = ["", " = One = ", "", " where x", " = 5 and y = ", " = 6 . ", "", " = Two = ", "", " text "]
+    names = documents(lines)
+    assert len(set(names) - {None}) == 2
+    assert names[1] == names[3] == names[4] == names[5] != names[7] == names[9]
+
+
+def test_a_block_that_begins_with_the_end_of_a_line_begins_with_the_next() -> None:
+    bodies = [f"{'x' * (n + 1)} y" for n in range(12)]
+    text = "\n".join(f"{body}\n" for body in bodies)
+    table = Table("text", (text.split("\n"),), plain=True)
+    starts = [place for body in bodies for place in (text.index(body), text.index(body) + len(body) - 1)]
+    groups, _ = grouped_blocks(table, starts)
+    assert groups is not None
+    assert groups[::2] == groups[1::2]
+    assert len(set(groups)) == 12
+    ends = [text.index(body) + len(body) for body in bodies]  # the newline behind each
+    shifted, _ = grouped_blocks(table, [*starts, *ends])
+    assert shifted is not None
+    assert shifted[24:35] == groups[2::2], "of the next document"
 
 
 def test_without_titles_a_document_begins_after_a_blank_line() -> None:

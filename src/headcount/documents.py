@@ -12,7 +12,7 @@ from .columns import Table
 from .errors import BadData
 
 FEWEST = 10  # documents: of fewer, no interval can be made by drawing whole ones
-TITLE = re.compile(r" ?= (?!=)[^\n]*[^=\s] = ?")  # WikiText: " = Title = "; parts of an article have " = = Part = = "
+TITLE = re.compile(r" ?= [^\n]*[^=\s] = ?")  # WikiText: " = Title = "; parts of an article end in "= = "
 
 
 def documents(lines: Sequence[str]) -> list[str | None]:

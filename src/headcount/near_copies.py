@@ -103,7 +103,7 @@ def notes(tasks: Mapping[str, Task]) -> list[str]:
         if both > MOST * told[role].size:
             said.append(
                 f"{both:,} of {told[role].size:,} examples to {WORDS[role]} are near copies of examples to "
-                f"{' or '.join(dict.fromkeys(WORDS[one] for one in before))}: they are not quite new to the model; keep what "
+                f"{' or '.join(dict.fromkeys(WORDS[one] for one in before))}: they are not quite new; keep what "
                 "belongs together in one set with --group"
             )
     return said
