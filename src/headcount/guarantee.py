@@ -65,6 +65,7 @@ class Guarantee:
     base: float
     steps: tuple[Step, ...]
     needed: int | None = None  # examples to show the step that stopped it, if it costs what it cost here
+    tries: int = 1  # promises that share alpha: each plan was tested at alpha / tries
 
     @property
     def removed(self) -> int:
@@ -86,7 +87,10 @@ class Guarantee:
         percent = f"{100 * (1 - self.alpha):g} %"
         if self.kept is None:
             return f"not shown for any plan that it loses less than {allowed} ({percent} sure, n={self.n})"
-        return f"loses less than {allowed}, {percent} sure, shown on {self.n} examples by {TEST_NAMES[self.test]}"
+        shared = f" at level {self.alpha:g} / {self.tries}" if self.tries > 1 else ""
+        return (
+            f"loses less than {allowed}, {percent} sure, shown on {self.n} examples by {TEST_NAMES[self.test]}{shared}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name, with how many units can go and the sentence."""
@@ -122,24 +126,28 @@ def sequence(
     alpha: float = 0.05,
     resamples: int | None = None,
     seed: int = 12345,
+    tries: int = 1,
 ) -> Guarantee:
     """Test plans, (units gone, rows per example) from the mildest on, and stop at the first that cannot be shown.
 
     `before` and the rows are of the same examples, none of which was used to make the plans or their order. Plans are
-    taken from the iterable one by one, so that those behind the last are never measured.
+    taken from the iterable one by one, so that those behind the last are never measured. Promises tried on the same
+    examples share alpha: where there are `tries` of them, each is tested at alpha / tries.
     """
     check_promise(drop, alpha)
+    level = alpha / tries
+    check_promise(drop, level)
     base, steps, found = measure.value(before), list[Step](), None
     for removed, rows in plans:
-        found = no_worse(measure, before, rows, drop, alpha=alpha, resamples=resamples, seed=seed)
-        shown = found.p <= alpha
+        found = no_worse(measure, before, rows, drop, alpha=level, resamples=resamples, seed=seed)
+        shown = found.p <= level
         steps.append(Step(removed, measure.value(rows), found.damage, found.bound, found.p, shown))
         if not shown:
             break
     if found is None:
         raise BadMeasure("There is no plan to test; give at least one that removes something.")
-    more = None if steps[-1].shown else needed(found, len(before), drop / measure.points, alpha, measure.points)
-    return Guarantee(measure.name, float(drop), alpha, found.test, len(before), base, tuple(steps), more)
+    more = None if steps[-1].shown else needed(found, len(before), drop / measure.points, level, measure.points)
+    return Guarantee(measure.name, float(drop), alpha, found.test, len(before), base, tuple(steps), more, tries)
 
 
 def no_worse(
