@@ -320,18 +320,7 @@ def running(
     from . import progress
     from .runs import Run, default_folder
 
-    question = {
-        "command": command,
-        "model": {"name": name, "weights": weights_of(name, model)},
-        "tasks": {role: {"data": t.name, "n": t.size, "fingerprint": t.fingerprint} for role, t in tasks.items()},
-        "run": {
-            "dtype": given.dtype,
-            "batch_size": given.batch_size,
-            "seed": given.seed,
-            "dialect": given.dialect or [],
-        },
-        "options": {key: value for key, value in options.items() if value is not None},
-    }
+    question = question_of(command, name, model, given, tasks, options)
     with ExitStack() as stack:
         if given.quiet or given.as_json:
             stack.enter_context(progress.quiet())
@@ -360,6 +349,29 @@ def data_notes(tasks: Mapping[str, Task | Passages]) -> list[str]:
 
     read = {role: task for role, task in tasks.items() if isinstance(task, Task)}
     return [*dict.fromkeys(task.note for task in read.values() if task.note), *near_copies.notes(read)]
+
+
+def question_of(
+    command: str,
+    name: str,
+    model: Any,
+    given: Running,
+    tasks: Mapping[str, Task | Passages],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All that the answer of a command depends on, as its run folder keeps it."""
+    return {
+        "command": command,
+        "model": {"name": name, "weights": weights_of(name, model)},
+        "tasks": {role: {"data": t.name, "n": t.size, "fingerprint": t.fingerprint} for role, t in tasks.items()},
+        "run": {
+            "dtype": given.dtype,
+            "batch_size": given.batch_size,
+            "seed": given.seed,
+            "dialect": given.dialect or [],
+        },
+        "options": {key: value for key, value in options.items() if value is not None},
+    }
 
 
 def weights_of(name: str, model: Any) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 from .errors import BadPlan
 
 FORMAT = 1
-LARGEST_FILE = 8_000_000  # bytes; a plan for every other neuron of a 70-billion-parameter model still fits
+LARGEST_FILE = 64_000_000  # bytes; a plan for a 70-billion-parameter model that has seen 5 million examples still fits
+LONGEST_REASON = 100_000
 LARGEST_INDEX = 10_000_000
 MOST_UNITS = 5_000_000  # so that a few letters ("0-9999999") cannot fill the memory
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
@@ -76,8 +77,8 @@ class Plan:
         for site, chosen in data["remove"].items():
             units |= {Unit(_checked_name(site), index) for index in _checked_indices(site, chosen)}
         why = data.get("why", "")
-        if not isinstance(why, str):
-            raise BadPlan(f'The plan\'s "why" must be text; I got {_short(why)}.')
+        if not isinstance(why, str) or len(why) > LONGEST_REASON:
+            raise BadPlan(f'The plan\'s "why" must be a short text; I got {_short(why)}.')
         return cls(frozenset(units), why)
 
     @classmethod
