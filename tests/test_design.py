@@ -107,6 +107,8 @@ ORDER = [
     "near_copies",
     "reading",
     "splits",
+    "seen",
+    "ledger",
     "nests",
     "tracing",
     "replay",

@@ -210,13 +210,15 @@ def _promise(found: Mapping[str, Any]) -> str:
         )
         for step in held["steps"]
     ]
+    level = held["alpha"] / held.get("tries", 1)
     head = ("removed", held["metric"], "lost", "at most, for this plan alone", "p", "shown")
     text = (
         f"Plans were tested from the mildest on against losing {held['drop']:g} or more ({unit_of(held['metric'])}), each at "
-        f"level {held['alpha']:g}, on {held['n']} examples that had no part in the scores, and the first that could not be "
+        f"level {level:g}, on {held['n']} examples that had no part in the scores, and the first that could not be "
         "shown ended it. The plan kept is the last one shown. Repeated on fresh examples like these, a wrong promise would "
         f"come out in at most {100 * held['alpha']:g} % of the repetitions."
     )
+    text += f" This is {found['tried']}." if found.get("tried") else ""
     return f"## The guarantee\n\n{markdown_text(text)}\n\n{_table(head, rows)}"
 
 

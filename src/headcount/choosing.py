@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from . import budgeting, rules, strategies
@@ -19,6 +20,7 @@ from .finding import find, unwrap
 from .fingerprints import fingerprint
 from .guarantee import Guarantee
 from .plans import Plan, Unit
+from .results import Result
 from .runs import InMemory, document
 from .scores import Scores, how_many
 from .scores import plan as plan_by
@@ -50,6 +52,9 @@ class Choice:
     tuned: Tuned | None = None
     exchanged: int | None = None  # units that changed places when they were rearranged
     note: str = ""  # why what stays was not tuned after all
+    selected: Result | None = None  # the whole model on the examples that the guarantee was shown on
+    dtype: torch.dtype | None = None  # the number format that it was tested for, where what stays was tuned
+    tried: str = ""  # which promise on these examples it is, where it is not the only one
 
     @property
     def scale(self) -> Mapping[str, Tensor]:
@@ -63,6 +68,7 @@ class Choice:
             "tuned": None if self.tuned is None else self.tuned.to_json(),
             "rearranged": self.exchanged,
             "not_tuned": self.note or None,
+            "tried": self.tried or None,
         }
 
 
@@ -100,6 +106,8 @@ def choose(
     least: int = 0,
     only: str | Iterable[str] = (),
     alpha: float = 0.05,
+    tries: int | Callable[[], int] = 1,
+    dtype: torch.dtype | None = None,
     batch_size: int = 16,
     length: int | None = None,
     resamples: int | None = None,
@@ -115,20 +123,23 @@ def choose(
     over the budget. Neurons stay in multiples of `multiple`. With `max_drop`, plans from the mildest on (every `step`,
     of the units or, for several kinds, of the FLOPs) are tested on the examples of `select`, none of which may be in
     `score`, and the last one shown to lose less is chosen: a wrong promise comes out with probability `alpha` at most
-    (see `guarantee`); where not even the mildest can be shown, `NotShown` says how many examples would be needed. A
-    `plan` of your own is taken as it is; with `max_drop` it is tested too.
+    (see `guarantee`); where not even the mildest can be shown, `NotShown` says how many examples would be needed. Of so
+    many promises tried on the same examples (`tries`, a number, or a function that is asked before the first of them is
+    looked at), each is tested at alpha / tries. A `plan` of your own is taken as it is; with `max_drop` it is tested too.
 
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
     and `Choice.scale` is folded into the weights by the cut. Both look at the examples of `score`, and are left out
-    where the model is worse with them on 1024 of those (`Choice.note` says so). `by` is `fisher`
+    where the model is worse with them on 1024 of those (`Choice.note` says so). What is tested is rounded to `dtype`, the
+    number format of the checkpoint to come, which is else the model's own. `by` is `fisher`
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
     rows = tuple(dialects)
     asked = one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     kinds = list(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
-    shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows)
+    shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype)
+    shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
     if tune and score is None:
         raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")
     anatomy = find(model, rows)
@@ -138,9 +149,10 @@ def choose(
         rules.refuse(unwrap(model), anatomy, given, {})
         if not given:
             raise BadPlan("The plan removes nothing; name at least one unit.")
-        held, best = shop.shown([given])
+        held, best, whole = shop.shown([given])
         of = dict.fromkeys(anatomy[name].kind for name in given.by_site())
         choice = Choice(asked, given, _total(anatomy, of), ",".join(f"{k}s" for k in of), guarantee=held, used=used)
+        choice = replace(choice, selected=whole, dtype=dtype)
         return _as_tried(choice, best or shop.ready(given))
     allowed, left_alone = cuttable(model, units, rows)
     by = by or ("fisher" if tune or len(kinds) > 1 else "taylor")
@@ -165,7 +177,7 @@ def choose(
     if not order.units:
         raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
     common: dict[str, Any] = {"scores": found, "order": order.units, "left_alone": left_alone, "used": used}
-    common |= {"of": len(found), "units": ",".join(kinds)}
+    common |= {"of": len(found), "units": ",".join(kinds), "dtype": dtype}
     shop = replace(shop, scores=usable)
     if remove is not None:
         wanted = plan_by(usable, remove, least=least)
@@ -182,9 +194,9 @@ def choose(
     if len(kinds) > 1:
         common["order"] = ()  # of several kinds, plans are not nested
         plans = budgeting.courses(budgeting.purse(model, usable, "flops", **settings), _share_of(step))
-    held, best = shop.shown(plans, len(usable))
+    held, best, whole = shop.shown(plans, len(usable))
     assert best is not None
-    return _as_tried(Choice(asked, best.plan, **common, guarantee=held), best)
+    return _as_tried(Choice(asked, best.plan, **common, guarantee=held, selected=whole), best)
 
 
 def _as_tried(choice: Choice, tried: Tried) -> Choice:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import seen as seeing
 from . import splits
 from .errors import BadData
 from .options import Given, make_task, other_task
+from .seen import Seen
 
 if TYPE_CHECKING:
     from .tasks import Task
 
-# Shares of one file: what the guarantee is shown on needs the most examples. Without a promise, its share goes to the scores.
+# Shares of one file: what the guarantee is shown on needs the most examples. A role that is not needed, or has data of its own,
+# leaves its share to the other one, so that the part to report on is always the same.
 THREE_WAYS = {"score": 0.25, "select": 0.45, "report": 0.3}
-TWO_WAYS = {"score": 0.36, "select": 0.64}
 USES = {
     "score": "to score the units",
     "select": "to show the guarantee",
@@ -28,12 +30,21 @@ class Sets(NamedTuple):
     select: Task | None
     report: Task
     how: str
-    own: dict[str, Any] | None  # which part of --data was chosen on, if it was a part of it: goes into plan.json
+    offered: Task | None = None  # those of which some were left out to select on, being used before
 
     def tasks(self) -> dict[str, Task]:
         """Those that there are, by role."""
-        given = {"score": self.score, "select": self.select, "report": self.report}
+        given = {"score": self.score, "select": self.select, "report": self.report, "offered": self.offered}
         return {role: task for role, task in given.items() if task is not None}
+
+    def fresh(self, rest: Task | None) -> Sets:
+        """The sets with what is left to show the guarantee on after promises tried before; all there was is `offered`."""
+        assert self.select is not None
+        assert rest is not None
+        gone = self.select.size - rest.size
+        told = f"{gone} examples that a promise was tested on before were left out"
+        how = "; ".join([self.how] * bool(self.how) + [told] * bool(gone))
+        return self._replace(select=rest, how=how, offered=self.select)
 
 
 def sets_of(
@@ -43,47 +54,55 @@ def sets_of(
     needs: tuple[bool, bool],
     others: tuple[Any, Any, Any, Any],
     chosen_on: dict[str, Any] | None = None,
+    seen: Seen | None = None,
 ) -> Sets:
     """Examples to score on, to show the guarantee on and to report on: three sets that share no example.
 
-    A set without data of its own is a part of the data to choose on where there is some, else of --data. Of a plan that
-    was chosen on a part of a file, that part is left out.
+    A set without data of its own is a part of --data. What a plan has `seen` is left out, in whatever role; only what
+    it was scored on may be tuned on again. Of a plan that an older headcount noted to be `chosen_on` a part of a file,
+    that part is left out.
     """
     score_data, score_limit, select_data, select_limit = others
     needed = [role for role, wanted in zip(("score", "select"), needs, strict=True) if wanted]
-    notes: list[str] = []
-    task, found = _once(make_task(name, model, given), notes), dict[str, Any]()
-    if chosen_on is not None:
-        grouped = chosen_on.get("groups", False)
-        unseen = splits.later(task, chosen_on["seed"], chosen_on["share"], by_group=grouped)
-        if unseen is None:
-            raise BadData(f"The plan was chosen on all of these examples of {task.name}; give others with --data.")
-        notes += [f"{task.size - unseen.size} examples that the plan was chosen on were left out"] * (
-            unseen.size < task.size
-        )
-        task = unseen
+    notes, old = list[str](), seen or {}
+    told, found = seeing.everything(old), dict[str, Any]()
+    whole = _once(make_task(name, model, given), notes)
+    task = _unseen(whole, told, "--data", chosen_on)
+    left_out = whole.size - task.size
     if score_data is not None:
-        found["score"] = _once(other_task(name, model, given, score_data, score_limit), notes)
+        whole = _once(other_task(name, model, given, score_data, score_limit), notes)
+        found["score"] = _unseen(whole, seeing.everything({**old, "score": frozenset()}), "--score-data")
+        left_out += whole.size - found["score"].size
     if select_data is not None:
-        found["select"] = _once(other_task(name, model, given, select_data, select_limit), notes)
-    missing, own = [role for role in needed if role not in found], None
-    if missing and found:  # one of the two was given: it is shared out
-        (whole,) = found.values()
-        found |= splits.shared_out(whole, TWO_WAYS, given.seed)
-        notes.append(f"{whole.name} was split in two")
-    elif missing:
+        whole = _once(other_task(name, model, given, select_data, select_limit), notes)
+        found["select"] = _unseen(whole, told, "--select-data")
+        left_out += whole.size - found["select"].size
+    notes += [f"{left_out} examples that the plan has seen were left out"] * bool(left_out)
+    missing = [role for role in needed if role not in found]
+    if missing:
         both = THREE_WAYS["score"] + THREE_WAYS["select"]
         shares = THREE_WAYS if len(missing) == 2 else {missing[0]: both, "report": 1 - both}
-        found |= splits.shared_out(task, shares, given.seed, "a plan" if chosen_on is not None else "")
-        here = {"seed": given.seed, "share": both} | ({} if task.clusters is None else {"groups": True})
-        own = here if chosen_on is None else chosen_on
+        salt = f"a plan {seeing.salt(old)}" if told else "a plan" if chosen_on is not None else ""
+        found |= splits.shared_out(task, shares, given.seed, salt)
         notes.append(f"{task.name} was split in {len(shares)}, no example in two of them")
     report, used = found.pop("report", task), frozenset[bytes]()
     for role in needed:
         found[role] = _apart(found[role], used, role, notes)
         used |= splits.marks(found[role])
     report = _apart(report, used, "report", notes)
-    return Sets(found.get("score"), found.get("select"), report, "; ".join(notes), own)
+    return Sets(found.get("score"), found.get("select"), report, "; ".join(notes))
+
+
+def _unseen(task: Task, seen: frozenset[bytes], flag: str, chosen_on: dict[str, Any] | None = None) -> Task:
+    """The task without examples that a plan has seen."""
+    later = task if chosen_on is None else splits.later(task, chosen_on["seed"], chosen_on["share"])
+    found = None if later is None else seeing.unseen(later, seen)
+    if found is None:
+        raise BadData(
+            f"The plan has seen all {task.size} examples of {task.name}: it was chosen on them, or its numbers were reported on "
+            f"them; give others with {flag}."
+        )
+    return found
 
 
 def _once(task: Task, notes: list[str]) -> Task:
@@ -110,5 +129,6 @@ def _apart(task: Task, used: frozenset[bytes], role: str, notes: list[str]) -> T
 
 def used_text(sets: Sets) -> list[str]:
     """Lines that say which examples were used for what."""
-    lines = [f"{task.size:>7} examples of {task.name} {USES[role]}" for role, task in sets.tasks().items()]
+    told = {role: task for role, task in sets.tasks().items() if role in USES}
+    lines = [f"{task.size:>7} examples of {task.name} {USES[role]}" for role, task in told.items()]
     return lines + ([f"note: {sets.how}"] if sets.how else [])

@@ -29,10 +29,11 @@ from .pricing import Price, prices
 from .proof import differs
 from .proof import run as outputs
 from .results import Comparison, Result, compare
+from .seen import noted, short
 from .speed import Bench, bench
 from .splits import shared
 from .surgery import cut
-from .trying import defined, mark
+from .trying import defined, format_of, known_before, mark
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -54,6 +55,7 @@ class Pruned:
     output: Path
     flops: tuple[int, int] | None = None  # of one pass of one example of the usual length, two per multiply-add
     recovered: dict[str, Any] | None = None  # how it was trained once more, and what it was worth before that
+    suspicion: str = ""  # that the model knew the examples which the guarantee was shown on, if it looks so
 
     def __str__(self) -> str:
         return sentence(self)
@@ -86,8 +88,8 @@ def prune(
     a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets; `plan_file`
     is what plan.json says, if it says more than the plan. `recover` trains the smaller model in place before it is saved
     and gives facts about that for the card (`epochs`, `examples`, `steps`, `distilled`, each if known); what is loaded
-    again must then compute what the trained model computes. A model that was tuned under a guarantee is saved in the
-    number format that it was tested in.
+    again must then compute what the trained model computes. The checkpoint is in the number format of the source; a model
+    that was tuned under a guarantee is in the one that it was tested for (`choose(dtype=...)`).
     """
     rows, target = tuple(dialects), Path(output)
     may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
@@ -103,7 +105,7 @@ def prune(
     with closed(model, choice.plan, dialects=rows):
         want = outputs(model, batch)
     cost = tuple(prices(model, choice.plan, dialects=rows))
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    dtype = format_of(model)
     changed, facts = None, None
     if choice.scale or recover is not None:  # other numbers than those of the source: made here, proved, and written
         changed = copy.deepcopy(model)
@@ -112,8 +114,9 @@ def prune(
         as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
         facts = {"before": report.metric.value(as_cut), **recover(changed)}
     with appears_whole(target) as draft:
-        exact = choice.guarantee is not None  # what was shown holds for these very numbers
-        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, exact)
+        # what was shown holds for these very numbers
+        tested = None if choice.guarantee is None else choice.dtype or dtype
+        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, tested)
         if changed is not None:  # what was written may have fewer digits than what was tuned or trained
             _read_back(changed, draft)
             want = outputs(changed, batch)
@@ -135,10 +138,21 @@ def prune(
             target,
             _operations(model, smaller, length or usual_length(report)),
             facts,
+            "" if choice.selected is None else known_before(choice.selected, before, seed),
         )
         told = to_json(found, model, {"task": report.kind, "stock": stock, **_old_card(source), **(about or {})})
-        _write_documents(draft, plan_file or choice.plan.to_json(), told, run, page)
+        seen = {"choose": choice.used, "report": digests(report)}
+        own = {
+            **choice.plan.to_json(),
+            "seen": noted({role: frozenset(map(short, some)) for role, some in seen.items()}),
+        }
+        _write_documents(draft, plan_file or own, told, run, page)
     return found
+
+
+def number_format(source: str | Path, *, trust_remote_code: bool = False) -> torch.dtype:
+    """The number format that the weights of a checkpoint are in: `choose(dtype=...)` for what will be saved like it."""
+    return format_of(load(source, dtype="auto", trust_remote_code=trust_remote_code))
 
 
 def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +179,7 @@ def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str,
         "speed": found.speed.to_json() if found.speed is not None else None,
         "flops": None if found.flops is None else list(found.flops),
         **choice.told(),
+        "suspicion": found.suspicion or None,
         "recovered": found.recovered,
         **structure(model, choice.plan),
         "sites": [
@@ -214,7 +229,10 @@ def sentence(found: Pruned) -> str:
     points = f" {unit_of(metric.name, held.drop)}" if unit_of(metric.name) == "points" else ""
     promise = f"{metric.name} {verb} by less than {held.drop:g}{points}, {sure} sure"
     more = ", more than promised" if found.comparison.damage >= held.drop else ""
-    return f"{what}, and {promise} (shown on {held.n} examples): it went {values} that had no part in it{more}."
+    which = choice.tried or (f"at level {held.alpha:g} / {held.tries}" if held.tries > 1 else "")
+    shown = f"shown on {held.n} examples{', ' * bool(which)}{which}"
+    told = f"{what}, and {promise} ({shown}): it went {values} that had no part in it{more}."
+    return f"{told} {found.suspicion}".rstrip()
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -237,20 +255,19 @@ def _write(
     trust: bool,
     rows: tuple[Dialect, ...],
     changed: nn.Module | None,
-    exact: bool,
+    tested: torch.dtype | None,
 ) -> tuple[int, bool]:
     """Write the smaller checkpoint: the source, cut, or what has `changed` besides.
 
-    It is in the number format of the source, but for changed numbers that must be `exact`: they are in the model's own.
+    It is in the number format of the source; changed numbers about which something was shown are in the one `tested`.
     Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
     """
     whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
     took = sum(p.numel() * p.element_size() for p in whole.parameters())
-    like = whole if changed is None or not exact else changed
-    kept = next((p.dtype for p in like.parameters() if p.is_floating_point()), torch.float32)
     if changed is None:
         cut(whole, plan, dialects=rows)
     else:
+        kept = tested or format_of(whole)
         whole = copy.deepcopy(changed)
         _rounded(whole, kept)
     try:

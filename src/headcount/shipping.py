@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from .options import (
     dialects_of,
     load_model,
     out,
+    question_of,
     quieten,
     running,
 )
@@ -29,6 +31,9 @@ from .recovering import Recovery
 if TYPE_CHECKING:
     from .choosing import Choice
     from .plans import Plan
+    from .runs import Run
+    from .seen import Seen
+    from .tasks import Task
 
 
 SEVERAL = "plans are a step of the FLOPs apart, not of the units: heads and neurons are worth different numbers of them"
@@ -72,6 +77,16 @@ def prune(
     alpha: Annotated[
         float | None, typer.Option("--alpha", help="How often the guarantee may be wrong; else 0.05: 95 % sure.")
     ] = None,
+    tries: Annotated[
+        int | None,
+        typer.Option(
+            "--tries", min=1, help="Promises to be tried on these examples: each is tested at alpha / so many."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Leave out examples that a promise was tested on before; else alpha is shared."),
+    ] = False,
     step: Annotated[
         str | None,
         typer.Option("--step", help="Of the units, or of the FLOPs for several kinds, between two plans; else 5%."),
@@ -82,7 +97,9 @@ def prune(
     score_limit: ScoreLimit = None,
     select_data: Annotated[
         str | None,
-        typer.Option("--select-data", metavar="FILE", help="Other data to show the guarantee on; else a part."),
+        typer.Option(
+            "--select-data", metavar="FILE", help="Other data to show the guarantee on; else a part of --data."
+        ),
     ] = None,
     select_limit: SelectLimit = None,
     length: Annotated[
@@ -100,7 +117,8 @@ def prune(
     Say how much in one way. --max-drop is a guarantee: plans are tested from the mildest on, on examples that had no part
     in the scores, and the last one shown to lose less is taken. --flops, --params and --speedup are budgets: heads, neurons
     and layers are weighed against each other for what they cost, and what is left never costs more; see docs/budgets.md.
-    The final numbers come from examples that had no part in it. With --data alone, it is split; see docs/guarantee.md.
+    The final numbers come from examples that had no part in it. With --data alone, it is split. Promises tried before on
+    the same examples, as far as run folders know, are counted and share alpha; see docs/guarantee.md.
 
     Examples:
 
@@ -122,39 +140,53 @@ def prune(
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
     units = ",".join(dict.fromkeys(kinds))
-    for name, value in {"--alpha": alpha, "--step": step}.items():
-        if value is not None and max_drop is None:
-            raise typer.BadParameter(f"{name} goes with --max-drop.")
+    promising = {"--alpha": alpha, "--step": step, "--tries": tries, "--fresh": fresh or None}
+    for name in (name for name, value in promising.items() if value is not None and max_drop is None):
+        raise typer.BadParameter(f"{name} goes with --max-drop.")
     if multiple is not None and (multiple < 1 or "neurons" not in kinds):
         raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
     others = (score_data, score_limit, select_data, select_limit)
     quieten()
-    from . import choosing, pruning
+    from . import choosing, ledger, pruning
     from .criteria import NEED_NO_DATA
     from .guarantee import check_promise
 
+    level = 0.05 if alpha is None else alpha
     if max_drop is not None:
-        check_promise(max_drop, 0.05 if alpha is None else alpha)
+        check_promise(max_drop, level)
+        check_promise(max_drop, level / (tries or 1))
     needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     _all_used(needs, others)
     choosing.one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     subject = load_model(model, given)
     rows = dialects_of(given.dialect)
-    wanted, chosen_on = _read_plan(plan, tune) if plan is not None else (None, None)
-    sets = sets_of(model, subject, given, needs, others, chosen_on)
+    wanted, chosen_on, seen = _read_plan(plan, tune) if plan is not None else (None, None, {})
+    sets = sets_of(model, subject, given, needs, others, chosen_on, seen)
     length = length or choosing.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
     how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
     settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
-    settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": 0.05 if alpha is None else alpha}
+    settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level}
     asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json(), "recovery": asdict(recovery)}
+    asked |= {"tries": tries, "fresh": fresh or None}
+    places = [Path("runs"), *([] if run is None else [run.parent])]  # where promises tried before are looked for
+    if fresh:
+        question = question_of("prune", model, subject, given, sets.fresh(sets.select).tasks(), asked)
+        sets = sets.fresh(ledger.left_over(sets.select, question, places))
     lesson = recovery.task(model, subject, given, sets.report)
     tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
     with running("prune", model, subject, replace(given, output=run), tasks, **asked) as folder:
+
+        def tried() -> ledger.Tries:
+            assert sets.select is not None
+            return ledger.tries(folder, sets.select, alpha=level, planned=tries or 1, places=places)
+
         choice = choosing.choose(
             subject,
             **how_much,
             **settings,
+            tries=lambda: tried().shared,
+            dtype=pruning.number_format(model, trust_remote_code=given.trust_remote_code) if tune else None,
             plan=wanted,
             score=sets.score,
             select=sets.select,
@@ -165,20 +197,24 @@ def prune(
         )
         if choice.scores is not None:
             folder.write_json("scores", choice.scores.to_json(), replace=True)
-        file = {**choice.plan.to_json(), **({"chosen_on": sets.own} if sets.own is not None else {})}
-        file |= {"tuned": True} if choice.tuned is not None else {}
-        folder.write_json("plan", file, replace=True)
+        counted = None if choice.guarantee is None else tried()
+        choice = replace(choice, tried="" if counted is None or counted.shared == 1 else str(counted))
+        if select_data is None:  # a part of --data, drawn like the one to report on: there is nothing to compare
+            choice = replace(choice, selected=None)
+        # a run that came to its end before has told what its plan is worth
+        told_before = (folder.folder / "prune.json").is_file()
+        folder.write_json("plan", _plan_file(choice, chosen_on, seen, tasks, told_before), replace=True)
+        about: dict[str, Any] = {"model": model, "command": given.command}
+        about |= {"tries": None if counted is None else counted.to_json()}
         if dry_run:
-            _show_plan(subject, choice, sets, given, folder.folder, rows)
+            _show_plan(subject, choice, sets, given, folder, rows, about)
             return
         assert output is not None
-        about = {
-            "model": model,
-            "command": given.command,
-            "sets": [
-                {"role": role, "data": t.name, "n": t.size, "what": USES[role]} for role, t in sets.tasks().items()
-            ],
-        }
+        about["sets"] = [
+            {"role": role, "data": tasks[role].name, "n": tasks[role].size, "what": USES[role]}
+            for role in USES
+            if role in tasks
+        ]
         missing = [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]
 
         def page(draft: Path) -> None:
@@ -200,7 +236,7 @@ def prune(
             seed=given.seed,
             run=folder,
             dialects=rows,
-            plan_file=file,
+            plan_file=_plan_file(choice, chosen_on, seen, tasks, True),
             about=about,
             page=page if report and not missing else None,
             recover=recovery.trainer(lesson, subject, given, folder),
@@ -246,9 +282,10 @@ def _all_used(needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> No
             raise typer.BadParameter(f"{flag}-limit goes with {flag}-data; use --limit for --data.")
 
 
-def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None]:
-    """The plan in a file, and, where prune wrote it, which part of its data it was chosen on."""
+def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None, Seen]:
+    """The plan in a file, and, where prune wrote it, which examples it has seen (or which part, by an older headcount)."""
     from .plans import Plan, read_json
+    from .seen import read_seen
 
     data = read_json(path)
     plan, chosen_on = Plan.from_json(data), data.get("chosen_on")
@@ -262,25 +299,46 @@ def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None]:
         raise BadPlan(
             f'{path} says in a way I do not know what it was chosen on; take "chosen_on" out if you are sure.'
         )
-    return plan, chosen_on
+    return plan, chosen_on, read_seen(data["seen"], path) if "seen" in data else {}
 
 
-def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Path, rows: list[Any]) -> None:
+def _plan_file(
+    choice: Choice, chosen_on: dict[str, Any] | None, seen: Seen, tasks: Mapping[str, Task], told: bool
+) -> dict[str, Any]:
+    """What plan.json says: the plan, and what it and the plan it was made of have seen, with what was told about it or not."""
+    from .seen import marks, noted, union
+
+    roles = [role for role in tasks if role != "offered" and (told or role in ("score", "select"))]
+    file: dict[str, Any] = choice.plan.to_json()
+    file |= {"chosen_on": chosen_on} if chosen_on is not None else {}
+    file |= {"tuned": True} if choice.tuned is not None else {}
+    return {**file, "seen": noted(union(seen, {role: marks(tasks[role]) for role in roles}))}
+
+
+def _show_plan(
+    model: Any, choice: Choice, sets: Sets, given: Given, run: Run, rows: list[Any], about: dict[str, Any]
+) -> None:
     from .cards import steps_told
+    from .evaluation import evaluate
     from .plans import Plan
     from .pricing import prices
     from .printing import guarantee_text
+    from .trying import known_before
 
+    folder, suspicion = run.folder, ""
+    if choice.selected is not None:  # the whole model is measured here, never the plan
+        suspicion = known_before(choice.selected, evaluate(model, sets.report, run=run), given.seed)
     listed = prices(model, choice.plan, dialects=rows)
     gone, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
     if given.as_json:
         held = None if choice.guarantee is None else choice.guarantee.to_json()
         found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone], **choice.told()}
+        found |= {"tries": about["tries"], "suspicion": suspicion or None}
         print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
         return
-    lines = [*used_text(sets), ""]
+    lines = [*_warning(suspicion), *used_text(sets), ""]
     if choice.guarantee is not None:
-        lines += [guarantee_text(choice.guarantee), ""]
+        lines += [guarantee_text(choice.guarantee), *[choice.tried] * bool(choice.tried), ""]
     lines += [f"{price.name}: {price.units - price.left} of {price.units} go" for price in listed if price.units > 128]
     few = Plan(
         frozenset(unit for price in listed if price.units <= 128 for unit in choice.plan if unit.site == price.name)
@@ -294,6 +352,10 @@ def _show_plan(model: Any, choice: Choice, sets: Sets, given: Given, folder: Pat
     out.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
+def _warning(suspicion: str | None) -> list[str]:
+    return [f"warning: {suspicion}"] if suspicion else []
+
+
 def _show(
     told: dict[str, Any], choice: Choice, sets: Sets, given: Given, output: Path, missing: list[str] | None
 ) -> None:
@@ -304,9 +366,10 @@ def _show(
     if given.as_json:
         print(json.dumps({**told, "report": str(page) if page.is_file() else None}, indent=2))
         return
-    lines = [*used_text(sets), ""]
+    lines = [*_warning(told["suspicion"]), *used_text(sets), ""]
     if choice.guarantee is not None:
-        lines += [guarantee_text(choice.guarantee), *[SEVERAL] * ("," in choice.units), ""]
+        lines += [guarantee_text(choice.guarantee), *[SEVERAL] * ("," in choice.units)]
+        lines += [*[choice.tried] * bool(choice.tried), ""]
     lines += [pruned_text(told), ""]
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
     lines += [f"smaller model: {output} · loaded again, it {proved(told)}; all numbers are measured on it"]

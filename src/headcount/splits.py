@@ -62,18 +62,12 @@ def shared(task: Task, used: Container[bytes]) -> int:
     return task.size - (0 if fresh is None else fresh.size)
 
 
-def later(task: Task, seed: int, share: float, salt: str = "", by_group: bool = False) -> Task | None:
-    """The examples whose place is `share` or more; None if there are none.
+def later(task: Task, seed: int, share: float, salt: str = "") -> Task | None:
+    """The examples whose own place is `share` or more; None if there are none.
 
-    `by_group` says whether places were made from groups then. Nothing is left of a group of which an example came before.
+    Nothing is left of a group of which an example came before.
     """
-    if by_group and task.clusters is None:
-        raise BadData(
-            f"The plan was chosen on some of the groups of its data, and no groups of {task.name} are named; name them with "
-            "--group as they were then, so that the same ones are left out."
-        )
-    key = task.split_key if by_group else task.digest
-    there = [number for number in range(task.size) if place(key(number), seed, salt) >= share]
+    there = [number for number in range(task.size) if place(task.digest(number), seed, salt) >= share]
     if not there:
         return None
     rest = task.subset(there)
