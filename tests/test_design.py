@@ -77,7 +77,7 @@ ORDER = [
     "papers.shelf",
     "papers.judging",
     "columns",
-    "documents",
+    "running_text",
     "labels",
     "treebanks",
     "aligning",

@@ -24,10 +24,10 @@ from transformers import (
 import headcount as hc
 from headcount import options, splits, trying
 from headcount.columns import Table, read_table
-from headcount.documents import FEWEST, documents, grouped_blocks
 from headcount.errors import BadData, BadPlan, BadRun
 from headcount.near_copies import near_copies
 from headcount.regimen import set_aside
+from headcount.running_text import FEWEST, documents, grouped_blocks
 from headcount.seen import marks, unseen
 from headcount.stats import interval
 from headcount.tasks import clustered

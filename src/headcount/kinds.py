@@ -32,7 +32,6 @@ from .asking import (
     translation_scores,
 )
 from .columns import Names, Table, drawn_numbers, read_table
-from .documents import grouped_blocks, grouped_lines
 from .encoding import (
     IGNORED,
     Encoded,
@@ -50,6 +49,7 @@ from .encoding import (
 from .errors import BadData
 from .labels import Labels
 from .metrics import CLASSIFIED, TOKENS, metric
+from .running_text import grouped_blocks, grouped_lines
 from .tasks import Loss, Measure, Task, clustered
 
 
@@ -96,7 +96,7 @@ def task(
 
     `group` is the column that says which examples belong together (phrases of one sentence, questions about one text); of
     plain text, a file that says it line by line. Splits, tests and intervals then keep them together. Blocks of a running
-    text are grouped by the document that they begin in without being asked (see `documents`).
+    text are grouped by the document that they begin in without being asked (see `running_text`).
     """
     if kind not in KINDS:
         raise BadData(f"There is no kind of task {kind!r:.60}; choose one of {', '.join(KINDS)}.")
