@@ -192,9 +192,40 @@ def test_translation_is_ablated_by_decoding(place: Path, tmp_path: Path) -> None
     for row in found["ablations"][::5]:
         with hc.closed(model, row["closed"]):
             assert row["after"] == pytest.approx(hc.evaluate(model, task).value)
+            assert row["unfinished"] == hc.evaluate(model, task).unfinished
     select = f"{place / 'train.de'},{place / 'train.en'}"
     one = _json("ablate", place / "translator", *shared, "--all-but-one", "--select-data", select, "-o", tmp_path / "o")
     assert len(one["attentions"]) == 6
+
+
+def test_translations_that_the_limit_ended_are_counted_and_said(place: Path, tmp_path: Path) -> None:
+    shared = ("--data", place / "val.de", "--target", place / "val.en", "--max-new-tokens", 3)
+    told = _run("evaluate", place / "translator", *shared, "-o", tmp_path / "whole").output
+    found = read(tmp_path / "whole").read_json("result")
+    model = hc.load(place / "translator")
+    pair = (place / "val.de", place / "val.en")
+    task = hc.task("translation", pair, tokenizer=str(place / "translator"), max_new_tokens=3)
+    ended = 0
+    for number in range(task.size):
+        ids = task.collate([number])["input_ids"]
+        made = model.generate(input_ids=ids, max_new_tokens=3, do_sample=False, forced_eos_token_id=None)[0, 1:]
+        ended += model.generation_config.eos_token_id in made
+    assert found["unfinished"] == 10 - ended > 0
+    assert f"note: the length limit ended {10 - ended} of 10 translations\n" in told
+    assert "|beams:1|limit:3|" in told
+    by = ("--by", "magnitude", "--step", "50%", "--limit", 10, "-o", tmp_path / "curve")
+    told = _run("curve", place / "translator", *shared, *by).output
+    points = read(tmp_path / "curve").read_json("curves")["curves"][0]["points"]
+    counts = [point["result"]["unfinished"] for point in points]
+    for point, count in zip(points, counts, strict=True):
+        plan = hc.Plan.from_json(point["plan"])
+        with hc.closed(model, plan):
+            half = task.split(0.5, 0.5, seed=0)[1]
+            assert count == hc.evaluate(model, half).unfinished
+    assert (f"ended {counts[0]} of 5 translations of the whole model\n" in told) == bool(counts[0])
+    worst = max(counts)
+    without = f"ended {worst} of 5 translations without {points[counts.index(worst)]['removed']} of 12 units"
+    assert (without in told) == (counts.index(worst) > 0)
 
 
 def test_another_question_in_the_same_folder_is_refused(place: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from headcount.errors import BadMeasure
 from headcount.metrics import (
     METRICS,
     chrf_columns,
+    generated_columns,
     metric,
     translation_rows,
     translation_signature,
@@ -206,6 +207,17 @@ CORPORA = {
 def test_bleu_and_chrf_are_those_of_sacrebleu_to_the_last_bit(name: str, corpus: str) -> None:
     hypotheses, references = CORPORA[corpus]
     assert metric(name).value(translation_rows(name, hypotheses, references)) == sacre(name, hypotheses, references)
+
+
+@pytest.mark.parametrize("name", ["bleu", "chrf"])
+def test_whether_a_translation_was_ended_is_counted_and_not_scored(name: str) -> None:
+    rows, plain = translation_rows(name, HYPOTHESES, REFERENCES), metric(name)
+    more = metric(name, columns=generated_columns(name))
+    assert more.columns == (*plain.columns, "unfinished")
+    with_it = np.column_stack([rows, np.arange(len(rows)) % 2])
+    assert more.value(with_it) == plain.value(rows) == sacre(name, HYPOTHESES, REFERENCES)
+    counts = np.random.default_rng(0).integers(0, 3, (5, len(rows)))
+    assert more.resampled(with_it, counts).tolist() == plain.resampled(rows, counts).tolist()
 
 
 @given(

@@ -159,6 +159,13 @@ def test_the_budget_has_what_was_asked_allowed_predicted_and_measured(what, aske
     assert len(rows(sections(part_of(document, tmp_path / "unmeasured"))["budget"])) == 3
 
 
+def test_translations_that_the_limit_ended_are_said_of_the_model_before_and_after(document) -> None:
+    assert "length limit" not in pruned_text(document)
+    document["before"]["unfinished"], document["after"]["unfinished"] = 0, 12
+    n = document["after"]["n"]
+    assert pruned_text(document).endswith(f"\nnote: the length limit ended 12 of {n:,} translations, after")
+
+
 def test_tuning_has_the_errors_of_every_site_and_their_mean_over_those_tuned(document, tmp_path) -> None:
     section = sections(part_of(document, tmp_path / "run"))["tuned"]
     sites = document["tuned"]["sites"]

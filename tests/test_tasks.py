@@ -39,6 +39,7 @@ from transformers import (
 )
 
 import headcount as hc
+from headcount.asking import translated
 from headcount.errors import BadData
 from headcount.kinds import task
 from headcount.tasks import Task, own_task
@@ -416,25 +417,33 @@ def test_translation_loss_is_the_models_own_on_single_examples(make: Any) -> Non
     losses.sum().backward()
 
 
+def _wordy(ends: float = -100.0) -> Any:
+    """A translator without sense that says words, other ones to other sources; `ends` is how gladly it ends."""
+    model = _bart()
+    # A random model would end at once, say what is no word, or one word for ever whatever it reads.
+    words = torch.arange(40).ge(len(SPECIAL)) & torch.arange(40).lt(len(_tokenizer()))
+    model.final_logits_bias[:, ~words] = -100
+    model.final_logits_bias[:, 2] = ends
+    model.generation_config.no_repeat_ngram_size = 2
+    for layer in model.model.decoder.layers:
+        layer.encoder_attn.out_proj.weight.data *= 10
+    return model
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_scores_of_translations_are_those_of_sacrebleu_on_the_decoded_text(beams: int) -> None:
     import sacrebleu
 
-    model, tokenizer = _bart(), _tokenizer(begin="")
-    # A random model would end at once, say what is no word, or one word for ever whatever it reads.
-    words = torch.arange(40).ge(len(SPECIAL)) & torch.arange(40).lt(len(tokenizer))
-    model.final_logits_bias[:, ~words] = -100
-    model.generation_config.no_repeat_ngram_size = 1
-    for layer in model.model.decoder.layers:
-        layer.encoder_attn.out_proj.weight.data *= 10
+    model, tokenizer = _wordy(), _tokenizer(begin="")
     before = Fingerprint(model)
     asked = task("translation", _pairs(), tokenizer=tokenizer, num_beams=beams, max_new_tokens=12)
     told = []
     for pair in _pairs():
         ids = tokenizer(pair["source"], return_tensors="pt")["input_ids"]
-        out = model.generate(input_ids=ids, num_beams=beams, do_sample=False, max_new_tokens=12)
+        out = model.generate(input_ids=ids, num_beams=beams, do_sample=False, max_new_tokens=13)  # the last is the end
         told.append(tokenizer.decode(out[0], skip_special_tokens=True))
     assert len(set(told)) > 3
+    assert {len(one.split()) for one in told} == {12}
     goals = [pair["target"] for pair in _pairs()]
     for name, want in (("bleu", sacrebleu.corpus_bleu(told, [goals])), ("chrf", sacrebleu.corpus_chrf(told, [goals]))):
         measured = asked.with_metric(name)
@@ -443,22 +452,92 @@ def test_scores_of_translations_are_those_of_sacrebleu_on_the_decoded_text(beams
     assert not before.changed()
 
 
+@pytest.mark.parametrize(("make", "beams"), [(_wordy, 1), (_wordy, 3), (_t5, 1)])
+def test_a_translation_is_what_it_would_be_alone_with_its_own_limit(make: Any, beams: int) -> None:
+    model, tokenizer = make(), _tokenizer(begin="")
+    if make is _wordy:
+        model.final_logits_bias[:, 2] = 0.0
+    asked = task("translation", _pairs(), tokenizer=tokenizer, num_beams=beams)
+    texts, ended = [], []
+    for pair in _pairs():
+        ids = tokenizer(pair["source"], return_tensors="pt")["input_ids"]
+        limit = 2 * ids.shape[1] + 10
+        settings = {"num_beams": beams, "do_sample": False, "forced_eos_token_id": 2}
+        out = model.generate(input_ids=ids, max_new_tokens=limit + 1, **settings)[0]
+        texts.append(tokenizer.decode(out, skip_special_tokens=True))
+        ended.append(2 in out[1 : 1 + limit])
+    for size in (2, 7):
+        for numbers in asked.batches(size):
+            made = translated(tokenizer, beams, model, asked.collate(numbers))
+            assert made.texts == [texts[number] for number in numbers]
+            assert made.unfinished.tolist() == [not ended[number] for number in numbers]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_rows_of_a_translation_do_not_depend_on_what_else_is_in_the_data(beams: int) -> None:
+    model, tokenizer = _wordy(0.0), _tokenizer(begin="")
+
+    def rows(pairs: list[dict[str, str]], batch_size: int = 3) -> np.ndarray:
+        return _rows(task("translation", pairs, tokenizer=tokenizer, num_beams=beams), model, batch_size)
+
+    want = np.concatenate([rows([pair]) for pair in _pairs()])
+    assert set(want[:, -1]) == {0.0, 1.0}, "some end by themselves, some have to be ended"
+    longer = [{"source": "good " * 9, "target": "the war is long " * 5}, {"source": "dull", "target": "film"}]
+    np.testing.assert_array_equal(rows(_pairs()[::-1])[::-1], want)
+    for size in (2, 9):
+        np.testing.assert_array_equal(rows([*_pairs(), *longer], size)[:7], want)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("has_an_end", [True, False])
+def test_a_model_that_never_ends_is_stopped_at_the_limit_of_each_sentence(beams: int, has_an_end: bool) -> None:
+    model, tokenizer = _wordy(), _tokenizer(begin="")
+    if not has_an_end:
+        model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+    asked = task("translation", _pairs(), tokenizer=tokenizer, num_beams=beams)
+    made = translated(tokenizer, beams, model, asked.collate(range(7)))
+    assert [len(text.split()) for text in made.texts] == [2 * (len(one.split()) + 1) + 10 for one in SENTENCES]
+    assert made.unfinished.all()
+    result = hc.evaluate(model, asked)
+    assert (result.unfinished, result.to_json()["unfinished"]) == (7, 7)
+    assert hc.evaluate(model, asked.with_metric("loss")).unfinished is None
+
+
+def test_translations_of_several_plans_at_once_have_the_limits_of_their_sentences() -> None:
+    model, asked = _wordy(0.0), task("translation", _pairs(), tokenizer=_tokenizer(begin=""), num_beams=2)
+    names = ("decoder.1.cross:0", "decoder.1.cross:1", "decoder.0.cross:1", "decoder.0.self:0")
+    found = hc.ablate(model, asked, {name: hc.Plan.of(name) for name in names}, batch_size=4)
+    one_by_one = []
+    for name in ("", *names):
+        with hc.closed(model, hc.Plan.of(name) if name else hc.Plan()):
+            one_by_one.append(_rows(asked, model, batch_size=7))
+    np.testing.assert_array_equal([found.base.rows, *found.rows], one_by_one)
+    assert len(np.unique(np.sum(one_by_one, axis=1), axis=0)) > 2
+    assert found.unfinished == [int(rows[:, -1].sum()) for rows in one_by_one[1:]]
+
+
 def test_how_long_translations_get_is_settled_by_the_task() -> None:
-    model, tokenizer = _bart(), _tokenizer(begin="")
+    model, tokenizer = _wordy(), _tokenizer(begin="")
     model.generation_config.max_length = 3  # the model's own wish does not count
-    model.generation_config.forced_eos_token_id = None
     lengths: list[int] = []
+    for limit, kept in ((4, 4), (500, 63)):  # no more than the model has positions, less one for the start token
+        asked = task("translation", _pairs(), tokenizer=tokenizer, max_new_tokens=limit)
+        made = translated(tokenizer, 1, model, asked.collate(range(7)))
+        assert {len(text.split()) for text in made.texts} == {kept}
     generate = model.generate
     model.generate = lambda **inputs: lengths.append((out := generate(**inputs)).shape[1]) or out
-    model.generation_config.eos_token_id = None  # so that nothing else ends a translation
+    _rows(task("translation", _pairs(), tokenizer=tokenizer), model, batch_size=3)
+    # no longer than the longest source of the batch allows: a start token, 2n + 10, an end token
+    assert lengths == [1 + 2 * tokens + 10 + 1 for tokens in (13, 6, 2)]
+
+
+def test_a_signature_says_how_text_was_generated() -> None:
+    model, tokenizer = _bart(), _tokenizer(begin="")
     asked = task("translation", _pairs(), tokenizer=tokenizer)
-    _rows(asked, model)
-    _rows(asked.subset([2]), model)
-    assert set(lengths) == {1 + 2 * 13 + 10}
-    lengths.clear()
-    _rows(task("translation", _pairs(), tokenizer=tokenizer, max_new_tokens=4), model)
-    _rows(task("translation", _pairs(), tokenizer=tokenizer, max_new_tokens=500), model)
-    assert set(lengths) == {5, 64}, "the second as long as the model has positions"
+    assert "|metric:bleu|beams:1|limit:2n+10|" in hc.evaluate(model, asked).signature
+    fixed = task("translation", _pairs(), tokenizer=tokenizer, num_beams=2, max_new_tokens=9, metric="chrf")
+    assert "|metric:chrf|beams:2|limit:9|" in hc.evaluate(model, fixed).signature
+    assert "beams" not in hc.evaluate(model, asked.with_metric("loss")).signature
 
 
 def test_a_batch_of_a_translation_task_proves_a_cut() -> None:
@@ -590,8 +669,9 @@ def test_what_a_task_needs_is_said() -> None:
         task("classification", _data(), tokenizer="/nowhere/at/all")
     with says(BadData, about="max_length is 1"):
         task("classification", _data(), tokenizer=_tokenizer(), max_length=1)
-    with says(BadData, about="num_beams is 0"):
-        task("translation", _pairs(), tokenizer=_tokenizer(), num_beams=0)
+    for option in ("num_beams", "max_new_tokens"):
+        with says(BadData, about=f"{option} is 0"):
+            task("translation", _pairs(), tokenizer=_tokenizer(), **{option: 0})
 
 
 def test_a_tokenizer_is_loaded_from_its_folder(tmp_path: Path) -> None:

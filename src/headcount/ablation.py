@@ -15,6 +15,7 @@ from .dialects import Dialect
 from .errors import BadPlan
 from .evaluation import MEMORY, measure, result_of, signature
 from .finding import find
+from .metrics import UNFINISHED
 from .plans import Plan, Unit, ranges
 from .results import Comparison, Result, compare_all
 from .scores import Scores
@@ -47,6 +48,13 @@ class Ablation:
         """How much worse the model is without each plan, in the metric's own unit; negative where it is better."""
         sign = 1 if self.base.metric.higher_is_better else -1
         return sign * (self.base.value - self.values)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """How many translations the length limit ended without each plan; empty where nothing was generated."""
+        if UNFINISHED not in self.base.metric.columns:
+            return []
+        return self.rows[:, :, self.base.metric.columns.index(UNFINISHED)].sum(axis=1).astype(int).tolist()
 
     def comparisons(
         self, test: str = "randomization", *, resamples: int | None = None, **options: Any

@@ -6,6 +6,7 @@ Losses are in float32, summed over an example's tokens, and do not depend on the
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ Batch = Mapping[str, Any]
 AT_ONCE = (
     2**27
 )  # logits that are turned into losses at a time: float32 copies of all would not fit for large vocabularies
-NOT_INPUTS = ("labels", "references")
+NOT_INPUTS = ("labels", "references", "limits")
 
 
 class Goal(NamedTuple):
@@ -256,10 +257,18 @@ def _needs(model: nn.Module, *, encoder_decoder: bool, kind: str) -> None:
 # --- generation -----------------------------------------------------------------------------------------------------
 
 
-def translated(tokenizer: Any, beams: int, longest: int, model: nn.Module, batch: Batch) -> list[str]:
-    """What the model makes of every source: greedy or by beam search, at most `longest` new tokens.
+class Translations(NamedTuple):
+    """What a model made of some sources, and which of them it had not ended when they were as long as they may get."""
 
-    Penalties and the like are the model's own generation settings; sampling is switched off.
+    texts: list[str]
+    unfinished: np.ndarray  # (examples,), bool
+
+
+def translated(tokenizer: Any, beams: int, model: nn.Module, batch: Batch) -> Translations:
+    """What the model makes of every source: greedy or by beam search, as many tokens as the batch's `limits` at most.
+
+    Each is what it would be if it were alone: no limit counts but its own. The end token is not counted. Penalties and the
+    like are the model's own generation settings; sampling is switched off.
     """
     _needs(model, encoder_decoder=True, kind="translation")
     if not hasattr(model, "generate"):
@@ -267,18 +276,43 @@ def translated(tokenizer: Any, beams: int, longest: int, model: nn.Module, batch
             f"{type(model).__name__} cannot generate; load it with AutoModelForSeq2SeqLM, or use metric='loss'."
         )
     positions = getattr(model.config, "max_position_embeddings", None)
-    longest = min(longest, positions - 1) if isinstance(positions, int) and positions > 1 else longest
+    limits = batch["limits"]  # (examples,)
+    limits = limits.clamp(max=positions - 1) if isinstance(positions, int) and positions > 1 else limits
+    own, longest = model.generation_config, int(limits.max()) + 1  # with the end token
+    ends = [] if own.eos_token_id is None else torch.as_tensor(own.eos_token_id).reshape(-1).tolist()
+    # without an end token anything will do: what comes after the limit is cut off below
+    end = ends[0] if ends else own.pad_token_id or 0
     # max_length counts the start token as well; max_new_tokens next to the model's own max_length is a warning per batch
-    ends = (
-        {"max_length": longest + 1} if model.generation_config.max_new_tokens is None else {"max_new_tokens": longest}
-    )
+    length = {"max_length": longest + 1} if own.max_new_tokens is None else {"max_new_tokens": longest}
     settings = {"num_beams": beams, "do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
-    ids = model.generate(**fitting_inputs(model, model_inputs(batch)), **ends, **settings)
-    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+    ending = [_ending(limits.repeat_interleave(beams), end)]
+    ids = model.generate(**fitting_inputs(model, model_inputs(batch)), **length, **settings, logits_processor=ending)
+    new = ids[:, 1:]  # (examples, tokens), without the start token
+    within = torch.arange(new.shape[1], device=ids.device) < limits[:, None]
+    ended = (within & torch.isin(new, torch.tensor(ends, dtype=ids.dtype, device=ids.device))).any(1)
+    kept = [row[: 1 + limit] for row, limit in zip(ids.tolist(), limits.tolist(), strict=True)]
+    return Translations(tokenizer.batch_decode(kept, skip_special_tokens=True), (~ended).cpu().numpy())
 
 
-def translation_scores(
-    name: str, tokenizer: Any, beams: int, longest: int, model: nn.Module, batch: Batch
-) -> np.ndarray:
-    """What bleu or chrf needs of every translation."""
-    return translation_rows(name, translated(tokenizer, beams, longest, model, batch), batch["references"])
+def _ending(limits: Tensor, end: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A logits processor that leaves a row nothing but the end token when it has as many new tokens as its limit.
+
+    `limits` (rows,) has one for every beam of every example. Forced so, the beams of an example keep their order.
+    """
+    first = int(limits.min())
+
+    def processed(ids: Tensor, scores: Tensor) -> Tensor:  # (rows, start token and new ones), (rows, words)
+        new = ids.shape[1] - 1
+        if new < first:
+            return scores
+        only = torch.full_like(scores, -math.inf)
+        only[:, end] = 0.0
+        return torch.where((limits <= new)[:, None], only, scores)
+
+    return processed
+
+
+def translation_scores(name: str, tokenizer: Any, beams: int, model: nn.Module, batch: Batch) -> np.ndarray:
+    """What bleu or chrf needs of every translation, and whether it had to be ended."""
+    texts, unfinished = translated(tokenizer, beams, model, batch)
+    return np.column_stack([translation_rows(name, texts, batch["references"]), unfinished])

@@ -48,9 +48,11 @@ from .encoding import (
 )
 from .errors import BadData
 from .labels import Labels
-from .metrics import CLASSIFIED, TOKENS, metric
+from .metrics import CLASSIFIED, TOKENS, generated_columns, metric
 from .running_text import grouped_blocks, grouped_lines
 from .tasks import Loss, Measure, Task, clustered
+
+LIMIT = (2, 10)  # tokens of a translation per token of its source, and besides
 
 
 def task(
@@ -91,8 +93,8 @@ def task(
     modelling and cut into blocks of `max_length` tokens (at most 1024 unless given), of which `limit` then draws; rows
     of a table are one example each; the first token is not guessed. Masked are 15 % of the tokens of every example,
     drawn by `seed` and the row, all of them replaced by the mask. Translations are greedy, or by beam search with
-    `num_beams`, and end after `max_new_tokens`: twice the longest reference plus 10, whatever the batch. `prefix` is
-    put before every source ("translate German to English: ").
+    `num_beams`; each ends after `max_new_tokens`, or where that is not given after 2 tokens per token of its own source
+    and 10 more, whatever else is in the data. `prefix` is put before every source ("translate German to English: ").
 
     `group` is the column that says which examples belong together (phrases of one sentence, questions about one text); of
     plain text, a file that says it line by line. Splits, tests and intervals then keep them together. Blocks of a running
@@ -361,19 +363,24 @@ def _translation(asked: _Asked) -> Task:
     references = list(table.texts[1])
     targets = encode(tokenizer, [references], length, target=True)
     goals = targets.columns["input_ids"]
-    longest = asked.max_new_tokens or 2 * max(targets.lengths) + 10
-    beams = asked.num_beams
-    if beams < 1 or longest < 1:
-        raise BadData(f"num_beams is {beams} and max_new_tokens {longest}; both must be at least 1.")
+    beams, fixed, (each, more) = asked.num_beams, asked.max_new_tokens, LIMIT
+    for option, given in (("num_beams", beams), ("max_new_tokens", fixed)):
+        if given is not None and given < 1:
+            raise BadData(f"{option} is {given}; it must be at least 1.")
+    limits = torch.tensor([each * tokens + more if fixed is None else fixed for tokens in sources.lengths])
+    decoding = {"beams": beams, "limit": f"{each}n+{more}" if fixed is None else str(fixed)}
 
     def collate(numbers: Sequence[int]) -> dict[str, Any]:
-        labels = padded([goals[number] for number in numbers], IGNORED)
-        return {**sources.padded(numbers), "labels": labels, "references": [references[number] for number in numbers]}
+        chosen = list(numbers)
+        labels = padded([goals[number] for number in chosen], IGNORED)
+        texts = [references[number] for number in chosen]
+        return {**sources.padded(chosen), "labels": labels, "references": texts, "limits": limits[chosen]}
 
     def measure(name: str) -> Measure:
         if _checked(asked.kind, name) == "loss":
             return _token_measure(asked.kind, target_tokens, name)
-        return Measure(metric(name), partial(translation_scores, name, tokenizer, beams, longest), generates=True)
+        made = metric(name, columns=generated_columns(name))
+        return Measure(made, partial(translation_scores, name, tokenizer, beams), generates=True)
 
     def inputs(batch: Batch) -> dict[str, Any]:
         # without a model there is no telling how it shifts targets; any tokens will do to compare two models
@@ -391,7 +398,8 @@ def _translation(asked: _Asked) -> Task:
         collate=collate,
         example=lambda number: [_tokens(sources, number), goals[number], references[number]],
         lengths=sources.lengths,
-        settings={"num_beams": beams, "max_new_tokens": longest},
+        settings=decoding,
+        decoding=decoding,
         inputs=inputs,
         shortened=sources.shortened | targets.shortened,
         special=special_tokens(tokenizer),

@@ -30,7 +30,7 @@ from .options import (
     running,
     weights_of,
 )
-from .printing import ablation_text, curve_text, one_head_table, over_text, scores_text, transfer_text
+from .printing import ablation_text, curve_text, limit_notes, one_head_table, over_text, scores_text, transfer_text
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -57,7 +57,8 @@ def evaluate(model: Model, given: Given) -> None:
 
     with running("evaluate", model, subject, given, {"data": task}) as run:
         result = evaluation.evaluate(subject, task, run=run)
-        keep(run, "result", result.to_json(), given, f"{result}\n{result.signature}{_notes(task)}")
+        text = f"{result}\n{result.signature}{_notes(task)}{limit_notes({'': result.unfinished}, result.n)}"
+        keep(run, "result", result.to_json(), given, text)
 
 
 def score(
@@ -149,6 +150,8 @@ def ablate(
             )
             comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
             listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
+            for row, count in zip(listed, found.unfinished, strict=False):
+                row["unfinished"] = count
             made = {"base": found.base.to_json(), "test": test, "ablations": listed}
             keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
         return
@@ -170,7 +173,8 @@ def ablate(
         ]
         whole = {"base": base.to_json(), "select": chosen.base.to_json()}
         made = {**whole, "test": test, "sets": how, "attentions": listed}
-        keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows), replace=True)
+        ended = limit_notes({" of the whole model": base.unfinished}, base.n)
+        keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows) + ended, replace=True)
 
 
 def transfer(

@@ -24,6 +24,9 @@ OfTotals = Callable[[np.ndarray], np.ndarray]
 CLASSIFIED = ("label", "prediction", "loss")
 TOKENS = ("loss", "tokens")
 BLEU_ORDER = 4
+UNFINISHED = (
+    "unfinished"  # a column that is counted and not scored: 1 where a translation was ended by the length limit
+)
 LARGEST_EXPONENT = 700.0  # e to that is still finite: a ruined model gets a huge perplexity, never an infinite one
 IN_CACHE = 100_000  # numbers per array where several passes are made over it
 CONSTANT = 1e-12  # variance over mean square below which a column counts as constant, being rounding error
@@ -104,7 +107,8 @@ def metric(
     are numbers. f1 and matthews must know how many `labels` there are: F1 is that of class 1 when there are two, else
     the mean over the classes that occur among labels or predictions, as in scikit-learn; matthews with more than two
     is R_K (Gorodkin, 2004). perplexity and loss over the columns loss, tokens are per token (loss with a column tokens
-    is a sum over the example, in nats). bleu and chrf read what `translation_rows` makes. mean reads the column value.
+    is a sum over the example, in nats). bleu and chrf read what `translation_rows` makes; a last column unfinished may be
+    beside it, and is not scored. mean reads the column value.
     """
     if name not in _KINDS:
         raise BadMeasure(f"There is no metric {name!r:.60}; choose one of {', '.join(METRICS)}.")
@@ -115,9 +119,10 @@ def metric(
         raise BadMeasure(f"{name} reads the column {missing[0]}; I got {', '.join(columns)}: choose another metric.")
     if kind.by_label and (type(labels) is not int or labels < 2):
         raise BadMeasure(f"{name} needs the number of labels, at least 2; I got {labels!r:.60}: give labels=.")
-    if name == "bleu" and columns != BLEU_COLUMNS:
+    scored = _scored(columns)
+    if name == "bleu" and scored != BLEU_COLUMNS:
         raise BadMeasure(f"bleu reads sacreBLEU's {len(BLEU_COLUMNS)} columns and no others: leave columns= out.")
-    if name == "chrf" and (not columns or len(columns) % 3):
+    if name == "chrf" and (not scored or len(scored) % 3):
         raise BadMeasure(f"chrf reads three columns per order; I got {len(columns)}: take them from chrf_columns().")
     better = kind.higher_is_better if higher_is_better is None else higher_is_better
     statistics, of_totals = kind.build(columns, labels)
@@ -280,6 +285,15 @@ def chrf_columns(char_order: int = 6, word_order: int = 0) -> tuple[str, ...]:
     return tuple(f"{what}_{order}" for order in orders for what in ("hypothesis", "reference", "matching"))
 
 
+def generated_columns(name: str) -> tuple[str, ...]:
+    """The columns of bleu or chrf with one more, which says of every translation whether it had to be ended."""
+    return (*_KINDS[name].columns, UNFINISHED)
+
+
+def _scored(columns: tuple[str, ...]) -> tuple[str, ...]:
+    return columns[:-1] if columns[-1:] == (UNFINISHED,) else columns
+
+
 def translation_rows(
     name: str, hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]], **options: Any
 ) -> np.ndarray:
@@ -365,8 +379,8 @@ def _chrf(totals: np.ndarray) -> np.ndarray:
     return 100 * _divided((1 + factor) * precision * recall, factor * precision + recall)
 
 
-def _whole(rows: np.ndarray) -> np.ndarray:
-    return rows
+def _first(width: int, rows: np.ndarray) -> np.ndarray:
+    return rows[:, :width]
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -414,8 +428,10 @@ _KINDS = {
         CLASSIFIED, _BOTH, True, 100.0, lambda columns, _: (partial(_pearson_statistics, _pair(columns)), _pearson)
     ),
     "spearman": _Kind(CLASSIFIED, _BOTH, True, 100.0, lambda columns, _: (None, None)),
-    "bleu": _Kind(BLEU_COLUMNS, BLEU_COLUMNS, True, 1.0, lambda columns, _: (_whole, _bleu)),
-    "chrf": _Kind(chrf_columns(), (), True, 1.0, lambda columns, _: (_whole, _chrf)),
+    "bleu": _Kind(
+        BLEU_COLUMNS, BLEU_COLUMNS, True, 1.0, lambda columns, _: (partial(_first, len(_scored(columns))), _bleu)
+    ),
+    "chrf": _Kind(chrf_columns(), (), True, 1.0, lambda columns, _: (partial(_first, len(_scored(columns))), _chrf)),
     "perplexity": _Kind(
         TOKENS, TOKENS, False, 1.0, lambda columns, _: (partial(_per_token, _pair(columns, *TOKENS)), _perplexity)
     ),

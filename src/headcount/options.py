@@ -103,7 +103,10 @@ class Given(Running):
     ] = None
     max_length: Annotated[int | None, flag("--max-length", help="Cut texts off after so many tokens.")] = None
     num_beams: Annotated[int, flag("--num-beams", help="Translate by beam search.")] = 1
-    max_new_tokens: Annotated[int | None, flag("--max-new-tokens", help="The longest translation.")] = None
+    max_new_tokens: Annotated[
+        int | None,
+        flag("--max-new-tokens", help="The longest translation, in tokens; else 2 per token of its source, and 10."),
+    ] = None
     prefix: Annotated[str, flag("--prefix", help="Put before every source text (T5).")] = ""
     group: Annotated[
         str | None,

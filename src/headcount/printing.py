@@ -66,7 +66,16 @@ def ablation_text(found: Ablation, comparisons: Sequence[Comparison]) -> str:
     lines += ["", _counted(comparisons)]
     worst = sorted(zip(found.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
     lines += ["", "hurt most:"] + [f"  {name:<20} {one}" for name, one in worst[:5]]
-    return "\n".join(lines)
+    ended, most = {" of the whole model": found.base.unfinished}, max(found.unfinished, default=0)
+    if most > (found.base.unfinished or 0):
+        ended[f" without {found.names[found.unfinished.index(most)]}, the most of any"] = most
+    return "\n".join(lines) + limit_notes(ended, found.base.n)
+
+
+def limit_notes(ended: Mapping[str, int | None], n: int) -> str:
+    """A note for each of some models, called by their names, whose translations the length limit had to end."""
+    told = [(whose, count) for whose, count in ended.items() if count]
+    return "".join(f"\nnote: the length limit ended {count:,} of {n:,} translations{whose}" for whose, count in told)
 
 
 def roles_text(found: Mapping[str, Any]) -> str:
@@ -166,7 +175,14 @@ def curve_text(found: Sequence[Curve]) -> str:
         lines += ["", f"{one.by}: difference to the whole model"]
         shown = [(f"{p.removed} ({p.removed / one.of:.0%})", p.comparison) for p in one.points[1:]]
         lines += [f"{share:>12}  {comparison}" for share, comparison in shown]
-    return "\n".join(lines)
+    points = [(point, one.by) for one in found for point in one.points]
+    worst, by = max(points, key=lambda pair: pair[0].result.unfinished or 0)
+    ended = {" of the whole model": first.base.unfinished}
+    if worst.removed:
+        ended[f" without {worst.removed} of {first.of} units (by {by}), the most of any point"] = (
+            worst.result.unfinished
+        )
+    return "\n".join(lines) + limit_notes(ended, first.base.n)
 
 
 def over_text(stages: Sequence[Stage]) -> str:
@@ -235,7 +251,8 @@ def pruned_text(found: Mapping[str, Any]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
     told = steps_told(found)
-    return "\n".join([found["sentence"], "", *lines, *([""] if told else []), *told])
+    ended = limit_notes({f", {when}": found[when].get("unfinished") for when in ("before", "after")}, before["n"])
+    return "\n".join([found["sentence"], "", *lines, *([""] if told else []), *told]) + ended
 
 
 def guarantee_text(found: Guarantee) -> str:

@@ -31,7 +31,7 @@ from .proof import run as outputs
 from .results import Comparison, Result, compare
 from .seen import noted, short
 from .speed import Bench, bench
-from .splits import shared
+from .splits import marks, shared
 from .surgery import cut
 from .trying import defined, format_of, known_before, mark
 
@@ -141,7 +141,7 @@ def prune(
             "" if choice.selected is None else known_before(choice.selected, before, seed),
         )
         told = to_json(found, model, {"task": report.kind, "stock": stock, **_old_card(source), **(about or {})})
-        seen = {"choose": choice.used, "report": digests(report)}
+        seen = {"choose": choice.used, "report": marks(report)}
         own = {
             **choice.plan.to_json(),
             "seen": noted({role: frozenset(map(short, some)) for role, some in seen.items()}),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import BadMeasure
-from .metrics import Metric
+from .metrics import UNFINISHED, Metric
 from .stats import ALTERNATIVES, TESTS, benjamini_hochberg, grouped, holm, paired
 from .stats import interval as bootstrap_interval
 
@@ -58,6 +58,12 @@ class Result:
         """The number of groups of examples; None where every example is on its own."""
         return None if self.clusters is None else len(np.unique(self.clusters))
 
+    @property
+    def unfinished(self) -> int | None:
+        """How many translations the length limit ended, and not the model; None where nothing was generated."""
+        columns = self.metric.columns
+        return int(self.rows[:, columns.index(UNFINISHED)].sum()) if UNFINISHED in columns else None
+
     def interval(self, level: float = 0.95, resamples: int = 1000, seed: int = 12345) -> tuple[float, float]:
         """The percentile bootstrap interval of the value: what it could have been on other examples of the same kind."""
         options: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
@@ -70,11 +76,12 @@ class Result:
         return f"{self.metric.name} {texts[0]} [{texts[1]}, {texts[2]}] ({sample_of(self.n, self.groups)})"
 
     def to_json(self) -> dict[str, Any]:
-        """Metric, value, 95% interval, number of examples (and of their groups) and signature; not the rows."""
+        """Metric, value, 95% interval, number of examples (their groups, `unfinished` translations), signature; not the rows."""
         low, high = self.interval()
         summary = {"metric": self.metric.name, "value": self.value, "low": low, "high": high, "level": 0.95}
-        groups = {} if self.groups is None else {"groups": self.groups}
-        return {**summary, "n": self.n, **groups, "signature": self.signature}
+        counts = {"n": self.n, "groups": self.groups, "unfinished": self.unfinished}
+        counted = {name: count for name, count in counts.items() if count is not None}
+        return {**summary, **counted, "signature": self.signature}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ class Task:
     a model is trained (None: by the mean of `loss`). `shortened` are the examples that were cut off after the longest
     input, `skipped` counts rows of the data without a label or without anything to guess. `special` are tokens that
     stand for no piece of a text. `rowwise` is False where a batch cannot be split or repeated example by example.
+    `decoding` says how text is generated, where the metric is one of generated text.
 
     `clusters` has the number of the cluster (the group) that each example belongs to, from 0 on in the order in which they
     come; `cluster_names` says for every cluster what it is called in the data (None: an example that names no group).
@@ -68,6 +69,7 @@ class Task:
     skipped: int = 0
     special: frozenset[int] = frozenset()
     goal: Callable[[nn.Module, Batch], Goal] | None = None
+    decoding: Mapping[str, Any] = field(default_factory=dict)
     clusters: tuple[int, ...] | None = None
     cluster_names: tuple[str | None, ...] = ()
     texts: Callable[[int], tuple[str, ...]] | None = None
