@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import scipy.stats
 import torch
 import typer
 from conftest import says
@@ -21,7 +20,6 @@ from headcount.errors import BadRun
 from headcount.papers import li
 from headcount.papers.experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting
 from headcount.papers.materials import Corpus, Material
-from headcount.papers.trainings import mean_of
 from headcount.plans import Plan
 from headcount.results import Comparison
 from headcount.tables import MINUS
@@ -43,11 +41,17 @@ def _setting(folder: Path, material: str = "ready", full: bool = True) -> Settin
     return Setting(MATERIALS[material], folder, full, (3, 4, 5), ("--device", "cpu", "--quiet"))
 
 
-def _run(gain: float, kept: int, opened: int | None = None) -> dict[str, Any]:
-    """learned.json, as far as it is read: so many points gained with so many heads left."""
+def _run(gain: float, kept: int, opened: int | None = None, reach: float = 0.1) -> dict[str, Any]:
+    """learned.json, as far as it is read: so many points gained with so many heads left, give or take `reach`."""
     after = FULL + gain / 100
     sizes = {"metric": "accuracy", "before": FULL, "after": after, "difference": after - FULL}
-    span = {"low": after - FULL - 0.01, "high": after - FULL + 0.01, "level": 0.95, "p": 0.5, "test": "randomization"}
+    span = {
+        "low": after - FULL - reach / 100,
+        "high": after - FULL + reach / 100,
+        "level": 0.95,
+        "p": 0.5,
+        "test": "randomization",
+    }
     compared = Comparison(**sizes, **span, n=872, higher_is_better=True, points=100.0)
     plan = Plan.removing({"0": range(HEADS - kept)}).to_json()
     return {"of": HEADS, "keep": kept, "open": opened, "plan": plan, "comparison": compared.to_json()}
@@ -59,16 +63,17 @@ def _write(setting: Setting, name: str, data: object) -> None:
     (place / "learned.json").write_text(json.dumps(data))
 
 
-def _planted(folder: Path, gains: Gains) -> Found:
+def _planted(folder: Path, gains: Gains, reach: float = 0.1) -> Found:
     setting = _setting(folder)
     for (way, keep), values in gains.items():
         for seed, gain in zip(setting.seeds, values, strict=False):
-            _write(setting, f"li-{way}-{keep[:-1]}-{seed}", _run(gain, KEPT[keep], 5 + seed if way == "l0" else None))
+            document = _run(gain, KEPT[keep], 5 + seed if way == "l0" else None, reach)
+            _write(setting, f"li-{way}-{keep[:-1]}-{seed}", document)
     return Found(setting)
 
 
-def _claims(folder: Path, gains: Gains) -> list[Claim]:
-    return li.claims(_planted(folder, gains))
+def _claims(folder: Path, gains: Gains, reach: float = 0.1) -> list[Claim]:
+    return li.claims(_planted(folder, gains, reach))
 
 
 def _even(*gains: float) -> tuple[float, ...]:
@@ -117,25 +122,6 @@ def test_joint_pipelined_and_straight_through_are_there_at_every_number_of_heads
 # -- claims --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_mean_of_seeds_has_students_interval() -> None:
-    values = [1.0, 2.0, 4.5]
-    mean = mean_of(values)
-    low, high = scipy.stats.t.interval(0.95, 2, sum(values) / 3, scipy.stats.sem(values))
-    assert mean == pytest.approx((2.5, low, high, 3))
-    assert mean_of([1.0, 1.0, 1.0]) == (1.0, 1.0, 1.0, 3)
-    assert mean.text(str) == f"2.5 [{mean.low}, {mean.high}]"
-
-
-@pytest.mark.parametrize("values", [[1.0], [1.0, 1.1]])
-def test_too_few_seeds_lie_on_no_side_of_a_line(values: list[float]) -> None:
-    mean = mean_of(values)
-    assert not mean.above(-100)
-    assert not mean.below(100)
-    assert "[" not in mean.text(str)
-    with says(BadRun, about="no value"):
-        mean_of([])
-
-
 def test_exactly_as_many_heads_as_asked_for(tmp_path: Path) -> None:
     gains = {("joint", keep): _even(0) for keep in li.KEEPS} | {("l0", "10%"): _even(0)}
     claim = _claims(tmp_path, gains)[0]
@@ -168,13 +154,21 @@ def test_nine_tenths_of_the_heads_gone(verdict: str, tmp_path: Path) -> None:
     assert "ready" not in claim.here  # the name of the material
 
 
+def test_examples_that_leave_it_open_are_not_made_up_for_by_seeds_that_agree(tmp_path: Path) -> None:
+    gains = {("joint", "10%"): _even(-1.5), ("l0", "10%"): _even(-1.5), ("taylor", "10%"): _even(-1.5)}
+    assert [claim.verdict for claim in _claims(tmp_path, gains)] == [CONFIRMED] * 3
+    wide = _claims(tmp_path, gains, reach=1.0)  # 872 sentences: two points may be lost, and it may be a point behind
+    assert [claim.verdict for claim in wide] == [CONFIRMED, UNTOLD, UNTOLD]
+    assert all("for other seeds and other examples" in claim.here + claim.rule for claim in wide[1:])
+
+
 def test_with_two_seeds_nothing_is_said_about_trainings(tmp_path: Path) -> None:
     few = {(way, "10%"): (0.0, 0.0) for way in ("joint", "l0", "taylor")}
     assert [claim.verdict for claim in _claims(tmp_path, few)] == [CONFIRMED, UNTOLD, UNTOLD]
 
 
 def test_one_seed_is_told_with_the_interval_over_examples(tmp_path: Path) -> None:
-    claim = _claims(tmp_path, {("joint", "10%"): (-3.0,)})[1]
+    claim = _claims(tmp_path, {("joint", "10%"): (-3.0,)}, reach=1.0)[1]
     assert f"{MINUS}3.0 [{MINUS}4.0, {MINUS}2.0] points (one seed) with 7 heads" in claim.here
     assert claim.verdict == UNTOLD
 
@@ -198,8 +192,8 @@ def test_the_mean_is_over_the_numbers_of_heads_that_both_have(tmp_path: Path) ->
     gains = {("joint", "10%"): (-1.0,) * 3, ("joint", "17%"): (9.0,) * 3, ("joint", "34%"): (-1.0,) * 3}
     gains |= {("l0", "10%"): (-3.0,) * 3, ("l0", "34%"): (-2.0,) * 3, ("pipelined", "17%"): (8.0,) * 3}
     claim = _claims(tmp_path, gains)[2]
-    assert "Voita et al. 2019) +1.5 [+1.5, +1.5] (at 7 and 24 heads; 3 seeds)" in claim.here  # (2 + 1) / 2
-    assert "pipelined +1.0 [+1.0, +1.0] (at 12 heads; 3 seeds)" in claim.here
+    assert "Voita et al. 2019) +1.5 [+1.4, +1.6] (at 7 and 24 heads; 3 seeds)" in claim.here  # (2 + 1) / 2
+    assert "pipelined +1.0 [+0.9, +1.1] (at 12 heads; 3 seeds)" in claim.here
     assert claim.verdict == UNTOLD  # taylor is missing
 
 
@@ -210,7 +204,7 @@ def test_each_comparison_says_its_own_number_of_seeds(tmp_path: Path) -> None:
     assert "points (3 seeds) with 7 heads" in most.here
     assert "points (one seed) with 24 heads" in most.here
     assert "Voita et al. 2019) +2.0 (at 7 heads; 2 seeds)" in beside.here
-    assert "Michel et al. 2019) +1.0 [+1.0, +1.0] (at 7 heads; 3 seeds)" in beside.here
+    assert "Michel et al. 2019) +1.0 [+0.9, +1.1] (at 7 heads; 3 seeds)" in beside.here
 
 
 def test_of_a_loss_less_is_better_and_points_are_not_counted(tmp_path: Path) -> None:
@@ -222,7 +216,7 @@ def test_of_a_loss_less_is_better_and_points_are_not_counted(tmp_path: Path) -> 
         worse = replace(compared, metric="loss", higher_is_better=False, points=1.0, **sizes)
         _write(found.setting, f"li-joint-10-{seed}", {**data, "comparison": worse.to_json()})
     claim = li.claims(found)[1]
-    assert f"{MINUS}0.5 [{MINUS}0.5, {MINUS}0.5] loss" in claim.here
+    assert f"{MINUS}0.5 [{MINUS}0.6, {MINUS}0.4] loss" in claim.here
     assert claim.verdict == UNTOLD
 
 

@@ -360,10 +360,16 @@ def test_choosing_on_the_same_examples_flatters(
 ) -> None:
     setting = _setting(tmp_path, "trained", full=True)
     for seed, gap in zip((3, 4, 5), same, strict=False):
-        document = _all_but_one(_attentions(metric), [gap - 0.1, gap, gap + 0.1] * 3)
+        document = _all_but_one(_attentions(metric, (0.0, 0.05)), [gap - 0.1, gap, gap + 0.1] * 3)
         _plant(setting, f"michel-one-head-translator-{seed}", "all-but-one", document)
     claim = _one(ONE_HEAD, setting, "Tables 2 and 5")
     assert claim.verdict == verdict
+    for seed, gap in zip((3, 4, 5), same, strict=False):
+        document = _all_but_one(_attentions(metric), [gap - 0.1, gap, gap + 0.1] * 3)
+        document["select"] |= {"n": document["base"]["n"] // 4}  # on a quarter of the sentences twice as wide
+        _plant(setting, f"michel-one-head-translator-{seed}", "all-but-one", document)
+    wide = _one(ONE_HEAD, setting, "Tables 2 and 5")
+    assert wide.verdict == UNTOLD, "the root of 0.5 and twice 0.5 squared is 1.1"
     assert f"of {9 * len(same)} attentions" in claim.here
     assert "in 16 of 18" in claim.paper
 

@@ -122,13 +122,16 @@ def _plant(setting: Setting, name: str, kind: str, data: Mapping[str, Any]) -> N
     (folder / f"{kind}.json").write_text(json.dumps(data))
 
 
-def _curve(by: str, shape: Shape, model: Comparison = ACCURACY, p: float = 0.0001, step: int = 5) -> dict[str, Any]:
-    """A curve; where less than all is left, the test says p."""
+def _curve(
+    by: str, shape: Shape, model: Comparison = ACCURACY, p: float = 0.0001, step: int = 5, reach: float = 0.0001
+) -> dict[str, Any]:
+    """A curve; where less than all is left, the test says p. `reach` is that of the intervals, of the whole model's score."""
     points = []
     for share in range(0, 101, step):
         after = model.before * shape(share)
         difference = after - model.before
-        one = replace(model, after=after, difference=difference, low=difference - 0.01, high=difference + 0.01)
+        ends = (difference - reach * model.before, difference + reach * model.before)
+        one = replace(model, after=after, difference=difference, low=ends[0], high=ends[1])
         one = replace(one, p=p if one.worse else 1.0)
         points.append({"removed": share * OF // 100, "comparison": one.to_json()})
     return {"by": by, "of": OF, "signature": "", "points": points}
@@ -191,19 +194,19 @@ def test_it_is_the_mean_of_the_models_that_counts(tmp_path: Path) -> None:
 
 
 def test_a_share_is_free_only_if_the_interval_over_models_says_so(tmp_path: Path) -> None:
-    def model(rest: float) -> list[dict[str, Any]]:
-        return [_curve("taylor", _until(0, rest), p=0.9)]
+    def model(rest: float, reach: float = 0.0001) -> list[dict[str, Any]]:
+        return [_curve("taylor", _until(0, rest), p=0.9, reach=reach)]
 
     (claim,) = _curves(tmp_path, "SST-2", model(0.99), model(0.985), model(0.995))
     assert claim.verdict == UNTOLD, "0.99 with a reach of 4.303 x 0.005 / sqrt(3) is not above 0.98"
     assert "99.0 [97.8, 100.2] % without 45 %" in claim.here
     (claim,) = _curves(tmp_path, "SST-2", model(0.99), model(0.991), model(0.989))
     assert claim.verdict == CONFIRMED
-    wide = _curve("taylor", _until(0, 0.99), p=0.9)
-    for point in wide["points"]:
-        point["comparison"]["low"] = -0.02
-    (claim,) = _curves(tmp_path / "one", "SST-2", [wide])
-    assert claim.verdict == UNTOLD, "2.5 % of 0.8 may be lost"
+    (claim,) = _curves(tmp_path, "SST-2", *(model(rest, 0.02) for rest in (0.99, 0.991, 0.989)))
+    assert claim.verdict == UNTOLD, "all models agree, and on other examples all might lose 2 % more"
+    assert "99.0 [97.0, 101.0] % without 45 %" in claim.here
+    (claim,) = _curves(tmp_path / "one", "SST-2", model(0.99, 0.02))
+    assert claim.verdict == UNTOLD, "2 % more may be lost"
 
 
 def test_each_model_counts_by_its_own_score_and_one_without_a_score_not_at_all(tmp_path: Path) -> None:
@@ -238,7 +241,8 @@ def test_a_loss_is_beyond_chance_if_it_is_one_and_after_holm() -> None:
 
 def test_what_no_share_can_be_taken_of_is_not_told(tmp_path: Path) -> None:
     def about(shape: Shape, model: Comparison) -> Claim:
-        return _curves(tmp_path, "translator", [_curve("taylor", shape, model)], material="translators")[0]
+        made = _curve("taylor", shape, model, reach=0.005)
+        return _curves(tmp_path, "translator", [made], material="translators")[0]
 
     assert about(_until(20), BLEU).verdict == about(_until(15), BLEU).verdict == CONFIRMED
     assert about(_until(10), BLEU).verdict == DIFFERS
@@ -328,6 +332,18 @@ def test_which_attention_collapses(
     assert sheet.rows[-1][1:] == ("about 30", "collapsed", "about 30")
 
 
+def test_translators_that_agree_on_few_sentences_say_nothing_about_others(tmp_path: Path) -> None:
+    setting = _setting(tmp_path)
+    for reach, verdicts in ((0.0001, [CONFIRMED, CONFIRMED]), (0.7, [UNTOLD, UNTOLD])):
+        for seed in SEEDS:
+            for kind in michel_curves.TYPES:
+                made = _curve("taylor", _until(60, 0.1 if kind == "cross" else 1.0), BLEU, step=10, reach=reach)
+                _plant(setting, f"michel-{kind}-translator-{seed}", "curves", {"curves": [made]})
+        claims = TYPES.claims(Found(setting))
+        assert [claim.verdict for claim in claims] == verdicts
+        assert all("for other seeds and other examples" in claim.rule for claim in claims)
+
+
 @pytest.mark.parametrize(
     ("rests", "others"),
     [((0.3, 0.45, 0.6), 1.0), ((0.1, 0.15, 0.2), 0.22)],  # below half on average, and lower: neither by an interval
@@ -350,7 +366,7 @@ def test_translators_that_disagree_or_are_measured_by_loss_say_nothing(tmp_path:
     assert [claim.verdict for claim in TYPES.claims(Found(setting))] == [CONFIRMED, UNTOLD]
     for seed in SEEDS:
         for kind in michel_curves.TYPES:
-            made = _curve("taylor", lambda share: 1 + share / 100, LOSS)
+            made = _curve("taylor", lambda share: 1 + share / 100, LOSS, reach=0.005)
             _plant(setting, f"michel-{kind}-translator-{seed}", "curves", {"curves": [made]})
     claims = TYPES.claims(Found(setting))
     assert [claim.verdict for claim in claims] == [UNTOLD, UNTOLD]
@@ -360,7 +376,9 @@ def test_translators_that_disagree_or_are_measured_by_loss_say_nothing(tmp_path:
 # -- Figure 5 --------------------------------------------------------------------------------------------------------------
 
 
-def _trainings(folder: Path, *kept: Mapping[int, float], model: Comparison = BLEU) -> list[Claim]:
+def _trainings(
+    folder: Path, *kept: Mapping[int, float], model: Comparison = BLEU, reach: float = 0.0001
+) -> list[Claim]:
     """Trainings by what each epoch keeps without 40 % of the heads; without 20 %, all of it but for a tenth of what goes."""
     setting = _setting(folder)
     for seed, epochs in zip(SEEDS, kept, strict=False):
@@ -368,9 +386,8 @@ def _trainings(folder: Path, *kept: Mapping[int, float], model: Comparison = BLE
         for place, (epoch, left) in enumerate(epochs.items(), 1):
             whole = replace(model, before=IWSLT[epoch]) if model is BLEU else model
             shape: Shape = lambda share, left=left: {0: 1.0, 20: 0.9 + 0.1 * left}.get(share, left)  # noqa: E731
-            stages.append(
-                {"name": f"epoch-{epoch:02d}", "place": place, "curves": [_curve("taylor", shape, whole, step=20)]}
-            )
+            made = _curve("taylor", shape, whole, step=20, reach=reach)
+            stages.append({"name": f"epoch-{epoch:02d}", "place": place, "curves": [made]})
         _plant(setting, f"michel-epochs-{seed}", "over", {"sets": "", "checkpoints": stages, "skipped": []})
     return TRAINING.claims(Found(setting))
 
@@ -400,6 +417,15 @@ def test_when_heads_become_unimportant(
     assert sheet.rows[0][4] == f"{100 * np.mean(early):.0f} ({100 * min(early):.0f} to {100 * max(early):.0f}) %"
 
 
+def test_trainings_that_agree_on_few_sentences_say_nothing_about_others(tmp_path: Path) -> None:
+    trainings = [{1: 0.5, 10: 0.9}] * 3
+    assert [claim.verdict for claim in _trainings(tmp_path, *trainings)] == [CONFIRMED, CONFIRMED]
+    wide = _trainings(tmp_path, *trainings, reach=0.3)  # 0.4 more, and the root of 0.3 is 0.42
+    assert [claim.verdict for claim in wide] == [UNTOLD, UNTOLD]
+    assert "for other seeds and other examples" in wide[0].here
+    assert "for other seeds and other examples" in wide[1].here
+
+
 def test_the_tenth_epoch_is_among_the_later_ones(tmp_path: Path) -> None:
     assert _trainings(tmp_path, *[{1: 0.5, 10: 0.6, 20: 0.9}] * 3)[0].verdict == DIFFERS
     assert _trainings(tmp_path, *[{1: 0.5, 5: 0.6, 10: 0.9, 20: 0.9}] * 3)[0].verdict == CONFIRMED
@@ -409,7 +435,7 @@ def test_trainings_of_which_nothing_can_be_said(tmp_path: Path) -> None:
     short = _trainings(tmp_path, {1: 0.5, 5: 0.9})
     assert [claim.verdict for claim in short] == [UNTOLD, UNTOLD]
     assert "5 epochs only" in short[0].here
-    by_loss = _trainings(tmp_path, {1: 1.1, 10: 1.5}, model=LOSS)
+    by_loss = _trainings(tmp_path, {1: 1.1, 10: 1.5}, model=LOSS, reach=0.005)
     assert [claim.verdict for claim in by_loss] == [UNTOLD, UNTOLD]
     assert re.search(r"\+0\.200 \[.*\] loss after epoch 1 and \+1\.000 \[.*\] loss after epoch 10", by_loss[0].here)
     (sheet,) = TRAINING.sheets(Found(_setting(tmp_path)))

@@ -20,6 +20,7 @@ from headcount.errors import BadRun
 from headcount.papers import draws, prasanna
 from headcount.papers.experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting
 from headcount.papers.materials import Corpus, Material
+from headcount.results import Comparison
 from headcount.tables import MINUS
 
 NAMES = ("SST-2", "STS-B", "MRPC")
@@ -44,23 +45,35 @@ def _setting(folder: Path, material: str = "tasks", full: bool = True, seeds: tu
     return Setting(MATERIALS[material], folder, full, seeds, ("--device", "cpu", "--quiet"))
 
 
-def _networks(values: Values) -> list[dict[str, Any]]:
+def _networks(values: Values, full: float, reach: float) -> list[dict[str, Any]]:
     hows = {"pruned": -0.05, "retrained": 0.0}  # as found, all are a bit worse
-    return [
-        {"what": what, "how": how, "value": v + d, "n": 500} for how, d in hows.items() for what, v in values.items()
-    ]
+    made = []
+    for how, lost in hows.items():
+        for what, value in values.items():
+            gain = value + lost - full
+            numbers = {"metric": "accuracy", "before": full, "after": value + lost, "difference": gain, "n": 500}
+            ends = {"low": gain - reach, "high": gain + reach, "level": 0.95, "p": 0.5, "test": "randomization"}
+            compared = Comparison(**numbers, **ends, higher_is_better=True, points=100.0).to_json()
+            made.append({"what": what, "how": how, "value": value + lost, "n": 500, "comparison": compared})
+    return made
 
 
 def _document(
-    task: str, seed: int, anew: Values, weights: Values | None = None, full: float = 0.9, alive: Alive | None = None
+    task: str,
+    seed: int,
+    anew: Values,
+    weights: Values | None = None,
+    full: float = 0.9,
+    alive: Alive | None = None,
+    reach: float = 0.001,
 ) -> dict[str, Any]:
     """lottery.json of one draw; heads 0 and 1 of each layer and the first MLP survive unless others are named."""
     sites = [{"name": str(n), "kind": "head", "type": "encoder", "layer": n, "units": HEADS} for n in range(LAYERS)]
     sites += [{"name": f"{n}.mlp", "kind": "mlp", "type": None, "layer": n, "units": 1} for n in range(LAYERS)]
     living = {"0": [0, 1], "1": [0, 1], "0.mlp": [0], "1.mlp": [], **(alive or {})}
-    magnitude = None if weights is None else {"left": 0.4, "steps": [], "networks": _networks(weights)}
+    magnitude = None if weights is None else {"left": 0.4, "steps": [], "networks": _networks(weights, full, reach)}
     draw = {"task": task, "seed": seed, "full": {"select": full, "report": full}, "alive": living}
-    draw |= {"networks": _networks(anew), "magnitude": magnitude, "steps": []}
+    draw |= {"networks": _networks(anew, full, reach), "magnitude": magnitude, "steps": []}
     about = {"name": task, "metric": "accuracy", "higher_is_better": True, "majority": MAJORITY[task], "sets": ""}
     return Lottery("encoder", "Bert", 0.9, 0.1, (about,), tuple(sites), (draw,), {}).to_json()
 
@@ -77,6 +90,7 @@ def _planted(
     weights: Mapping[str, Values] | None = None,
     alive: Mapping[tuple[str, int], Alive] | None = None,
     seeds: tuple[int, ...] = (3, 4, 5),
+    reach: float = 0.001,
 ) -> Found:
     """The tasks with these values under every seed, a thousandth apart."""
     setting = _setting(folder, seeds=seeds)
@@ -84,7 +98,8 @@ def _planted(
         for n, seed in enumerate(seeds):
             near = {what: value + (n - 1) * 0.001 * (what != "good") for what, value in values.items()}
             living = (alive or {}).get((task, seed))
-            _write(setting, task, seed, _document(task, seed, near, (weights or {}).get(task), alive=living))
+            document = _document(task, seed, near, (weights or {}).get(task), alive=living, reach=reach)
+            _write(setting, task, seed, document)
     return Found(setting)
 
 
@@ -152,8 +167,8 @@ def test_good_sub_networks_come_near_the_full_model(verdict: str, tmp_path: Path
     claim = _about(prasanna.claims(found), GOOD)
     assert claim.verdict == verdict
     for task, good in NEAR[verdict].items():
-        share = f"{100 * good / 0.9:.0f}\u00a0%"
-        assert f"{share} [{share}, {share}] on {task}" in claim.here
+        share, low, high = (f"{100 * end / 0.9:.0f}\u00a0%" for end in (good, good - 0.001, good + 0.001))
+        assert f"{share} [{low}, {high}] on {task}" in claim.here
 
 
 def test_what_one_answer_to_everything_reaches_proves_nothing(tmp_path: Path) -> None:
@@ -211,6 +226,16 @@ def test_of_single_weights_only_good_ones_win(verdict: str, one: Pair, other: Pa
     found = _planted(tmp_path, anew, weights)
     assert _about(prasanna.claims(found), WEIGHTS).verdict == verdict
     assert _about(prasanna.claims(found), WIN).verdict == CONFIRMED  # which is about other sub-networks
+
+
+def test_examples_that_leave_it_open_are_not_made_up_for_by_seeds_that_agree(tmp_path: Path) -> None:
+    anew, weights = ({task: _values(0.8, *pair) for task in NAMES[:2]} for pair in ((0.75, 0.74), (0.6, 0.6)))
+    claims = prasanna.claims(_planted(tmp_path, anew, weights))
+    assert [_about(claims, what).verdict for what in (GOOD, WIN, WEIGHTS)] == [CONFIRMED] * 3
+    claims = prasanna.claims(_planted(tmp_path, anew, weights, reach=0.08))  # two of it: the root is 0.113
+    assert [_about(claims, what).verdict for what in (GOOD, WIN, WEIGHTS)] == [UNTOLD] * 3
+    assert all("for other seeds and other examples" in _about(claims, what).rule for what in (GOOD, WIN, WEIGHTS))
+    assert f"{MINUS}0.05 [{MINUS}0.16, +0.06]" in _about(claims, WIN).here
 
 
 def test_a_task_with_too_few_seeds_leaves_it_open(tmp_path: Path) -> None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..agreement import Lottery, fleiss_kappa, in_all
-from ..page.documents import number
+from ..page.documents import comparison_of, number
 from ..page.units import by_place
 from ..tables import fixed, percent
 from .experiments import Found, Setting, Sheet
 from .materials import Corpus
-from .trainings import mean_of
+from .trainings import Estimate
 
 TASKS = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
 PUBLISHED: dict[tuple[str, str, str], tuple[float, ...]] = {  # by kind, sub-network, and how; in the order of TASKS
@@ -75,22 +76,32 @@ class Task(NamedTuple):
         """What a sub-network, or the full model, is worth under each seed."""
         return {draw["seed"]: value for draw in self.study.draws for value in _values(draw, kind, what, how)}
 
-    def shares(self) -> list[float]:
-        """Of the full model's score, what good sub-networks reach fine-tuned anew, for each seed."""
-        full, good = self.values("structured", "full", "whole"), self.values("structured", "good", "retrained")
-        return [good[seed] / full[seed] for seed in good if full[seed] > 0]
+    def gains(self, kind: str, what: str) -> dict[int, Estimate]:
+        """How much better a sub-network, fine-tuned anew, is than the full model under each seed, on the same examples."""
+        every = {draw["seed"]: _networks(draw, kind, what, "retrained") for draw in self.study.draws}
+        compared = {seed: comparison_of(one["comparison"]) for seed, some in every.items() for one in some}
+        return {seed: Estimate(one.difference, one.low, one.high) for seed, one in compared.items()}
 
-    def behind(self, kind: str, what: str) -> dict[int, float]:
+    def shares(self) -> list[Estimate]:
+        """Of the full model's score, what good sub-networks reach fine-tuned anew, for each seed."""
+        full, good = self.values("structured", "full", "whole"), self.gains("structured", "good")
+        return [Estimate(*(1 + end / full[seed] for end in good[seed])) for seed in good if full[seed] > 0]
+
+    def behind(self, kind: str, what: str) -> dict[int, Estimate]:
         """How far a sub-network is behind the good one, both fine-tuned anew, under each seed."""
-        good, other = (self.values(kind, one, "retrained") for one in ("good", what))
-        return {seed: good[seed] - other[seed] for seed in good if seed in other}
+        good, other = (self.gains(kind, one) for one in ("good", what))
+        return {seed: good[seed].minus(other[seed]) for seed in good if seed in other}
+
+
+def _networks(draw: Mapping[str, Any], kind: str, what: str, how: str) -> list[Mapping[str, Any]]:
+    owner = draw if kind == "structured" else draw["magnitude"] or {"networks": ()}
+    return [one for one in owner["networks"] if (one["what"], one["how"]) == (what, how)]
 
 
 def _values(draw: Mapping[str, Any], kind: str, what: str, how: str) -> list[float]:
     if what == "full":
         return [number(draw["full"]["report"])] if how == "whole" else []
-    owner = draw if kind == "structured" else draw["magnitude"] or {"networks": ()}
-    return [number(one["value"]) for one in owner["networks"] if (one["what"], one["how"]) == (what, how)]
+    return [number(one["value"]) for one in _networks(draw, kind, what, how)]
 
 
 def _task(studies: Sequence[Lottery]) -> Task:
@@ -101,6 +112,7 @@ def _task(studies: Sequence[Lottery]) -> Task:
     made = Task(str(about["name"]), str(about["metric"]), majority, int(draw["networks"][0]["n"]), study)
     for kind, what, how in PUBLISHED:  # that they are numbers
         made.values(kind, what, how)
+        made.gains(kind, what)
     return made
 
 
@@ -171,7 +183,7 @@ def _cell(values: Sequence[float], shown: Callable[[float], str] = three) -> str
     if not values:
         return "–"
     deviation = f" ± {shown(float(np.std(values, ddof=1)))}" if len(values) > 1 else ""
-    return shown(mean_of(values).value) + deviation
+    return shown(fmean(values)) + deviation
 
 
 def _survivors(tasks: Sequence[Task]) -> Sheet:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..jobs import named_once
-from ..page.documents import comparison_of
+from ..page.documents import comparison_of, number
 from ..results import Comparison
 from ..tables import counted, fixed, signed
 from .experiments import (
@@ -25,7 +25,7 @@ from .experiments import (
     over_seeds,
     parted,
 )
-from .trainings import ENOUGH, mean_of
+from .trainings import COVERS, ENOUGH, Estimate, mean_of
 
 PLAIN, DROPPED = "plain", "layerdrop"
 LENGTHS = ("--epochs", "--steps")
@@ -93,35 +93,35 @@ class Depths(NamedTuple):
     of: int
     whole: Comparison  # for its metric, and the score of the whole model
     after: dict[str, dict[int, float]]
+    scores: dict[str, dict[int, Estimate]]  # the same in points, the higher the better, with the interval of the score
+    gains: dict[str, dict[int, Estimate]]  # against the whole model, with the paired interval
 
     @property
     def counts(self) -> range:
         """Numbers of layers gone, up to half of them: beyond that little is left of any model."""
         return range(1, self.of // 2 + 1)
 
-    @property
-    def goodness(self) -> float:
-        """The score of the whole model in points, the higher the better."""
-        return self._sign * self.whole.before
-
-    def good(self, order: str, gone: int) -> float:
-        """The score without so many layers in points, the higher the better."""
-        return self._sign * self.after[order][gone]
-
-    @property
-    def _sign(self) -> float:
-        return self.whole.points if self.whole.higher_is_better else -self.whole.points
+    def over(self, order: str, other: str, gone: int) -> Estimate:
+        """How much better the model is without so many layers by one order than by another."""
+        return self.gains[order][gone].minus(self.gains[other][gone])
 
 
 def depths(document: Mapping[str, Any]) -> Depths:
     """What curves.json says."""
-    found: dict[str, dict[int, list[Comparison]]] = {order: {} for order in ORDERS}
+    found: dict[str, dict[int, list[tuple[Comparison, Estimate]]]] = {order: {} for order in ORDERS}
     for one in document["curves"]:
         for point in one["points"]:
-            found[one["by"]].setdefault(int(point["removed"]), []).append(comparison_of(point["comparison"]))
-    after = {order: {n: fmean(c.after for c in some) for n, some in own.items()} for order, own in found.items()}
-    of, whole = int(document["curves"][0]["of"]), found[EVERY][0][0]
-    made = Depths(of, whole, after)
+            compared = comparison_of(point["comparison"])
+            ends = (number(point["result"][name]) for name in ("value", "low", "high"))
+            score = Estimate(*ends).times(compared.points if compared.higher_is_better else -compared.points)
+            found[one["by"]].setdefault(int(point["removed"]), []).append((compared, score))
+    after = {order: {n: fmean(c.after for c, _ in some) for n, some in own.items()} for order, own in found.items()}
+    scores, gains = (
+        {order: {n: Estimate.average(map(what, some)) for n, some in own.items()} for order, own in found.items()}
+        for what in (lambda both: both[1], lambda both: Estimate.gain(both[0]))
+    )
+    of, whole = int(document["curves"][0]["of"]), found[EVERY][0][0][0]
+    made = Depths(of, whole, after, scores, gains)
     missing = [n for n in made.counts for own in after.values() if n not in own]
     if missing:
         raise ValueError(f"no point without {missing[0]} layers")
@@ -140,9 +140,9 @@ class Both(NamedTuple):
     plain: Depths
     dropped: Depths
 
-    def ahead(self, gone: int) -> float:
-        """How much better the one with LayerDrop is without so many layers, every other one."""
-        return self.dropped.good(EVERY, gone) - self.plain.good(EVERY, gone)
+    def ahead(self, gone: int) -> Estimate:
+        """How much better the one with LayerDrop is without so many layers, every other one; or with all of them."""
+        return self.dropped.scores[EVERY][gone].minus(self.plain.scores[EVERY][gone])
 
 
 def pairs_of(found: Found) -> list[Both]:
@@ -188,13 +188,13 @@ def _robust(found: Found, both: list[Both]) -> Claim:
         f"Every other layer gone, with LayerDrop against without, in {_unit(both[0].plain)}, minus is worse: {told} "
         f"({means[1].how}; {_where(found, both[0].plain)}).",
         verdict,
-        f"For every number of layers from one to half of them the mean difference is above zero beyond chance, over {ENOUGH} "
-        "seeds or more; it differs if that holds for some numbers and the opposite for none.",
+        f"For every number of layers from one to half of them the 95 % interval of the mean difference, {COVERS}, lies above "
+        f"zero, over {ENOUGH} seeds or more; it differs if that holds for some numbers and the opposite for none.",
     )
 
 
 def _as_good(found: Found, both: list[Both]) -> Claim:
-    mean = mean_of(one.dropped.goodness - one.plain.goodness for one in both)
+    mean = mean_of(one.ahead(0) for one in both)
     near = _unit(both[0].plain) == "BLEU" and mean.above(-NEAR)
     verdict = (DIFFERS if near else NOT_CONFIRMED) if mean.below(0) else CONFIRMED if near else UNTOLD
     return Claim(
@@ -203,8 +203,8 @@ def _as_good(found: Found, both: list[Both]) -> Claim:
         f"With all layers, with LayerDrop against without: {mean.text(_gained)} {_unit(both[0].plain)}, minus is worse "
         f"({mean.how}; {_where(found, both[0].plain)}).",
         verdict,
-        f"Over {ENOUGH} seeds or more the interval of the mean lies above {fixed(-NEAR, 1)} BLEU and not below zero; it differs "
-        "if it lies between the two, and is not confirmed if it lies below zero and reaches further down.",
+        f"Over {ENOUGH} seeds or more the 95 % interval of the mean, {COVERS}, lies above {fixed(-NEAR, 1)} BLEU and not "
+        "below zero; it differs if it lies between the two, and is not confirmed if it lies below zero and reaches further down.",
     )
 
 
@@ -214,7 +214,7 @@ def _choice(found: Found, models: list[Depths], other: str) -> list[Claim]:
     counts = [gone for gone in (models[0].counts if models else ()) if other != BLOCK or gone > 2]
     if not counts:
         return []
-    mean = mean_of(fmean(one.good(EVERY, n) - one.good(other, n) for n in counts) for one in models)
+    mean = mean_of(Estimate.average(one.over(EVERY, other, n) for n in counts) for one in models)
     said, named = {
         LOT: (
             "Every other layer is a good choice of layers to drop; so it should be better than as many by lot.",
@@ -228,7 +228,7 @@ def _choice(found: Found, models: list[Depths], other: str) -> list[Claim]:
             f"In the model with LayerDrop, every other layer gone against as many {named}, mean over {counts[0]} to {counts[-1]} "
             f"layers gone: {mean.text(_gained)} {_unit(models[0])}, minus is worse ({mean.how}; {_where(found, models[0])}).",
             CONFIRMED if mean.above(0) else NOT_CONFIRMED if mean.below(0) else UNTOLD,
-            f"The mean difference is above zero beyond chance, over {ENOUGH} seeds or more.",
+            f"The 95 % interval of the mean difference, {COVERS}, lies above zero, over {ENOUGH} seeds or more.",
         )
     ]
 

@@ -28,13 +28,13 @@ from .experiments import (
     over_seeds,
 )
 from .materials import Corpus
-from .trainings import ENOUGH, Mean, mean_of
+from .trainings import COVERS, ENOUGH, Estimate, Mean, mean_of
 
 KEEPS = ("10%", "17%", "34%")  # of all heads: 7, 12 and 24 of 72
 ENDS = (KEEPS[0], KEEPS[-1])
 MUCH = 2.0  # points: what is lost with less is not "much"
 LEVEL_WITHIN = 1.0  # points: what is behind by less is "comparable"
-SEEDS_TOLD = f"mean over seeds, on the same examples, with its 95 % interval from {ENOUGH} seeds on"
+SEEDS_TOLD = f"mean over seeds, with its 95 % interval {COVERS} from {ENOUGH} seeds on"
 LONGER = "The training of gates came on top of that model's own, and no control with all heads was trained as long."
 
 
@@ -115,9 +115,9 @@ class Smaller(NamedTuple):
     open: int | None  # gates that were open by themselves (L0)
 
     @property
-    def gain(self) -> float:
-        """Against the full model, in points; what is lost is below zero."""
-        return -self.compared.damage
+    def gain(self) -> Estimate:
+        """Against the full model, in points, with the paired interval over examples; what is lost is below zero."""
+        return Estimate.gain(self.compared)
 
     @property
     def unit(self) -> str:
@@ -160,9 +160,9 @@ def _ahead(runs: Sequence[Smaller], one: str, other: str) -> Mean | None:
     differences = []
     for seed in dict.fromkeys(run.seed for run in runs):
         pairs = [(gains.get((one, keep, seed)), gains.get((other, keep, seed))) for keep in keeps]
-        found = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        found = [mine.minus(theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
         if found and len(found) == len(keeps):
-            differences.append(sum(found) / len(found))
+            differences.append(Estimate.average(found))
     return mean_of(differences) if differences else None
 
 
@@ -221,9 +221,11 @@ def _most_heads(found: Found, runs: Sequence[Smaller]) -> Claim | None:
     elif unit == "points" and gains[KEEPS[0]].below(-MUCH):
         verdict = DIFFERS if any(mean.above(-MUCH) for mean in gains.values()) else NOT_CONFIRMED
     paper = "A survey's summary of the paper: up to 90 % of the heads can go without much degradation."
-    rule = f"Confirmed if less than {MUCH:g} points are lost with {KEEPS[0][:-1]} % of the heads, by the 95 % interval over at "
-    rule += f"least {ENOUGH} seeds; it differs if more is lost there, and less than that with one of the larger numbers. The "
-    rule += "model with all heads is the one that training began from, not one trained as long."
+    rule = f"Confirmed if less than {MUCH:g} points are lost with {KEEPS[0][:-1]} % of the heads, by the 95 % interval {COVERS} "
+    rule += (
+        f"over at least {ENOUGH} seeds; it differs if more is lost there, and less than that with one of the larger "
+    )
+    rule += "numbers. The model with all heads is the one that training began from, not one trained as long."
     return Claim(paper, here, verdict, rule)
 
 
@@ -252,7 +254,10 @@ def _beside_others(found: Found, runs: Sequence[Smaller]) -> Claim | None:
             verdict = DIFFERS if any(level.values()) else NOT_CONFIRMED
     paper = "Abstract: as good as or better than previous work; its code compares with L0 gates and with heads by importance."
     rule = f"Confirmed if joint training is less than {LEVEL_WITHIN:g} point behind each of the two (mean over the numbers of "
-    rule += f"heads, 95 % interval over at least {ENOUGH} seeds); it differs if that holds for one, and it is behind the other."
+    rule += (
+        f"heads, 95 % interval {COVERS}, at least {ENOUGH} seeds); it differs if that holds for one, and it is behind "
+    )
+    rule += "the other."
     return Claim(paper, here, verdict, rule)
 
 

@@ -13,7 +13,7 @@ from ..stats import holm
 from ..tables import difference_text, fixed, listed, three
 from .experiments import Found, Setting, Step, over_seeds
 from .materials import Corpus, Pairs
-from .trainings import ENOUGH, mean_of
+from .trainings import ENOUGH, Estimate, mean_of
 
 VISIBLE = 0.98  # of the whole model's score: less would be seen in a figure
 
@@ -102,6 +102,13 @@ def left(lines: Sequence[Line], share: int) -> float:
     return fmean(line.at(share).after / line.whole.before for line in lines)
 
 
+def share_left(line: Line, share: int) -> Estimate:
+    """What an able model keeps at a share, in percent of its own whole score, with the paired interval over examples."""
+    one = line.at(share)
+    low, high = (100 * (1 + end / one.before) for end in (one.low, one.high))
+    return Estimate(100 * one.after / one.before, low, high)
+
+
 class Kept(NamedTuple):
     """What is left of a score, in percent, with a 95 % interval; of two models it is the whole line."""
 
@@ -117,13 +124,9 @@ class Kept(NamedTuple):
 
 
 def kept(lines: Sequence[Line], share: int) -> Kept:
-    """What able models keep at a share: the interval over three or more models, or of one over its examples (paired)."""
-    if len(lines) == 1:
-        one = lines[0].at(share)
-        low, high = (100 * (1 + end / one.before) for end in (one.low, one.high))
-        return Kept(100 * one.after / one.before, low, high)
-    mean = mean_of(100 * left([line], share) for line in lines)
-    return Kept(*mean[:3]) if mean.seeds >= ENOUGH else Kept(mean.value, -inf, inf)
+    """What able models keep at a share: for other models and examples from three models on, of one over its examples."""
+    mean = mean_of(share_left(line, share) for line in lines)
+    return Kept(*mean[:3]) if mean.seeds == 1 or mean.seeds >= ENOUGH else Kept(mean.value, -inf, inf)
 
 
 def free(lines: Sequence[Line]) -> int:

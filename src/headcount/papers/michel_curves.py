@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 from ..jobs import named_once
@@ -18,16 +17,16 @@ from .lines import (
     curve_step,
     free,
     kept,
-    left,
     lines_of,
     percents_text,
     score_text,
+    share_left,
     unclear,
 )
 from .michel_speed import SPEED
 from .michel_training import TRAINING
 from .subjects import seeds_of
-from .trainings import ENOUGH, Mean, mean_of
+from .trainings import COVERS, ENOUGH, Estimate, Mean, mean_of, mean_over_seeds
 
 PAPER = "Michel et al. 2019"
 SHARES = range(10, 100, 10)  # percent of the heads
@@ -110,9 +109,10 @@ def _free_claim(subject: Subject) -> Claim:
     lines, wanted = subject.lines("taylor"), round(NEARLY * subject.share)
     rule = (
         f"Confirmed if the models keep {100 * VISIBLE:.0f} % of their scores on average up to {wanted} % of the heads (three "
-        f"quarters of {subject.share}), and more than that at this share by the 95 % interval (over {ENOUGH} or more models; of "
-        "one, over its examples); where they keep less, it differs (or is not confirmed, if not even the first step is free) if "
-        "the loss at that share is beyond chance in most models (paired randomization, Holm over the points of a curve)."
+        f"quarters of {subject.share}), and more than that at this share by the 95 % interval ({COVERS}, from {ENOUGH} "
+        "models on; of one, over its examples); where they keep less, it differs (or is not confirmed, if not even the "
+        "first step is free) if the loss at that share is beyond chance in most models (paired randomization, Holm over "
+        "the points of a curve)."
     )
     where = f"{subject.name} ({counted(len(lines), 'model')}, n = {lines[0].whole.n})"
     if unclear(lines):
@@ -132,17 +132,18 @@ def _free_claim(subject: Subject) -> Claim:
 
 def _oracle_claim(subjects: Sequence[Subject]) -> list[Claim]:
     """Whether the order of single ablations deserves its name."""
-    ahead: dict[str, list[float]] = {}
+    ahead: dict[str, list[Estimate]] = {}
     for subject in subjects:
         for model in subject.models:
             ours, oracle = _by(model, "taylor"), _by(model, "ablation")
             if ours and oracle and not unclear(ours):
-                gains = [left(oracle, share) - left(ours, share) for share in SHARES]
-                ahead.setdefault(subject.name, []).append(100 * fmean(gains))
+                gains = [share_left(oracle[0], share).minus(share_left(ours[0], share)) for share in SHARES]
+                ahead.setdefault(subject.name, []).append(Estimate.average(gains))
     if not ahead:
         return []
     tasks = {name: mean_of(gains) for name, gains in ahead.items()}
-    every = mean_of(mean.value for mean in tasks.values())  # the models of a task have its examples in common
+    # a task has models and examples of its own, so tasks differ by these, too, and their interval covers them
+    every = mean_over_seeds(mean.value for mean in tasks.values())
     told = [f"{name} {mean.text(signed)}" for name, mean in tasks.items()]
     behind, level = ([name for name, mean in tasks.items() if test(mean)] for test in (_behind, _level))
     if _behind(every):
@@ -157,10 +158,10 @@ def _oracle_claim(subjects: Sequence[Subject]) -> list[Claim]:
             "is removed; asked here is whether that order is as good as that of importance.",
             "What the ablation order keeps minus what taylor keeps, mean over 10 to 90 % removed, in percent of the whole "
             f"model's score: {every.text(signed)} over {counted(every.seeds, 'task')}; {listed(told, 9)} (95 % intervals over "
-            "tasks, and over the models of a task).",
+            f"tasks, and of a task from {ENOUGH} models on, {COVERS}).",
             verdict,
             f"Confirmed if the 95 % interval over tasks ({ENOUGH} or more) of each one's mean lies above {fixed(-BEHIND, 0)} %, "
-            "and that of no task over its models lies below; not confirmed if the one over tasks lies below; differs if it lies "
+            "and that of no task lies below; not confirmed if the one over tasks lies below; differs if it lies "
             "below on a task and above on another.",
         )
     ]
@@ -222,13 +223,13 @@ def _types_claims(found: Found) -> list[Claim]:
         "Figure 4: without 80 % of the heads of either self-attention about 30 of 36 BLEU are left.",
     )
     rules = (
-        f"Confirmed if by 95 % intervals over translators ({ENOUGH} or more) more than half of the BLEU is left without 60 % of "
-        "the encoder-decoder heads, less than half without 90 %, and there less than without 90 % of either self-attention; "
-        "differs if it is the lowest there, but falls below half before, or not at all; not confirmed if a self-attention is "
-        "lower.",
-        f"Confirmed if by 95 % intervals over translators ({ENOUGH} or more) more than {KEPT} % of the BLEU is left without 80 % "
-        "of either type (theirs: 83 %); differs if that holds of one type, and less is left of the other; not confirmed if less "
-        "is left of both.",
+        f"Confirmed if by 95 % intervals {COVERS} ({ENOUGH} or more translators) more than half of the BLEU is left "
+        "without 60 % of the encoder-decoder heads, less than half without 90 %, and there less than without 90 % of "
+        "either self-attention; differs if it is the lowest there, but falls below half before, or not at all; not "
+        "confirmed if a self-attention is lower.",
+        f"Confirmed if by 95 % intervals {COVERS} ({ENOUGH} or more translators) more than {KEPT} % of the BLEU is left "
+        "without 80 % of either type (theirs: 83 %); differs if that holds of one type, and less is left of the other; not "
+        "confirmed if less is left of both.",
     )
     pairs = found.setting.material.pairs
     where = f"{pairs.name if pairs else ''} ({counted(len(lines), 'translator')}, n = {lines[0].whole.n})"
@@ -245,7 +246,7 @@ def _types_claims(found: Found) -> list[Claim]:
     told = [f"{score_text(lines, share)} without {share} %" for share in (60, 80, 90)]
     both = [f"{score_text(types[kind], 90)} without 90 % of {TYPES[kind]}" for kind in SELF]
     here = f"{whole}; of encoder-decoder attention {listed(told)}; {listed(both)}."
-    ends = [mean_of(100 * left([line], 80) for line in types[kind]) for kind in SELF]
+    ends = [mean_of(share_left(line, 80) for line in types[kind]) for kind in SELF]
     each = [
         f"{score_text(types[kind], 80)} ({end.text(lambda value: fixed(value, 1))} %) without 80 % of {TYPES[kind]}"
         for kind, end in zip(SELF, ends, strict=True)
@@ -261,18 +262,21 @@ def _types_claims(found: Found) -> list[Claim]:
 
 def _collapses(types: dict[str, list[Line]]) -> str:
     """Whether encoder-decoder attention falls below half between 60 and 90 %, and lower than the others."""
-    at60, at90 = (mean_of(left([line], share) for line in types["cross"]) for share in (60, 90))
+    at60, at90 = (mean_of(share_left(line, share) for line in types["cross"]) for share in (60, 90))
     lower = [
-        mean_of(left([one], 90) - left([other], 90) for one, other in zip(types["cross"], types[kind], strict=True))
+        mean_of(
+            share_left(one, 90).minus(share_left(other, 90))
+            for one, other in zip(types["cross"], types[kind], strict=True)
+        )
         for kind in SELF
     ]
     if any(one.above(0) for one in lower):
         return NOT_CONFIRMED
     if not all(one.below(0) for one in lower):
         return UNTOLD
-    if at60.above(0.5) and at90.below(0.5):
+    if at60.above(50) and at90.below(50):
         return CONFIRMED
-    return DIFFERS if at60.below(0.5) or at90.above(0.5) else UNTOLD
+    return DIFFERS if at60.below(50) or at90.above(50) else UNTOLD
 
 
 def _types_sheets(found: Found) -> list[Sheet]:

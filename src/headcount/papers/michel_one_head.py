@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..page.documents import beyond_chance, comparison_of, number
@@ -27,7 +27,7 @@ from .subjects import (
     together,
     translators,
 )
-from .trainings import ENOUGH, mean_of
+from .trainings import COVERS, ENOUGH, Estimate, mean_of
 
 # Tables 2 and 5: BLEU with one head left in an attention; chosen on the sentences it is reported on, and on other ones
 TABLE_2 = {
@@ -69,6 +69,7 @@ class OneHead(NamedTuple):
     n: int
     left: dict[str, Comparison]  # by site, in the order of the model
     same: dict[str, float]  # the difference on the examples it was chosen on, in points
+    chosen_on: int  # how many examples that are
 
     @property
     def in_points(self) -> bool:
@@ -89,7 +90,7 @@ def _one_head(asked: Asked, data: dict[str, Any]) -> OneHead:
     before = number(data["select"]["value"])
     same = {site: (value - before) * left[site].points for site, value in chosen.items()}
     ordered = {site: left[site] for site in sorted(left, key=layer_of)}
-    return OneHead(asked, int(data["base"]["n"]), ordered, same)
+    return OneHead(asked, int(data["base"]["n"]), ordered, same, int(data["select"]["n"]))
 
 
 def _named(site: str) -> str:
@@ -184,14 +185,21 @@ def _collapse(ones: Sequence[OneHead]) -> Claim:
     )
 
 
+def _gap(one: OneHead, site: str) -> Estimate:
+    """How much better one head looks on the examples it was chosen on than on the others, in points."""
+    there = Estimate.gain(one.left[site])
+    same = one.same[site] if one.left[site].higher_is_better else -one.same[site]
+    # what is kept of the examples that were chosen on is a number alone: so many of the others would reach as far
+    wider = math.sqrt(one.n / one.chosen_on)
+    down, up = (wider * reach for reach in (there.value - there.low, there.high - there.value))
+    return Estimate(same, same - down, same + up).minus(there)
+
+
 def _flattered(ones: Sequence[OneHead]) -> Claim:
     """Of translators only: a classifier chooses on examples that it was trained on, where everything is different."""
-    gaps = [
-        [(one.same[site] - c.difference * c.points) * (1 if c.higher_is_better else -1) for site, c in one.left.items()]
-        for one in ones
-    ]
-    more = sum(gap > 0 for some in gaps for gap in some)
-    mean = mean_of(fmean(some) for some in gaps)  # the attentions of a model share its scores: it counts once
+    gaps = [[_gap(one, site) for site in one.left] for one in ones]
+    more = sum(gap.value > 0 for some in gaps for gap in some)
+    mean = mean_of(map(Estimate.average, gaps))  # the attentions of a model share its scores: it counts once
     theirs = [same > other for kind in TABLE_2 for same, other in zip(TABLE_2[kind], TABLE_5[kind], strict=True)]
     first = next(iter(ones[0].left.values()))
     return Claim(
@@ -200,8 +208,9 @@ def _flattered(ones: Sequence[OneHead]) -> Claim:
         f"{ones[0].asked.subject.source.name}: it looks better in {more} of {sum(map(len, gaps))} attentions, on average by "
         f"{mean.text(lambda value: signed(value, decimals(first)))} {unit_of(first)} ({mean.how}), validation against test set.",
         CONFIRMED if mean.above(0) else NOT_CONFIRMED if mean.below(0) else UNTOLD,
-        f"Confirmed if the 95 % interval over trainings ({ENOUGH} or more) of each one's mean gap between the two lies above 0; "
-        "not confirmed if below.",
+        f"Confirmed if the 95 % interval {COVERS} ({ENOUGH} or more trainings) of each one's mean gap between the two lies "
+        "above 0; not confirmed if below. That of the sentences that were chosen on is taken to be as wide as that of as many "
+        "of the others.",
     )
 
 

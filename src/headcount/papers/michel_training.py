@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ..jobs import named_once
@@ -30,10 +29,11 @@ from .lines import (
     line_of,
     percents_text,
     score_text,
+    share_left,
 )
 from .materials import Pairs
 from .subjects import seeds_of
-from .trainings import ENOUGH, mean_of
+from .trainings import COVERS, ENOUGH, Estimate, mean_of
 
 IWSLT = {1: 3.0, 2: 6.2, 3: 18.1, 5: 26.9, 10: 30.6, 20: 34.5, 30: 34.7, 40: 34.9}  # BLEU by epoch
 LATE = 10  # the epoch from which on heads can go
@@ -80,11 +80,12 @@ def _training_claims(found: Found) -> list[Claim]:
     )
     rules = (
         f"Confirmed if of the epochs looked at from the tenth on the one that keeps least without 40 % of the heads keeps more "
-        f"than {KEPT} % of its BLEU, by the 95 % interval over trainings ({ENOUGH} or more); if it keeps less, it differs if the "
-        "one that keeps most keeps more than that, or all do without 20 %, and is not confirmed if neither is so, by intervals.",
+        f"than {KEPT} % of its BLEU, by the 95 % interval {COVERS} ({ENOUGH} or more trainings); if it keeps less, it "
+        "differs if the one that keeps most keeps more than that, or all do without 20 %, and is not confirmed if neither is "
+        "so, by intervals.",
         "Confirmed if the epochs from the tenth on keep a larger share of their BLEU without 40 % of the heads than those before "
-        f"(of at least {IWSLT[1]} BLEU, the least in the paper): the 95 % interval over three or more trainings is above 0; not "
-        "confirmed if it is below.",
+        f"(of at least {IWSLT[1]} BLEU, the least in the paper): the 95 % interval {COVERS} ({ENOUGH} or more trainings) is "
+        "above 0; not confirmed if it is below.",
     )
     last = trainings[0][max(trainings[0])]
     pairs = found.setting.material.pairs
@@ -103,7 +104,7 @@ def _training_claims(found: Found) -> list[Claim]:
     here += f"{percents_text(at20)} without 20 %"
     parts = ((min, 40), (max, 40), (min, 20))
     least, most, fewer = (
-        mean_of(pick(100 * left([line], share) for line in one) for one in late) for pick, share in parts
+        mean_of(pick(share_left(line, share) for line in one) for one in late) for pick, share in parts
     )
     here += (
         f"; the epoch that keeps least keeps {least.text(lambda value: fixed(value, 1))} % without 40 % ({least.how})."
@@ -136,10 +137,11 @@ def _grown(where: str, early: Sequence[Sequence[Line]], late: Sequence[Sequence[
     both = [pair for pair in zip(early, late, strict=True) if all(pair)]
     if not both:
         return f"{where}: no epoch before the tenth came to {IWSLT[1]} BLEU.", UNTOLD
-    kept = [[fmean(100 * left([line], 40) for line in part) for part in pair] for pair in both]
-    more = mean_of(after - before for before, after in kept)
-    here = f"{where}: without 40 % of the heads the epochs before the tenth keep {percents_text([one[0] for one in kept])} "
-    here += f"of their score, those from the tenth on {percents_text([one[1] for one in kept])}: {more.text(signed)} points "
+    kept = [[Estimate.average(share_left(line, 40) for line in part) for part in pair] for pair in both]
+    more = mean_of(after.minus(before) for before, after in kept)
+    values = [[after.value for after in each] for each in zip(*kept, strict=True)]
+    here = f"{where}: without 40 % of the heads the epochs before the tenth keep {percents_text(values[0])} "
+    here += f"of their score, those from the tenth on {percents_text(values[1])}: {more.text(signed)} points "
     here += f"({more.how})."
     return here, CONFIRMED if more.above(0) else NOT_CONFIRMED if more.below(0) else UNTOLD
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from .draws import (
     two,
 )
 from .experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Step
-from .trainings import ENOUGH, Mean, mean_of
+from .trainings import COVERS, ENOUGH, SEEDS_ALONE, Mean, mean_of, mean_over_seeds
 
 SELDOM, OF = 7, 9  # "in fewer than seven of nine tasks", in whole numbers: seven itself is not fewer
 NEARLY = 0.84  # of the full model's score: the lowest published share of good sub-networks, fine-tuned anew
@@ -77,9 +78,7 @@ def _how(means: Sequence[Mean]) -> str:
     fewest, most = (way(means, key=lambda mean: mean.seeds) for way in (min, max))
     if fewest.seeds == most.seeds:
         return most.how
-    return (
-        f"mean over {fewest.seeds} to {most.seeds} seeds, with its 95 % interval from {ENOUGH} on, on the same examples"
-    )
+    return f"mean over {fewest.seeds} to {most.seeds} seeds, with its 95 % interval {COVERS} from {ENOUGH} on"
 
 
 def _everywhere(holds: Sequence[bool], fails: Sequence[bool]) -> str:
@@ -105,7 +104,7 @@ def _good(found: Found, tasks: Sequence[Task]) -> Claim | None:
     if not tasks:
         return None
     shares = {task.name: mean_of(task.shares()) for task in tasks}
-    full = {task.name: mean_of(task.values("structured", "full", "whole").values()).value for task in tasks}
+    full = {task.name: fmean(task.values("structured", "full", "whole").values()) for task in tasks}
     told = [task for task in tasks if task.majority < NEARLY * full[task.name]]
     own = [shares[task.name] for task in told]
     verdict = _everywhere([share.above(NEARLY) for share in own], [share.below(NEARLY) for share in own])
@@ -114,14 +113,14 @@ def _good(found: Found, tasks: Sequence[Task]) -> Claim | None:
     paper = "Good sub-networks of heads and MLPs, fine-tuned anew, come near the full model: SST-2 .87 of .93, STS-B .75 of "
     paper += f".89, and from {percent(NEARLY)} to 98 % of its score on eight tasks."
     rule = f"Confirmed if they reach more than {percent(NEARLY)} of it, the lowest published share, on every task where one "
-    rule += f"answer to everything does not (95 % interval over at least {ENOUGH} seeds); not confirmed if they surely reach "
-    rule += "less on every one, and it differs if they surely do on some and surely do not on others."
+    rule += f"answer to everything does not (95 % interval {COVERS}, at least {ENOUGH} seeds); not confirmed if they surely "
+    rule += "reach less on every one, and it differs if they surely do on some and surely do not on others."
     return Claim(paper, f"{here}.{_left_out(tasks, told)}", verdict, rule)
 
 
 def _telling(tasks: Sequence[Task], kind: str) -> list[Task]:
     """The tasks on which a sub-network that learned nothing would be far behind the good one."""
-    good = {task.name: mean_of(task.values(kind, "good", "retrained").values()).value for task in tasks}
+    good = {task.name: fmean(task.values(kind, "good", "retrained").values()) for task in tasks}
     return [task for task in tasks if good[task.name] - task.majority > FAR]
 
 
@@ -139,8 +138,8 @@ def _all_win(found: Found, tasks: Sequence[Task]) -> Claim | None:
     paper += f".89 and .86 to .87, STS-B .79 and .61 to .75; mean over eight tasks {_published('structured')} behind)."
     paper += " Their script reads the scores of random ones from the folder of the good ones, so those are uncertain."
     rule = f"Confirmed if random and bad ones are both less than {two(FAR)} behind good ones on every task where one answer to "
-    rule += f"everything is not (95 % intervals over at least {ENOUGH} seeds); not confirmed if both are further behind on every "
-    rule += "one, and it differs if some of them surely are close and others surely are not."
+    rule += f"everything is not (95 % intervals {COVERS}, at least {ENOUGH} seeds); not confirmed if both are further "
+    rule += "behind on every one, and it differs if some of them surely are close and others surely are not."
     return Claim(paper, _told(found, tasks, "structured"), verdict, rule)
 
 
@@ -154,7 +153,7 @@ def _weights(found: Found, tasks: Sequence[Task]) -> Claim | None:
     paper = "Of single weights, chosen by magnitude, only good sub-networks win: fine-tuned anew, random and bad ones are far "
     paper += f"behind (STS-B .24 and .08 to .88; mean over eight tasks {_published('magnitude')} behind)."
     rule = f"Confirmed if random and bad ones are both more than {two(FAR)} behind good ones on every task where one answer to "
-    rule += f"everything is (95 % intervals over at least {ENOUGH} seeds); it differs if some of them surely are and others "
+    rule += f"everything is (95 % intervals {COVERS}, at least {ENOUGH} seeds); it differs if some of them surely are and others "
     rule += (
         "surely are not, or all are behind by less; not confirmed if none is so far behind, and one perhaps not at all."
     )
@@ -178,7 +177,7 @@ def _told(found: Found, tasks: Sequence[Task], kind: str) -> str:
 
 def _against(behind: Mean) -> str:
     """How far behind, as a difference."""
-    return Mean(-behind.value, -behind.high, -behind.low, behind.seeds).text(partial(signed, digits=2))
+    return behind._replace(value=-behind.value, low=-behind.high, high=-behind.low).text(partial(signed, digits=2))
 
 
 # -- who survives --------------------------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def _survive(found: Found, tasks: Sequence[Task]) -> Claim | None:
     study = in_one_study(tasks)
     if study is None or len(study.names) < 2 or not study.units("heads") or not study.units("mlps"):
         return None
-    heads, mlps = (mean_of(_seldom(study, kind)) for kind in ("heads", "mlps"))
+    heads, mlps = (mean_over_seeds(_seldom(study, kind)) for kind in ("heads", "mlps"))
     here = f"{_where(found, tasks)}: {heads.text(percent)} of the heads and {mlps.text(percent)} of the MLPs survive on fewer "
     here += f"than {math.ceil(SELDOM * len(study.names) / OF)} of {len(study.names)} tasks ({heads.how})."
     shares = (heads, mlps)
@@ -244,8 +243,10 @@ def _survive(found: Found, tasks: Sequence[Task]) -> Claim | None:
     verdict = verdict if len(study.names) >= FEWEST else UNTOLD
     paper = "86 % of the heads and 57 % of the MLPs survive on fewer than seven of nine tasks."
     rule = f"Confirmed if more than half of the heads and of the MLPs survive on fewer than seven ninths of at least {FEWEST} "
-    rule += f"tasks (95 % intervals over at least {ENOUGH} seeds); it differs if that holds for one kind, and the opposite for "
-    rule += "the other."
+    rule += (
+        f"tasks (95 % intervals {SEEDS_ALONE}, at least {ENOUGH}: all chose on the same examples); it differs if that "
+    )
+    rule += "holds for one kind, and the opposite for the other."
     return Claim(paper, here, verdict, rule)
 
 

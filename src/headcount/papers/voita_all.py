@@ -25,7 +25,7 @@ from .experiments import (
     parted,
 )
 from .subjects import layer_of
-from .trainings import ENOUGH, Mean, mean_of
+from .trainings import COVERS, ENOUGH, SEEDS_ALONE, Mean, mean_of, mean_over_seeds
 from .voita_encoder import (
     better,
     data,
@@ -43,6 +43,7 @@ from .voita_encoder import (
 
 PREFIX = "voita-all"
 SHARES = ("52.1%", "25%")  # of 144 heads 75 and 36, as 14/31/30 and 8/13/15 in the paper
+SAME = "the examples to learn from are the same for all of them"
 TYPES = {"encoder": "encoder", "decoder": "decoder", "cross": "encoder-decoder"}
 # English to Russian: data; heads of the encoder, the decoder and between them; BLEU pruned from the trained model; from scratch
 PUBLISHED = (
@@ -155,8 +156,8 @@ def _scratch(found: Found) -> list[Claim]:
         "had, which does not count what the gates' training added."
     )
     rule = (
-        f"At every number of heads the mean difference is above zero beyond chance, over {ENOUGH} seeds or more; it differs if "
-        "that holds at one number only."
+        f"At every number of heads the 95 % interval of the mean difference, {COVERS}, lies above zero, over {ENOUGH} seeds or "
+        "more; it differs if that holds at one number only."
     )
     verdict = verdicts.pop() if len(verdicts) == 1 else DIFFERS if CONFIRMED in verdicts else UNTOLD
     return [Claim(said, here, verdict, rule)]
@@ -174,12 +175,12 @@ def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
         "Table 2 and the figure of all types: encoder heads are pruned first and encoder-decoder heads last (of 48 each, "
         "14/31/30, 12/21/25, 8/13/15 and 5/9/12 are left).",
         f"Left of encoder / decoder / encoder-decoder heads, mean (lowest to highest): {'; '.join(texts)}. How far the encoder "
-        f"is below the next, and encoder-decoder attention above the next, with 95 % intervals from {ENOUGH} seeds on: "
+        f"is below the next, and encoder-decoder attention above the next, with 95 % intervals {SEEDS_ALONE}, from {ENOUGH} on: "
         f"{'; '.join(shares)} {about}.",
         both_hold(first, last),
         f"At every number of heads the encoder keeps the smallest share and encoder-decoder attention the largest, by the 95 % "
-        f"intervals of the differences to the next over {ENOUGH} seeds or more; it differs if one of the two holds, and the "
-        "opposite of the other.",
+        f"intervals of the differences to the next over {ENOUGH} seeds or more ({SAME}); it differs if one of the two "
+        "holds, and the opposite of the other.",
     )
     low = _over(left, lambda one: None if (height := one.height("decoder")) is None else -height)
     high = _over(left, lambda one: one.height("cross"))
@@ -192,10 +193,11 @@ def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
     layers = Claim(
         "The figure of all types: decoder self-attention heads survive in low layers, encoder-decoder heads in high ones.",
         f"How many layers survivors lie above the middle of all heads of their type, minus is below: {' and '.join(told)} "
-        f"(with {listed(list(left))} kept, mean with its 95 % interval from {ENOUGH} seeds on) {about}.",
+        f"(with {listed(list(left))} kept, mean with its 95 % interval {SEEDS_ALONE}, from {ENOUGH} on) {about}.",
         both_hold(low, high),
         "At every number of heads survivors lie below the middle in the decoder and above it in encoder-decoder attention, by "
-        f"95 % intervals over {ENOUGH} seeds or more; it differs if one of the two holds, and the opposite of the other.",
+        f"95 % intervals over {ENOUGH} seeds or more ({SAME}); it differs if one of the two holds, and the opposite of the "
+        "other.",
     )
     return [types, layers]
 
@@ -203,7 +205,7 @@ def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
 def _over(left: Mapping[str, Sequence[Left]], value: Callable[[Left], float | None]) -> list[Mean]:
     """The mean over seeds at each number of heads; none at one where no seed has it."""
     known = [[found for one in some if (found := value(one)) is not None] for some in left.values()]
-    return [mean_of(some) for some in known if some]
+    return [mean_over_seeds(some) for some in known if some]
 
 
 def both_hold(one: Sequence[Mean], other: Sequence[Mean]) -> str:

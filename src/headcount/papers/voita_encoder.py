@@ -10,7 +10,7 @@ from ..page.documents import comparison_of, units_of
 from ..results import Comparison
 from ..tables import counted, fixed, listed, signed
 from .experiments import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet, Step, over_seeds
-from .trainings import ENOUGH, Mean, mean_of
+from .trainings import COVERS, ENOUGH, Estimate, Mean, mean_of
 
 PREFIX = "voita-encoder"
 HALF, TENTH, FEW, ALL = "50%", "21%", "8.4%", "100%"  # of 48 heads: 24, 10, 4 and all of them
@@ -83,20 +83,13 @@ class Outcome(NamedTuple):
     compared: Comparison
 
     @property
-    def gain(self) -> float:
-        """How much better than the whole model it is, in points; negative where it is worse."""
-        return -self.compared.damage
+    def gain(self) -> Estimate:
+        """How much better than the whole model it is, in points, with the paired interval; negative where it is worse."""
+        return Estimate.gain(self.compared)
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The paired interval of the gain, the worse end first."""
-        low, high = (end * self.compared.points for end in (self.compared.low, self.compared.high))
-        return (low, high) if self.compared.higher_is_better else (-high, -low)
-
-    def over(self, other: Outcome) -> float:
-        """How much better than another one it is, in points, on the same examples."""
-        sign = self.compared.points if self.compared.higher_is_better else -self.compared.points
-        return sign * (self.compared.after - other.compared.after)
+    def over(self, other: Outcome) -> Estimate:
+        """How much better than another one it is, in points: both were compared with the same translator."""
+        return self.gain.minus(other.gain)
 
 
 Runs = Mapping[int, Outcome]  # by seed; never empty where they are told about
@@ -114,7 +107,7 @@ def runs_of(found: Found, method: str, share: str, prefix: str = PREFIX) -> dict
     return {seed: one for seed, one in read.items() if one is not None}
 
 
-def differences(one: Runs, other: Runs) -> list[float]:
+def differences(one: Runs, other: Runs) -> list[Estimate]:
     """How much better the one is than the other, for seeds that have both."""
     return [one[seed].over(other[seed]) for seed in one if seed in other]
 
@@ -149,7 +142,7 @@ def score(value: float) -> str:
 
 def intervals(runs: Runs) -> str:
     """The paired interval of each seed."""
-    texts = [f"[{gained(low)}, {gained(high)}]" for low, high in (one.ends for one in runs.values())]
+    texts = [f"[{gained(one.gain.low)}, {gained(one.gain.high)}]" for one in runs.values()]
     return listed(texts, most=len(texts))
 
 
@@ -185,7 +178,12 @@ def claims(found: Found) -> list[Claim]:
         )
         said = "Title: specialised heads do the heavy lifting and the rest can be pruned; so it should matter which ones stay."
         told.append(
-            Claim(said, here, better(mean), f"The mean is above zero beyond chance, over {ENOUGH} seeds or more.")
+            Claim(
+                said,
+                here,
+                better(mean),
+                f"The 95 % interval of the mean, {COVERS}, lies above zero, over {ENOUGH} seeds or more.",
+            )
         )
     return told
 
@@ -198,12 +196,12 @@ def _enough(found: Found, share: str, most: float, said: str) -> Claim:
     )
     here = (
         f"{heads_text(runs)}, minus is worse. Against all heads trained as long: {longer}. Against the whole translator, which "
-        f"was trained less long: {over_seeds([one.gain for one in runs.values()], gained)} {metric_of(runs)}, with paired 95 % "
-        f"intervals {intervals(runs)} ({where(found, runs)}, {counted(len(runs), 'seed')})."
+        f"was trained less long: {over_seeds([one.gain.value for one in runs.values()], gained)} {metric_of(runs)}, with "
+        f"paired 95 % intervals {intervals(runs)} ({where(found, runs)}, {counted(len(runs), 'seed')})."
     )
     rule = (
-        f"Confirmed if the mean loss against all heads trained as long is less than {most} BLEU, by its 95 % interval over "
-        f"{ENOUGH} seeds or more; it differs if that lies beyond {most}, and is not confirmed if it lies beyond {WIDE:g}."
+        f"Confirmed if the mean loss against all heads trained as long is less than {most} BLEU, by its 95 % interval {COVERS} "
+        f"over {ENOUGH} seeds or more; it differs if that lies beyond {most}, and is not confirmed if it lies beyond {WIDE:g}."
     )
     return Claim(said, here, UNTOLD if fair is None or metric_of(runs) != "BLEU" else within(fair, most), rule)
 
@@ -229,7 +227,7 @@ def sheets(found: Found) -> list[Sheet]:
         which = "none chosen, trained as long" if share == ALL else names[method]
         published = theirs.get(share, ("", "")) if method == "l0" else ("", "")
         after = over_seeds([one.compared.after for one in runs.values()], score)
-        gain = over_seeds([one.gain for one in runs.values()], gained)
+        gain = over_seeds([one.gain.value for one in runs.values()], gained)
         rows.append((which, heads_text(runs), *published, after, gain, intervals(runs)))
     columns = (
         "which heads",
