@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount import gradients
 from headcount.metrics import metric
-from headcount.patterns import watched
+from headcount.patterns import per_token, watched
 
 
 def derivatives(model: nn.Module, task: hc.Task) -> dict[str, np.ndarray]:
@@ -262,12 +263,19 @@ def attentions_by_hand(model: nn.Module, task: hc.Task, kind: str) -> list[tuple
 
 
 def looked(per_example: list[tuple[Tensor, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over examples of the mean over tokens: of the largest weight, and of minus the entropy."""
-    surest = [torch.cat([a[0].amax(-1).mean(-1) for a in layers]) for layers in per_example]
-    entropy = [
-        torch.cat([(a[0] * a[0].clamp(min=1e-30).log()).sum(-1).mean(-1) for a in layers]) for layers in per_example
-    ]
-    return torch.stack(surest).mean(0).numpy(), torch.stack(entropy).mean(0).numpy()
+    """Mean over all tokens of all examples: of the largest weight, and of minus the entropy."""
+    return over_tokens(per_example, lambda a: a.amax(-1)), over_tokens(
+        per_example, lambda a: (a * a.clamp(min=1e-30).log()).sum(-1)
+    )
+
+
+def over_tokens(per_example: list[tuple[Tensor, ...]], value: Callable[[Tensor], Tensor]) -> np.ndarray:
+    """Of each attention's heads, the mean over the queries of all examples: a loop over tokens."""
+    means = []
+    for layers in zip(*per_example, strict=True):
+        tokens = [value(a[0])[:, query] for a in layers for query in range(a.shape[2])]  # (heads,) each
+        means.append(torch.stack(tokens).mean(0))
+    return torch.cat(means).numpy()
 
 
 def test_confidence_and_entropy_of_bert_leave_padding_out() -> None:
@@ -309,10 +317,10 @@ def test_confidence_neither_asks_nor_looks_at_special_tokens() -> None:
         words = [
             place for place, token in enumerate(task.collate([n])["input_ids"][0].tolist()) if token not in special
         ]
-        surest.append(torch.cat([a[0][:, words][:, :, words].amax(-1).mean(-1) for a in layers]))
+        surest.append(tuple(a[:, :, words][:, :, :, words] for a in layers))
     task = replace(task, special=frozenset(special))
     plain, found = hc.score(model, ragged_texts(), "confidence"), hc.score(model, task, "confidence")
-    assert close(found.raw, torch.stack(surest).mean(0).numpy())
+    assert close(found.raw, over_tokens(surest, lambda a: a.amax(-1)))
     assert (found.raw < plain.raw - 1e-4).any()
     assert close(hc.score(model, task, "entropy").raw, hc.score(model, ragged_texts(), "entropy").raw)
 
@@ -332,10 +340,30 @@ def test_confidence_of_a_decoder_leaves_its_start_and_special_targets_out() -> N
             place + 1 for place, token in enumerate(target[:-1]) if token not in special
         ]  # a start token is before them
         sides = [(seen, seen)] * 2 + [(read, read), (read, seen)] * 2
-        each = [a[0][:, q][:, :, k].amax(-1).mean(-1) for a, (q, k) in zip(layers, sides, strict=True)]
-        surest.append(torch.cat(each))
+        surest.append(tuple(a[:, :, q][:, :, :, k] for a, (q, k) in zip(layers, sides, strict=True)))
     found = hc.score(model, replace(task, special=frozenset(special)), "confidence")
-    assert close(found.raw, torch.stack(surest).mean(0).numpy())
+    assert close(found.raw, over_tokens(surest, lambda a: a.amax(-1)))
+
+
+def test_the_spread_of_a_mean_over_tokens_is_that_of_the_ratio_and_not_of_the_lengths() -> None:
+    rng = np.random.default_rng(0)
+    found, errors = [], []
+    for _ in range(400):
+        counts = rng.integers(5, 60, size=(80, 1))
+        each = 0.6 + 0.1 * rng.normal(size=(80, 1))  # of an example: its tokens go together
+        sums = counts * each + np.sqrt(counts) * 0.2 * rng.normal(size=(80, 1))
+        samples = per_token(sums, counts)
+        found.append(samples.mean())
+        errors.append(samples.std(ddof=1) / np.sqrt(80))
+        assert found[-1] == pytest.approx(sums.sum() / counts.sum())
+    assert np.mean(errors) == pytest.approx(np.std(found), rel=0.12)  # 1 / sqrt(2 x 400) is 3.5 %
+
+
+def test_a_head_that_is_never_asked_has_no_confidence() -> None:
+    none = per_token(np.zeros((3, 2)), np.zeros((3, 1)))
+    assert np.array_equal(none, np.zeros((3, 2)))
+    some = per_token(np.array([[2.0], [0.0]]), np.array([[4.0], [0.0]]))  # a sentence of special tokens alone
+    assert some.mean() == 0.5
 
 
 @pytest.mark.parametrize("stop", [False, True])

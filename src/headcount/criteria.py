@@ -94,7 +94,8 @@ def score(
     - `lrp-epsilon`, `lrp-alpha-beta`: the mean over examples of the relevance of the unit for the top-1 logit, by
       layer-wise relevance propagation (Bach et al. 2015, Voita et al. 2019); it has a sign. For heads and neurons.
     - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed.
-    - `confidence`, `entropy`: the mean largest attention weight (Voita et al. 2019), and minus the mean entropy.
+    - `confidence`, `entropy`: the mean over all tokens of the largest attention weight (Voita et al. 2019), and of minus
+      the entropy.
     - `magnitude`: the l2 norm of all weights that belong to the unit. Needs no task.
     - `random`: uniform numbers from `seed`. Needs no task.
     - `top`, `bottom`, `alternate`, `alternate-top`, `symmetric`: which layers go first by their place alone (Sajjad et

@@ -92,23 +92,43 @@ def confidence_and_entropy(
     run: Run | None = None,
     name: str = "score",
 ) -> dict[str, dict[str, np.ndarray]]:
-    """For each head and example: the mean over its tokens of the largest weight, and of the entropy in nats.
+    """Samples whose mean over examples is, for each head, the mean over all tokens of the largest weight, and of the entropy.
 
     Confidence is that of Voita et al. 2019, who leave the end of the sentence out: special tokens are neither asked nor
-    looked at, and what the others get is not scaled up. Entropy is that of all that is not padding. Arrays (examples,
-    heads) by site.
+    looked at, and what the others get is not scaled up. Entropy is that of all that is not padding, in nats. Arrays
+    (examples, heads) by site.
     """
     sites = anatomy.heads
-    out = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
+    # sums over the tokens of each example, (examples, heads), and how many tokens these are, (examples, 1)
+    sums = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
+    counts = {kind: {s.name: np.zeros((task.size, 1)) for s in sites} for kind in sums}
     with evaluating(root), torch.no_grad(), Bar("attention", total=task.size) as bar:
         for number, numbers in enumerate(task.batches(batch_size)):
             compute = partial(halved, partial(_batch, root, sites, task), "attention", task, numbers)
-            arrays = runs.piece(run, f"{name}-attention-{number:06d}", compute)
-            for kind, by_site in out.items():
-                for site, array in by_site.items():
-                    array[list(numbers)] = arrays[f"{kind}.{site}"]
+            arrays = runs.piece(run, f"{name}-tokens-{number:06d}", compute)
+            for kind in sums:
+                for site in sites:
+                    sums[kind][site.name][list(numbers)] = arrays[f"{kind}.{site.name}"]
+                    counts[kind][site.name][list(numbers)] = arrays[f"{kind}-tokens.{site.name}"]
             bar.advance(len(numbers))
-    return out
+    return {
+        kind: {site: per_token(array, counts[kind][site]) for site, array in by_site.items()}
+        for kind, by_site in sums.items()
+    }
+
+
+def per_token(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Samples (examples, heads) whose mean is the mean over all tokens: sum of the sums / sum of the counts.
+
+    A long example has more tokens, and so more weight. The samples are those of a ratio estimator: the ratio, and what each
+    example adds to it to first order. Their standard error is the ratio's; sums in units of the mean length would have that
+    of the lengths in it.
+    """
+    tokens = counts.mean(0)
+    if not tokens.all():
+        return np.zeros_like(sums)  # no token was asked
+    ratio = sums.mean(0) / tokens
+    return ratio + (sums - ratio * counts) / tokens
 
 
 def halved(
@@ -150,8 +170,8 @@ def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence
         )
     out = {}
     for name, (surest, entropy, asked, real) in sums.items():
-        out[f"confidence.{name}"] = (surest / asked.clamp(min=1)).cpu().numpy()
-        out[f"entropy.{name}"] = (entropy / real.clamp(min=1)).cpu().numpy()
+        out[f"confidence.{name}"], out[f"confidence-tokens.{name}"] = surest.cpu().numpy(), asked.cpu().numpy()
+        out[f"entropy.{name}"], out[f"entropy-tokens.{name}"] = entropy.cpu().numpy(), real.cpu().numpy()
     return out
 
 
