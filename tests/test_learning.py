@@ -462,6 +462,49 @@ def test_the_price_that_is_found_keeps_as_many_as_asked() -> None:
     assert abs(open_ - 4) <= 2
 
 
+def test_as_published_gates_take_adams_steps_at_a_rate_that_falls_along_a_line() -> None:
+    """The weights of subset gates against an AdamW of torch's own, with the betas, rate and decay of the paper's code."""
+    model, steps = small.classifier(), 5
+    sites = [site.name for site in hc.find(model).heads]
+    settings = methods.PUBLISHED["subset"]
+    with hc.learning(model.train(), "subset", keep=4, steps=steps, settle=0.0, **settings) as gates:
+        mine = nn.Parameter(gates.weights.detach().clone())
+        theirs = torch.optim.AdamW([mine], lr=0.5, betas=(0.9, 0.999), weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(theirs, lambda done: 1 - done / steps)
+        for _ in range(steps):
+            leaves = torch.cat([gates.live()[name]() for name in sites])
+            (leaves * torch.linspace(-1, 1, len(leaves))).sum().backward()
+            gates.step()
+            mine.grad = gates.weights.grad.clone()
+            theirs.step()
+            schedule.step()
+            assert torch.allclose(gates.weights, mine)
+        assert not gates.settled or gates.done == steps
+
+
+def test_the_last_temperature_is_reached_after_its_share() -> None:
+    how, budgets = methods.method_of("subset", first=10.0, last=0.1, cooled=0.5), [Budget(0, 6, 2)]
+    weights, noise = numbers(6), torch.full((6,), 0.5, dtype=torch.float64)
+    whole = methods.method_of("subset", first=10.0, last=0.1)
+    published = [methods.method_of("subset", form="published", first=10.0, last=0.1, cooled=c) for c in (0.5, 1.0)]
+    for one, other in ((how, whole), published):
+        assert not torch.allclose(one.gates(weights, noise, budgets, 0.5), other.gates(weights, noise, budgets, 0.5))
+        assert torch.equal(one.gates(weights, noise, budgets, 1.0), other.gates(weights, noise, budgets, 1.0))
+    early, late = (published[0].gates(weights, noise, budgets, at) for at in (0.5, 1.0))
+    assert torch.equal(early, late)
+
+
+def test_settings_that_older_trainings_did_not_have_are_no_part_of_the_question_as_they_were() -> None:
+    model = small.classifier()
+    with hc.learning(model, "subset", keep=4, steps=3) as gates:
+        usual = gates.question()
+    assert {name for name in usual if name.startswith("gates'")} == {
+        "gates' form", "gates' first", "gates' last", "gates' lr", "gates' settle", "gates' seed",
+    }  # fmt: skip
+    with hc.learning(model, "subset", keep=4, steps=3, decay=True, beta2=0.9) as gates:
+        assert gates.question() == {**usual, "gates' decay": True, "gates' beta2": 0.9}
+
+
 def test_scores_are_scores_like_any_other(tmp_path: Any) -> None:
     model = small.classifier()
     with hc.learning(model, "subset", keep=5, steps=3) as gates:
@@ -491,6 +534,8 @@ def test_scores_are_scores_like_any_other(tmp_path: Any) -> None:
         ({"keep": 3, "speed": 2}, "no setting"),
         ({"keep": 3, "form": "odd"}, "form"),
         ({"keep": 3, "first": 0.1, "last": 1.0}, "Temperatures"),
+        ({"keep": 3, "cooled": 0.0}, "cooled"),
+        ({"keep": 3, "beta2": 1.0}, "beta2"),
         ({"method": "layerdrop", "keep": 3, "rate": 1.0}, "rate"),
         ({"method": "l0", "l0": -1.0}, "price"),
     ],

@@ -27,6 +27,7 @@ from headcount import building, learners, lecturing, lessons, regimen, reports, 
 from headcount.asking import Goal
 from headcount.cli import main
 from headcount.errors import BadPlan, HeadcountError
+from headcount.methods import PUBLISHED
 
 SHORT = hc.Recipe(steps=6, batch_size=32, lr=1e-3)
 QUICK = hc.Recipe(steps=1, batch_size=4, lr=1e-3)
@@ -392,7 +393,8 @@ def test_what_cannot_be_cut_is_left_alone_and_said(method: str, monkeypatch: pyt
         ("random, not recovered", {"method": "random", "recipe": None}),
         ("random, recovered", {"method": "random", "recipe": None, "recover": QUICK}),
         ("subset, recovered", {"recover": QUICK}),
-        ("subset, published", {"form": "published", "first": 1000.0, "last": 1e-8, "lr": 0.5}),
+        ("subset, published", {**PUBLISHED["subset"]}),
+        ("subset, form published", {"form": "published", "first": 1000.0, "last": 1e-8, "lr": 0.5}),  # a part of it
         ("layerdrop, chosen by taylor", {"method": "layerdrop", "choose": "taylor"}),
         ("plan, recovered", {"method": "plan", "plan": "0:1", "keep": None}),
         ("plan, from scratch", {"method": "plan", "plan": "0:1", "keep": None, "scratch": True}),
@@ -744,7 +746,10 @@ def test_of_several_processes_only_the_first_writes_and_speaks(
     [
         (["--setting", "first=2", "--setting", "last=0.5"], {"first": 2.0, "last": 0.5, "form": "bounded"}),
         (["--form", "straight-through", "--gate-lr", 0.3], {"form": "straight-through", "lr": 0.3}),
-        (["--published"], {"form": "published", "first": 1000.0, "last": 1e-8, "lr": 0.5}),
+        (
+            ["--published"],
+            {"form": "published", "first": 1000.0, "last": 1e-8, "lr": 0.5, "beta2": 0.999, "decay": True},
+        ),
         (["--published", "--gate-lr", 0.3], {"form": "published", "lr": 0.3}),
         (["--method", "l0", "--setting", "start=1.5"], {"start": 1.5, "l0": None}),
         (["--method", "layerdrop", "--rate", 0.4], {"rate": 0.4}),
@@ -758,6 +763,18 @@ def test_settings_reach_the_method(
     ran_json(*place.asked("--keep", 3, *flags, "--steps", 1, "--run", tmp_path / "run"))
     (found,) = made
     assert {name: getattr(found, name) for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "settle"), [([], None), (["--published"], 0.0), (["--published", "--settle", 0.5], 0.5)]
+)
+def test_as_published_the_choice_never_stands_unless_it_is_asked_for(
+    flags: list[object], settle: float | None, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, prepared = list[Any](), lessons.prepared
+    monkeypatch.setattr(lessons, "prepared", lambda model, wish, *a: asked.append(wish) or prepared(model, wish, *a))
+    ran_json(*place.asked("--keep", 3, *flags, "--steps", 1, "--run", tmp_path / "run"))
+    assert asked[0].settle == settle
 
 
 def test_flags_are_arguments_of_the_library_with_the_same_defaults() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from .plans import Plan, Unit
 from .scores import Scores
 
 FEW = 4096  # gates
+NEWER = ("beta2", "decay", "cooled")  # settings that trainings of older versions do not have
 SETTLE = 0.2  # share of the steps, at the end, in which the choice stands and only the model learns
 
 
@@ -116,7 +117,7 @@ class Gates:
         self._columns = [len(part) * getattr(part, "width", 1) for part, _ in chosen]  # that each part's gates multiply
         self._owner = _owners(self.sizes, self._columns).to(home)  # the gate that each of them belongs to
         self._optimiser: torch.optim.Optimizer = torch.optim.Adam(
-            [self.weights], lr=method.lr or 1.0, betas=(0.9, 0.99)
+            [self.weights], lr=method.lr or 1.0, betas=(0.9, getattr(method, "beta2", methods.BETA2))
         )
         if isinstance(method, methods.Movement):
             self._optimiser = torch.optim.SGD([self.weights], lr=method.lr)
@@ -139,7 +140,10 @@ class Gates:
 
     def question(self) -> dict[str, Any]:
         """What tells these gates from others, as plain JSON."""
-        how = {f"gates' {name}": value for name, value in asdict(self._how).items()}
+        # as it always was, a newer setting is not part of the question: trainings that are older than it go on
+        usual = {one.name: one.default for one in fields(self._how) if one.name in NEWER}
+        given = {name: value for name, value in asdict(self._how).items() if name not in usual or value != usual[name]}
+        how = {f"gates' {name}": value for name, value in given.items()}
         about = {"gates' settle": self.settle, "gates' seed": self._seed, "pipelined": self.weights_frozen}
         sites = [[part.name, [*part.ids], whole] for part, whole in self._chosen]
         return {
@@ -211,6 +215,9 @@ class Gates:
             self._drawn.backward(gradient)
         if isinstance(self._how, methods.L0):
             self._punish(self._how, gradient)
+        if isinstance(self._how, methods.Subset) and self._how.decay and self.steps:
+            for group in self._optimiser.param_groups:
+                group["lr"] = self._how.lr * max(0.0, 1 - self.done / self.steps)
         self._optimiser.step()
 
     def _punish(self, how: methods.L0, gradient: Tensor) -> None:

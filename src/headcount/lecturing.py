@@ -72,7 +72,13 @@ def learn(
         flag("--setting", panel=GATES, metavar="NAME=NUMBER", help="Another setting of the method: first=2, start=1."),
     ] = None,
     published: Annotated[
-        bool, flag("--published", panel=GATES, help="l0, subset: start and settings as in the paper's code.")
+        bool,
+        flag(
+            "--published",
+            panel=GATES,
+            help="As in the paper's code: of l0 the start and the scale of the penalty; of subset the gates, start, "
+            "temperatures, learning rate with its decay and Adam's beta2. No hard phase (--settle 0).",
+        ),
     ] = False,
     scratch: Annotated[bool, flag("--scratch", panel=AFTER, help="Fresh weights after the choice: a control.")] = False,
     recover_epochs: Annotated[
@@ -131,6 +137,8 @@ def learn(
             f"--published is for {' and '.join(PUBLISHED)}; {method} has no settings of a paper's code."
         )
     settings: dict[str, Any] = dict(PUBLISHED[method]) if published else {}
+    if published and settle is None:
+        settle = 0.0  # neither code has a phase in which the choice stands
     named = {"l0": l0, "form": form, "rate": rate, "lr": gate_lr, **_settings(setting or [])}
     settings |= {name: value for name, value in named.items() if value is not None}
     unknown = [name for name in settings if method in METHODS and name not in METHODS[method].__dataclass_fields__]

@@ -53,7 +53,12 @@ WAYS = (
     Way("joint", "subset, joint", ("--method", "subset"), KEEPS, laptop=True),
     Way("pipelined", "subset, pipelined", ("--method", "subset", "--pipelined"), KEEPS, laptop=True),
     Way("straight-through", "subset, straight-through", ("--method", "subset", "--form", "straight-through"), KEEPS),
-    Way("published", "subset, joint, settings of the paper's code", ("--method", "subset", "--published"), KEEPS[:1]),
+    Way(
+        "published",
+        "subset, joint, gates and schedules of the paper's code",
+        ("--method", "subset", "--published"),
+        KEEPS[:1],
+    ),
     Way("l0", "L0 gates (Voita et al. 2019)", ("--method", "l0"), ENDS),
     Way("taylor-trained", "taylor, then trained", ("--method", "taylor"), KEEPS[:1]),
     Way("taylor", "taylor (Michel et al. 2019)", ("--method", "taylor"), ENDS, laptop=True, trains=False),
@@ -212,7 +217,9 @@ def _most_heads(found: Found, runs: Sequence[Smaller]) -> Claim | None:
     told = [f"{_gained(_of(runs, 'joint', keep))} with {_of(runs, 'joint', keep)[0].kept} heads" for keep in gains]
     published = _of(runs, "published", KEEPS[0])
     if published:
-        told.append(f"{_gained(published)} with {published[0].kept} heads and the settings of the paper's code")
+        told.append(
+            f"{_gained(published)} with {published[0].kept} heads and the gates and schedules of the paper's code"
+        )
     here = f"{_place(found, fewest[0])}; {SEEDS_TOLD}: joint training against the model it began from, with all "
     here += f"{fewest[0].of} heads: {'; '.join(told)}. {LONGER}"
     verdict = UNTOLD
