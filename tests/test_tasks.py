@@ -538,6 +538,9 @@ def test_a_signature_says_how_text_was_generated() -> None:
     fixed = task("translation", _pairs(), tokenizer=tokenizer, num_beams=2, max_new_tokens=9, metric="chrf")
     assert "|metric:chrf|beams:2|limit:9|" in hc.evaluate(model, fixed).signature
     assert "beams" not in hc.evaluate(model, asked.with_metric("loss")).signature
+    assert "|metric:loss|headcount:" in hc.score(model, asked).signature, (
+        "which looks at the loss, whatever is measured"
+    )
 
 
 def test_a_batch_of_a_translation_task_proves_a_cut() -> None:

@@ -65,7 +65,7 @@ def signature(model: nn.Module, task: Task, **more: object) -> str:
         "data": f"{task.name}#{task.fingerprint[:8]}",
         "n": task.size,
         "metric": task.metric.name,
-        **(task.decoding if task.generates else {}),
+        **(task.decoding if task.generates and "metric" not in more else {}),
         **{key: value for key, value in more.items() if value is not None},
         "headcount": __version__,
     }
