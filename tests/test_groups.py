@@ -23,12 +23,12 @@ from transformers import (
 
 import headcount as hc
 from headcount import options, splits, trying
+from headcount import seen as seeing
 from headcount.columns import Table, read_table
 from headcount.errors import BadData, BadPlan, BadRun
 from headcount.near_copies import near_copies
 from headcount.regimen import set_aside
 from headcount.running_text import FEWEST, documents, grouped_blocks
-from headcount.seen import marks, unseen
 from headcount.stats import interval
 from headcount.tasks import clustered
 
@@ -255,22 +255,34 @@ def test_a_group_in_two_sets_is_dropped_from_the_one_that_matters_less(place: Pa
     assert not set(_names(rest)) & set(_names(used))
 
 
-def test_what_a_plan_was_chosen_on_is_left_out_group_by_group(place: Path) -> None:
+def test_what_an_older_plan_was_chosen_on_is_left_out_group_by_group(place: Path) -> None:
     task, plain = _data(place, "dev"), _data(place, "dev", group=None)
-    parts = splits.shared_out(task, {"chosen": 0.3, "rest": 0.7}, 2)
-    rest = unseen(task, marks(parts["chosen"].subset([0, parts["chosen"].size - 1])))
-    assert rest is not None
-    gone = {_names(parts["chosen"])[0], _names(parts["chosen"])[-1]}
-    assert set(_names(rest)) == set(_names(task)) - gone, "two examples were seen, and their groups with them"
-    assert unseen(task, marks(task)) is None
     old = splits.shared_out(plain, {"chosen": 0.1, "rest": 0.9}, 2)  # a plan of an earlier version knows of no groups
-    assert [splits.later(plain, 2, 0.1).fingerprint] == [old["rest"].fingerprint]  # type: ignore[union-attr]
+    same = splits.later(plain, 2, 0.1)
+    assert same is not None
+    assert same.fingerprint == old["rest"].fingerprint
     fresh = splits.later(task, 2, 0.1)
     assert fresh is not None
-    seen = {
-        name for name, n in zip(_names(task), range(task.size), strict=True) if splits.place(task.digest(n), 2) < 0.1
-    }
+    before = [splits.place(task.digest(n), 2) < 0.1 for n in range(task.size)]
+    seen = {name for name, chosen in zip(_names(task), before, strict=True) if chosen}
     assert set(_names(fresh)) == set(_names(task)) - seen
+
+
+def test_a_plan_has_seen_the_groups_of_its_examples(place: Path) -> None:
+    task, plain = _data(place, "dev"), _data(place, "dev", group=None)
+    some = [n for n, name in enumerate(_names(task)) if name in ("dev1", "dev2")]
+    few, rest = task.subset([some[0]]), task.subset([n for n in range(task.size) if n not in some])
+    for known in (seeing.marks(task.subset(some)), seeing.marks(plain.subset(some))):  # with groups then, and without
+        fresh = seeing.unseen(task, known)
+        assert fresh is not None
+        assert fresh.fingerprint == rest.fingerprint
+    for known in (seeing.marks(few), seeing.marks(plain.subset([some[0]]))):
+        fresh = seeing.unseen(task, known)
+        assert fresh is not None
+        assert set(_names(task)) - set(_names(fresh)) == set(_names(few)), "one example is enough"
+    apart = seeing.unseen(plain, seeing.marks(few))
+    assert apart is not None
+    assert apart.size == plain.size - 1, "nothing is known of groups"
 
 
 # -- results -------------------------------------------------------------------------------------------------------------
@@ -433,8 +445,6 @@ def test_prune_shares_groups_out_and_draws_them_whole(
     _apart(seen["score"], seen["select"], seen["report"])
     assert dry["guarantee"]["n"] == seen["select"].size
     assert drawn[0].tolist() == list(seen["select"].clusters or ()), "the promise is about groups"
-    plan = hc.plans.read_json(tmp_path / "dry" / "plan.json")
-    assert plan["chosen_on"] == {"seed": 0, "share": 0.7, "groups": True}
     chosen = {*_names(seen["score"]), *_names(seen["select"])}
     seen.clear()
     again = (
@@ -449,9 +459,6 @@ def test_prune_shares_groups_out_and_draws_them_whole(
     found = ran_json(*_asked(place, "prune", *again))
     assert not chosen & set(_names(seen["report"]))
     assert found["before"]["groups"] == found["after"]["groups"] == found["comparison"]["groups"]
-    plain = ("prune", place / "classifier", "--data", place / "dev.tsv")
-    with says(BadData, about="--group"):
-        ran(*plain, *again[:2], "-o", tmp_path / "other", "--run", tmp_path / "else")
 
 
 def test_choosing_refuses_groups_that_were_scored_on(place: Path) -> None:

@@ -24,17 +24,18 @@ Seen = Mapping[str, frozenset[bytes]]  # the marks of examples, by their role
 
 
 def marks(task: Task) -> frozenset[bytes]:
-    """What tells the examples of a task, and their groups, from others, cut short: plans and runs keep it of every example."""
+    """What tells the examples of a task, and their groups, from others, cut short: plans and runs keep it of every one."""
     return frozenset(map(short, splits.marks(task)))
 
 
 def unseen(task: Task, seen: Container[bytes]) -> Task | None:
-    """The task without the examples and the groups of these marks; None if none is left."""
-    fresh = [
-        number
-        for number in range(task.size)
-        if short(task.digest(number)) not in seen and short(task.split_key(number)) not in seen
-    ]
+    """The task without the examples of these marks, and without the groups of these marks or examples; None if none is left."""
+    known = {number for number in range(task.size) if short(task.digest(number)) in seen}
+    fresh = [number for number in range(task.size) if number not in known]
+    if task.clusters is not None:
+        groups = {task.clusters[number] for number in known}
+        groups |= {task.clusters[number] for number in fresh if short(task.split_key(number)) in seen}
+        fresh = [number for number in fresh if task.clusters[number] not in groups]
     return task if len(fresh) == task.size else task.subset(fresh) if fresh else None
 
 

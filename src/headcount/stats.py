@@ -63,7 +63,7 @@ def interval(
     rows = measure.checked(rows)
     _check_options(level=level, resamples=resamples)
     groups = grouped(clusters, len(rows))
-    values = [measure.resampled(rows, counts) for counts in _resamples(resamples, len(rows), seed, groups)]
+    values = [measure.resampled(rows, counts) for counts in resample_counts(resamples, len(rows), seed, groups)]
     low, high = _percentiles(np.concatenate(values), level)
     return float(low), float(high)
 
@@ -142,7 +142,7 @@ def resampled_differences(
     With `clusters`, the number of every example's group (n,), whole groups are drawn.
     """
     chunks = []
-    for counts in _resamples(resamples, len(before), seed, grouped(clusters, len(before))):
+    for counts in resample_counts(resamples, len(before), seed, grouped(clusters, len(before))):
         if measure.statistics is None:
             chunks.append(measure.resampled(afters, counts) - measure.resampled(before, counts))
             continue
@@ -265,7 +265,7 @@ def _sizes(resamples: int, n: int) -> Iterator[int]:
         yield min(lot, resamples - start)
 
 
-def _resamples(resamples: int, n: int, seed: int, groups: np.ndarray | None) -> Iterator[np.ndarray]:
+def resample_counts(resamples: int, n: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
     """How often each of n examples is drawn, (some of the resamples, n) at a time, float64 for exact matrix products.
 
     With the group of each example, groups are drawn, and an example is there as often as its group is.
