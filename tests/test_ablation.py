@@ -18,6 +18,7 @@ import headcount as hc
 from headcount import ablation
 from headcount.ablation import plans_but_one, plans_of
 from headcount.metrics import metric
+from headcount.printing import transfer_text
 
 
 def alone(model: nn.Module, task: hc.Task, plan: str | list[hc.Unit]) -> float:
@@ -281,4 +282,32 @@ def test_a_transfer_knows_what_noise_leaves_room_for() -> None:
     found = hc.transfer(classifier(), two_tasks())
     want = np.sqrt(found.one.reliability() * found.other.reliability())
     assert found.ceiling == pytest.approx(want)
-    assert 0 <= found.ceiling <= 1
+    assert 0 <= found.ceiling_low <= found.ceiling <= found.ceiling_high <= 1
+    again = hc.transfer(classifier(), two_tasks())
+    assert (again.ceiling_low, again.ceiling_high) == pytest.approx((found.ceiling_low, found.ceiling_high), abs=1e-4)
+    assert f"room for {found.ceiling:.2f} [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]" in transfer_text(found)
+
+
+@pytest.mark.parametrize(("real", "shared"), [(1.0, 0.0), (1.0, 20.0), (2.0, 0.0)])
+def test_resamples_say_how_far_a_reliability_is_known(real: float, shared: float) -> None:
+    """50 heads with noise of 1 on 400 examples: of the spread real^2 is real, and intervals should hold that share."""
+    worlds, missed, wide = 60, 0, []
+    for seed in range(worlds):
+        damage = np.random.default_rng(seed).normal(0, real, 50)  # the first draw of _noisy: what the heads are worth
+        want = np.var(damage) / (np.var(damage) + 1)
+        made = _noisy(real, 20.0, shared, seed=seed)
+        point, drawn = made.reliabilities(resamples=200)
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        assert point == made.reliability(resamples=200)
+        missed += not low <= want <= high
+        wide.append(high - low)
+    assert missed <= worlds * 0.05 + 3 * np.sqrt(worlds * 0.05 * 0.95)
+    assert np.mean(wide) < (0.65 if real == 1 else 0.25), "an interval that says something"
+
+
+def test_where_nothing_is_noise_or_everything_is_the_interval_says_so() -> None:
+    assert np.allclose(_noisy(1.0, 0.0).reliabilities()[1], 1)
+    assert np.array_equal(_noisy(0.0, 0.0).reliabilities()[1], np.zeros(1000))
+    point, drawn = _noisy(0.0, 20.0).reliabilities()
+    assert point < 0.5
+    assert np.percentile(drawn, 2.5) == 0

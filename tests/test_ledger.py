@@ -20,10 +20,10 @@ from transformers import AutoModelForSequenceClassification
 
 import headcount as hc
 from headcount import ledger, portions, pruning, seen, splits, trying
-from headcount.guarantee import exact_p
 from headcount.metrics import metric
 from headcount.options import Given
 from headcount.runs import read
+from headcount.shares import exact_p
 
 ALPHA = 0.05
 
@@ -400,7 +400,7 @@ def _easy(place: Path, path: Path) -> None:  # noqa: F811
 def test_it_is_said_first_that_the_model_has_probably_seen_the_selection_examples(place: Path, files: Path) -> None:  # noqa: F811
     _easy(place, files / "easy.tsv")
     shared = (*_asked(place), "--plan", _plan(files), "--max-drop", 60, "--no-report", "--force", "-o", "smaller")
-    shown = _run(*shared, "--select-data", "easy.tsv", "--run", "r/1").output
+    shown = _run(*shared, "--select-data", "easy.tsv", "--run", "r/1").stdout
     words = (
         "The model has probably been trained on the examples that the promise was shown on: accuracy is 1.000 on those"
     )
@@ -410,7 +410,7 @@ def test_it_is_said_first_that_the_model_has_probably_seen_the_selection_example
     assert found["suspicion"] in found["sentence"]
     assert words in (files / "smaller" / "README.md").read_text().replace("\\", "")
     dry = (*shared[:-2], "--dry-run", "--run")
-    assert _run(*dry, "r/2", "--select-data", "easy.tsv").output.startswith(f"warning: {words}")
+    assert _run(*dry, "r/2", "--select-data", "easy.tsv").stdout.startswith(f"warning: {words}")
     assert _json(*dry, "r/2", "--select-data", "easy.tsv")["suspicion"] == found["suspicion"]
     told = _json(*shared, "--select-data", place / "train.tsv", "--run", "r/plain")
     assert told["suspicion"] is None

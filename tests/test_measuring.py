@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import found as documents
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 import headcount as hc
+from headcount import reports
 from headcount.cli import app
 from headcount.runs import read
 
@@ -153,6 +155,24 @@ def test_transfer_correlates_two_ablations(place: Path, tmp_path: Path) -> None:
     tasks = (_task(place, "dev").with_metric("loss"), _task(place, "other").with_metric("loss"))
     # a correlation of damages, which are differences of losses: small numbers from larger ones, rounded in float32
     assert found["ceiling"] == pytest.approx(hc.transfer(_model(place), tasks, seed=0).ceiling, abs=1e-4)
+    assert 0 <= found["ceiling_low"] <= found["ceiling"] <= found["ceiling_high"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ({"ceiling": 0.5, "ceiling_low": 0.25, "ceiling_high": 0.75}, "a correlation of 0.50 [0.25, 0.75]."),
+        ({"ceiling": 0.5}, "a correlation of 0.50."),  # as older versions wrote it
+        ({}, ""),
+    ],
+)
+def test_a_page_says_what_noise_leaves_room_for(ends: dict[str, float], told: str, tmp_path: Path) -> None:
+    names = [str(unit) for unit in documents.units(documents.CLASSIFIER)]
+    document = {**documents.transfer(names), **ends}
+    folder = documents.folder(tmp_path / "run", "transfer", {"transfer": document})
+    text = reports.report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ("noise would leave room" in text) == bool(ends)
+    assert told in text
 
 
 def test_curve_follows_several_orders_and_never_scores_on_what_it_reports(place: Path, tmp_path: Path) -> None:

@@ -409,7 +409,9 @@ def test_models_that_disagree_are_told_together(tmp_path: Path) -> None:
 # -- other data ----------------------------------------------------------------------------------------------------------
 
 
-def _transfer(value: float, reach: float = 0.2, ceiling: float = 0.9, metric: str = "accuracy") -> dict[str, Any]:
+def _transfer(
+    value: float, reach: float = 0.2, ceiling: float = 0.9, metric: str = "accuracy", room: float = 0.05
+) -> dict[str, Any]:
     one = {
         "name": "pearson",
         "value": value,
@@ -420,7 +422,13 @@ def _transfer(value: float, reach: float = 0.2, ceiling: float = 0.9, metric: st
         "n": 72,
     }
     sides = {"one": _result(metric), "other": _result(metric)}
-    return {**sides, "pearson": one, "spearman": {**one, "name": "spearman"}, "ceiling": ceiling}
+    ends = {"ceiling": ceiling, "ceiling_low": ceiling - room, "ceiling_high": ceiling + room}
+    return {**sides, "pearson": one, "spearman": {**one, "name": "spearman"}, **ends}
+
+
+def _older(document: dict[str, Any]) -> dict[str, Any]:
+    """As a version wrote it that had no interval of the ceiling."""
+    return {name: value for name, value in document.items() if name not in ("ceiling_low", "ceiling_high")}
 
 
 @pytest.mark.parametrize(
@@ -433,6 +441,12 @@ def _transfer(value: float, reach: float = 0.2, ceiling: float = 0.9, metric: st
         (_transfer(0.1, ceiling=0.3), UNTOLD),
         (_transfer(0.5, reach=0.6), UNTOLD),
         (_transfer(-0.3, ceiling=0.1), NOT_CONFIRMED),
+        (_transfer(0.3, ceiling=0.8, room=0.15), UNTOLD),  # there may have been room for 0.68, or not
+        (_transfer(0.3, ceiling=0.6, room=0.15), UNTOLD),
+        (_transfer(0.1, ceiling=0.8, room=0.15), UNTOLD),
+        (_transfer(0.6, ceiling=0.8, room=0.15), CONFIRMED),  # it is not below
+        (_older(_transfer(0.3)), UNTOLD),
+        (_older(_transfer(0.6)), CONFIRMED),
     ],
 )
 def test_the_same_heads_matter_elsewhere(document: dict[str, Any], verdict: str, tmp_path: Path) -> None:
@@ -455,7 +469,8 @@ def test_metrics_and_kinds_of_models_are_told_apart(tmp_path: Path) -> None:
     assert "0.10 to 0.30 in 3 models, the interval above 0 in 2" in accuracy.here
     assert "hotel news, loss" in loss.here
     assert "0.56" in bleu.paper
-    assert "0.30 [0.10, 0.50]" in bleu.here
+    assert "0.30 [0.10, 0.50]; noise leaves room for 0.90 [0.85, 0.95]" in bleu.here
+    assert "noise leaves room for 0.40 to 0.40 (with intervals from 0.35 to 0.45)" in accuracy.here
     (sheet,) = TRANSFER.sheets(Found(setting))
     assert [row[4] for row in sheet.rows[:2]] == ["0.68", "0.56"]
     assert len(sheet.rows) == 2 + 5

@@ -74,18 +74,23 @@ class Ablation:
 
         On other examples of the same kind the damages would correlate with these about so much.
         """
-        spread = float(np.var(self.damage))
-        if spread == 0:
-            return 0.0
+        return self.reliabilities(resamples=resamples, seed=seed)[0]
+
+    def reliabilities(self, *, resamples: int | None = None, seed: int = 12345) -> tuple[float, np.ndarray]:
+        """The reliability, and what it is on resamples of the examples, (resamples,): how far it is known."""
         if resamples is None:
             resamples = 100 if self.base.metric.statistics is None else 1000  # ranking anew in every draw is slow
-        whole, groups = self.base, self.base.clusters
-        drawn = resampled_differences(
-            whole.metric, whole.rows, self.rows, resamples=resamples, seed=seed, clusters=groups
-        )
+        spread = float(np.var(self.damage))
+        if spread == 0:
+            return 0.0, np.zeros(resamples)
+        base, draws = self.base, {"resamples": resamples, "seed": seed}
+        drawn = resampled_differences(base.metric, base.rows, self.rows, clusters=base.clusters, **draws)
         # what moves all damages together, such as an easier draw, does not spread them
-        noise = np.var(drawn - drawn.mean(axis=1, keepdims=True), axis=0).mean()
-        return max(0.0, 1 - float(noise) / spread)
+        noise = float(np.var(drawn - drawn.mean(axis=1, keepdims=True), axis=0).mean())
+        # a resample has the noise of the examples, and its own on top of it
+        real = np.maximum(0.0, np.var(drawn, axis=0) - 2 * noise)
+        whole = real + noise
+        return max(0.0, 1 - noise / spread), np.divide(real, whole, out=np.zeros_like(real), where=whole > 0)
 
     def scores(self) -> Scores:
         """The damage as scores of units, the paper's "oracle"; only where every plan is one unit."""
@@ -227,7 +232,8 @@ class Transfer:
     """The same ablation on two data sets, and how well the damage per unit agrees (Michel et al. 2019, Figure 2).
 
     `ceiling` is about the highest correlation that the noise of the damages leaves room for, from 0 to 1: units that
-    matter alike on both sets would show that much on so many examples, and no more.
+    matter alike on both sets would show that much on so many examples, and no more. It comes from these examples too,
+    and on others it would lie between `ceiling_low` and `ceiling_high` (95 %, bootstrap over the examples of both).
     """
 
     one: Ablation
@@ -235,6 +241,8 @@ class Transfer:
     pearson: Correlation
     spearman: Correlation
     ceiling: float
+    ceiling_low: float
+    ceiling_high: float
 
 
 def transfer(
@@ -250,6 +258,9 @@ def transfer(
     first, second = tasks
     one = ablate(model, first, units, run=run, name="one", **options)
     other = ablate(model, second, units, run=run, name="other", **options)
-    ceiling = float(np.sqrt(one.reliability(seed=seed) * other.reliability(seed=seed)))
+    (first_share, first_drawn), (second_share, second_drawn) = (side.reliabilities(seed=seed) for side in (one, other))
+    ceiling = float(np.sqrt(first_share * second_share))
+    few = min(len(first_drawn), len(second_drawn))
+    low, high = np.percentile(np.sqrt(first_drawn[:few] * second_drawn[:few]), [2.5, 97.5])
     found = pearson(one.damage, other.damage), spearman(one.damage, other.damage, seed=seed)
-    return Transfer(one, other, *found, ceiling)
+    return Transfer(one, other, *found, ceiling, min(ceiling, float(low)), max(ceiling, float(high)))

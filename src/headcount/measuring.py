@@ -208,6 +208,8 @@ def transfer(
             "pearson": asdict(found.pearson),
             "spearman": asdict(found.spearman),
             "ceiling": found.ceiling,
+            "ceiling_low": found.ceiling_low,
+            "ceiling_high": found.ceiling_high,
             "units": list(found.one.names),
             "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
         }

@@ -148,10 +148,12 @@ def one_head_table(rows: Sequence[OneHead]) -> str:
 
 
 def transfer_text(found: Transfer) -> str:
-    """Both baselines and both correlations."""
+    """Both baselines, both correlations, and what the noise of the damages leaves room for."""
     count = len(found.one.names)
     lines = [f"one:   {found.one.base}", f"other: {found.other.base}"]
-    return "\n".join([*lines, f"damage over {count} units: {found.pearson}, {found.spearman}"])
+    lines.append(f"damage over {count} units: {found.pearson}, {found.spearman}")
+    room = f"{found.ceiling:.2f} [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]"
+    return "\n".join([*lines, f"noise leaves room for {room}, if units mattered alike on both"])
 
 
 def curve_text(found: Sequence[Curve]) -> str:

@@ -310,6 +310,17 @@ def related(data: Mapping[str, Any], one: str = "one", other: str = "the other")
     return f"Units that matter on {one} matter on {other} {numbers}."
 
 
+def room(data: Mapping[str, Any]) -> str:
+    """How high the correlation of damages could be for the noise of the examples; nothing where a document does not say."""
+    if "ceiling" not in data:
+        return ""
+    told = fixed(number(data["ceiling"]), 2)
+    if "ceiling_low" in data:
+        low, high = (fixed(number(data[f"ceiling_{end}"]), 2) for end in ("low", "high"))
+        told += f" [{low}, {high}]"
+    return f"If units mattered alike on both, noise would leave room for a correlation of {told}."
+
+
 # -- tiles -----------------------------------------------------------------------------------------------------------------
 
 

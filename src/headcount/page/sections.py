@@ -24,7 +24,7 @@ from ..tables import (
     whole,
 )
 from . import charts, maps
-from .answers import noun_of_curve, related
+from .answers import noun_of_curve, related, room
 from .charts import Chart
 from .documents import ALPHA, Document, beyond_chance, checked, comparison_of, number
 from .findings import Effect, Measured, Part
@@ -383,7 +383,7 @@ def transfers(part: Part) -> list[Section]:
             ]
             note = "Whole model on " + "; on ".join(wholes) + "."
             table = Table("transfer", caption, columns, cells)
-            notes = (related(data), note)
+            notes = tuple(text for text in (related(data), room(data), note) if text)
             return Section("transfer", "On other data", about, f"{MICHEL}, Figure 2.", (chart,), (table,), notes)
 
         out.append(checked(document, build))

@@ -62,25 +62,37 @@ class Compared(NamedTuple):
     high: float
     spearman: float
     ceiling: float
+    room_low: float  # the interval of the ceiling: from 0 to 1 where the document has none
+    room_high: float
 
     @property
     def text(self) -> str:
         """The correlation with its interval."""
         return f"{fixed(self.value, 2)} [{fixed(self.low, 2)}, {fixed(self.high, 2)}]"
 
+    @property
+    def room(self) -> str:
+        """What noise leaves room for, with its interval."""
+        return f"{fixed(self.ceiling, 2)} [{fixed(self.room_low, 2)}, {fixed(self.room_high, 2)}]"
+
 
 def _compared(asked: Asked, data: dict[str, Any]) -> Compared:
     value, low, high = (number(data["pearson"][name]) for name in ("value", "low", "high"))
     more = number(data["spearman"]["value"]), number(data["ceiling"])
-    return Compared(asked, str(data["one"]["metric"]), int(data["pearson"]["n"]), value, low, high, *more)
+    room = number(data.get("ceiling_low", 0.0)), number(data.get("ceiling_high", 1.0))
+    return Compared(asked, str(data["one"]["metric"]), int(data["pearson"]["n"]), value, low, high, *more, *room)
 
 
 def _transfers(one: Compared) -> str:
     theirs = CORRELATIONS[one.asked.kind]
-    less = one.high < theirs <= one.ceiling
-    if one.low > 0:
-        return DIFFERS if less else CONFIRMED
-    return NOT_CONFIRMED if one.high < 0 or less else UNTOLD
+    less = one.high < theirs
+    if less and theirs <= one.room_low:  # there was room for more
+        return DIFFERS if one.low > 0 else NOT_CONFIRMED
+    if one.high < 0:
+        return NOT_CONFIRMED
+    if less and theirs <= one.room_high:  # there may have been
+        return UNTOLD
+    return CONFIRMED if one.low > 0 else UNTOLD
 
 
 def _told_of_transfer(ones: Sequence[Compared]) -> str:
@@ -88,11 +100,13 @@ def _told_of_transfer(ones: Sequence[Compared]) -> str:
     name = first.asked.subject.source.name
     text = f"{name} against {first.asked.other}, {first.metric}, {first.heads} heads: "
     if len(ones) == 1:
-        return text + f"{first.text}; noise leaves room for about {fixed(first.ceiling, 2)}"
+        return text + f"{first.text}; noise leaves room for {first.room}"
     values, rooms = sorted(one.value for one in ones), sorted(one.ceiling for one in ones)
+    ends = min(one.room_low for one in ones), max(one.room_high for one in ones)
     text += f"{fixed(values[0], 2)} to {fixed(values[-1], 2)} in {len(ones)} models, the interval above 0 in "
     above = sum(one.low > 0 for one in ones)
-    return text + f"{above}; noise leaves room for about {fixed(rooms[0], 2)} to {fixed(rooms[-1], 2)}"
+    text += f"{above}; noise leaves room for {fixed(rooms[0], 2)} to {fixed(rooms[-1], 2)}"
+    return text + f" (with intervals from {fixed(ends[0], 2)} to {fixed(ends[1], 2)})"
 
 
 def transfer_claims(found: Found) -> list[Claim]:
@@ -113,10 +127,9 @@ def transfer_claims(found: Found) -> list[Claim]:
             for one in ones:
                 groups.setdefault((one.asked.subject.source.name, one.asked.other), []).append(one)
             rule = "Confirmed if the 95 % interval of Pearson's correlation over heads lies above 0; differs if it also lies "
-            rule += (
-                f"below {theirs} although noise leaves room for that; not confirmed if it lies below 0, or includes 0 "
-            )
-            rule += f"and lies below {theirs} although noise leaves room for that. This has to hold in more than half of the "
+            rule += f"below {theirs} although noise leaves room for that, by its own interval; not confirmed if it lies below "
+            rule += f"0, or includes 0 and lies below {theirs} although noise leaves room for that. Where it lies below {theirs} "
+            rule += "and noise may leave room for that or not, it cannot be told. This has to hold in more than half of the "
             rule += "models on a data set, then of the data sets, and the opposite in none."
             here = ". ".join(map(_told_of_transfer, groups.values())) + "."
             out.append(
@@ -135,7 +148,7 @@ def transfer_sheets(found: Found) -> list[Sheet]:
     ]
     for one in every:
         data = f"{one.asked.subject.source.name}, {one.asked.other}"
-        more = (fixed(one.spearman, 2), fixed(one.ceiling, 2))
+        more = (fixed(one.spearman, 2), one.room)
         rows.append((one.asked.subject.title, data, one.metric, str(one.heads), one.text, *more))
     columns = ("model", "data", "metric", "heads", "Pearson", "Spearman", "noise leaves room for")
     return [Sheet("Figure 2: effects of heads on two data sets", columns, tuple(rows))] if every else []
