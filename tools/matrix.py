@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Pages, documents and command lines: no kernel changes what they say.
 TEXTS = "design docs readme cli datafiles materials results runs jobs progress demo embedded reproducing reports report_browser"
 TEXTS += " page_claims page_lottery page_roles page_structure papers_fan papers_li papers_michel papers_michel_curves"
-TEXTS += " papers_prasanna papers_trainings papers_voita"
+TEXTS += " papers_means papers_prasanna papers_trainings papers_voita"
 
 
 @dataclass(frozen=True)
