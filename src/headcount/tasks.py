@@ -148,7 +148,7 @@ class Task:
         )
 
     def split(self, *fractions: float, seed: int = 0) -> tuple[Task, ...]:
-        """Tasks on parts of the examples that never overlap, shuffled by the seed: `select, report = task.split(0.5, 0.5)`.
+        """Tasks on parts of the examples, no row in two of them, shuffled by the seed: `select, report = task.split(0.5, 0.5)`.
 
         Examples of one group are in one part: parts are then as near to their share as whole groups allow.
         """
