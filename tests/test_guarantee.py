@@ -12,9 +12,11 @@ from conftest import says
 from scipy import optimize, special, stats
 
 import headcount as hc
-from headcount import guarantee
-from headcount.guarantee import LEFT_OUT, TAIL, exact_p, fewest, least_shown, no_worse, sequence
+from headcount import betting, guarantee, noninferiority, shares
+from headcount.guarantee import TEST_NAMES, fewest, no_worse, sequence
+from headcount.influence import influences
 from headcount.metrics import metric
+from headcount.shares import LEFT_OUT, TAIL, exact_p, least_shown
 
 ACCURACY = metric("accuracy")
 
@@ -71,7 +73,7 @@ def test_the_exact_p_is_the_probability_of_all_counts_at_least_as_good(
     high = min(stats.beta.ppf(1 - LEFT_OUT / 2, won + 1, n - won), (1 - margin) / 2)
     worst = max(
         stats.multinomial.pmf(as_good, n, [g + margin, g, max(0.0, 1 - 2 * g - margin)]).sum()
-        for g in np.linspace(low, high, guarantee.GRID)
+        for g in np.linspace(low, high, shares.GRID)
     )
     assert exact_p(lost, won, n, margin) == pytest.approx(worst + LEFT_OUT + 2 * TAIL, rel=1e-6)
 
@@ -80,14 +82,14 @@ def test_no_count_that_matters_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     """Counts are looked at as far as any of the shares searched makes them likely; what is beyond is in the tails."""
     cases = [(40, 46, 200, 0.0), (39, 33, 150, 0.001), (19, 33, 600, 0.0)]
     found = [exact_p(*case) for case in cases]
-    monkeypatch.setattr(guarantee, "_range", lambda n, share: (0, n))
+    monkeypatch.setattr(shares, "_range", lambda n, share: (0, n))
     assert found == pytest.approx([exact_p(*case) for case in cases], abs=2 * TAIL)
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-5, 0.01, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("n", [1, 10, 1000, 1_000_000])
 def test_the_counts_that_are_looked_at_are_few_and_leave_out_no_more_than_the_tails(n: int, share: float) -> None:
-    first, last = guarantee._range(n, share)
+    first, last = shares._range(n, share)
     count = stats.binom(n, share)
     assert max(count.cdf(first - 1), count.sf(last)) <= TAIL
     assert last - first <= 14 * count.std() + 60
@@ -147,7 +149,7 @@ def test_the_bound_is_where_the_test_turns() -> None:
 def test_without_a_margin_it_asks_what_mcnemar_asks() -> None:
     """z^2 is McNemar's chi-square, (lost - won)^2 / (lost + won)."""
     for lost, won in [(9, 2), (4, 4), (1, 7)]:
-        z = float(guarantee._statistic(np.array(lost), np.array(won), 50, 0.0))
+        z = float(shares._statistic(np.array(lost), np.array(won), 50, 0.0))
         assert z == pytest.approx((lost - won) / math.sqrt(lost + won))
 
 
@@ -159,7 +161,7 @@ def test_shares_that_should_be_small_and_means_of_other_numbers() -> None:
     same = no_worse(errors, 1 - was[:, 1:2], 1 - now[:, 1:2], 0.03)
     assert same.test == "exact"
     assert (same.p, same.damage * 100) == (exact.p, pytest.approx(exact.damage))
-    assert no_worse(errors, 2 - was[:, 1:2], 2 - now[:, 1:2], 0.03).test == "bootstrap"
+    assert no_worse(errors, 2 - was[:, 1:2], 2 - now[:, 1:2], 0.03).test == "bounded"
 
 
 # -- the bootstrap -------------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def errors_of_the_bootstrap(kind: str, repetitions: int, n: int) -> float:
     columns = ("loss", "tokens") if kind == "tokens" else ("label", "prediction", "loss")
     rng, loss = np.random.default_rng(3), metric("loss", columns=columns)
     shown = [
-        no_worse(loss, *skewed(kind, n, rng), drop=0.05, resamples=300, seed=seed).p <= 0.05
+        no_worse(loss, *skewed(kind, n, rng), drop=0.05, resamples=300, seed=seed, cap=math.inf).p <= 0.05
         for seed in range(repetitions)
     ]
     return sum(shown) / repetitions
@@ -193,7 +195,7 @@ def test_the_bootstrap_errs_no_more_often_than_it_says_on_few_skewed_examples(
     limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
     assert errors_of_the_bootstrap(kind, 400, 60) <= limit
     # without the one bad example, it takes what it has not seen for what is not there
-    monkeypatch.setattr(guarantee, "_one_bad_example", lambda measure, before, after: (before, after))
+    monkeypatch.setattr(noninferiority, "_one_bad_example", lambda measure, before, after: (before[:0], after[:0]))
     assert errors_of_the_bootstrap(kind, 400, 60) > limit
 
 
@@ -233,13 +235,13 @@ def test_of_few_examples_ten_thousand_resamples_are_drawn_and_of_very_many_no_fe
 ) -> None:
     asked = list[int]()
 
-    def none_is_worse(*_: Any, resamples: int, seed: int) -> np.ndarray:
+    def none_is_worse(*_: Any, resamples: int, seed: int, clusters: None) -> np.ndarray:
         asked.append(resamples)
         return np.zeros((1, resamples))
 
-    monkeypatch.setattr(guarantee, "resampled_differences", none_is_worse)
+    monkeypatch.setattr(noninferiority, "resampled_differences", none_is_worse)
     rows = np.linspace(0, 1, n)[:, None]
-    found = no_worse(metric("mean"), rows, rows, 1.0)
+    found = no_worse(metric("mean"), rows, rows, 1.0, cap=math.inf)
     assert asked == [resamples]
     assert found.p == 1 / (1 + resamples), "no p is smaller than the draws can show"
 
@@ -248,7 +250,266 @@ def test_a_loss_of_exactly_the_drop_is_not_shown() -> None:
     """Every example loses 1, so that every resample does: what is shown is that less is lost."""
     was, now = np.full((40, 1), 3.0), np.full((40, 1), 2.0)
     assert no_worse(metric("mean"), was, now, 1.0, resamples=99).p == 1
-    assert no_worse(metric("mean"), was, now, 1.5, resamples=99).p == 1 / 100
+    assert no_worse(metric("mean"), was, now, 1.5, resamples=99, cap=math.inf).p == 1 / 100
+
+
+# -- betting -------------------------------------------------------------------------------------------------------------
+
+
+def in_turn(damages: np.ndarray, weights: np.ndarray, margin: float, bets: list[float]) -> float:
+    """The most ever held, one example after the other: the definition."""
+    money = most = 1.0
+    for damage, weight, bet in zip(damages, weights, bets, strict=True):
+        money *= 1 - bet * (damage - margin * weight)
+        most = max(most, money)
+    return most
+
+
+def test_the_money_is_that_of_bets_placed_one_after_the_other_and_no_bet_looks_ahead() -> None:
+    rng = np.random.default_rng(0)
+    damages, weights = np.clip(rng.normal(0.1, 0.5, 40), -1, 1), rng.integers(1, 5, 40).astype(float)
+    margin, cap, alpha = 0.2, 1.0, 0.05
+    bets = list[float]()
+    goal = -math.log(alpha)
+    for place in range(40):  # each from what came before it alone
+        over = damages[:place] - margin * weights[:place]
+        log_money = np.cumsum(np.log1p(-np.array(bets) * over)) if place else np.zeros(1)
+        reached = math.floor(max(0.0, log_money.max()) / goal)
+        chance = float(np.clip(math.exp(log_money[-1] - goal * (1 + reached)), 1e-6, 1 - 1e-12))
+        squares = float(((over - over.mean()) ** 2).sum()) if place else 0.0
+        spread = math.sqrt((5 * margin * weights.mean() * cap + squares) / (place + 5) * (40 - place))
+        bets.append(min(0.9 / cap, stats.norm.pdf(stats.norm.ppf(chance)) / chance / spread))
+    assert min(bets) < 0.9 / cap, "some bets are not the largest"
+    assert betting.p_value(damages, weights, margin, cap, alpha) == pytest.approx(
+        1 / in_turn(damages, weights, margin, bets), rel=1e-9
+    )
+
+
+def test_the_largest_margin_that_is_open_is_where_betting_turns() -> None:
+    rng = np.random.default_rng(1)
+    damages, ones = np.clip(rng.normal(0.02, 0.3, 400), -1, 1), np.ones(400)
+    for alpha in (0.05, 0.0025):
+        bound = betting.largest_open(damages, ones, 1.0, alpha)
+        assert betting.p_value(damages, ones, bound, 1.0, alpha) <= alpha
+        assert betting.p_value(damages, ones, bound - 1e-3, 1.0, alpha) > alpha
+        assert 0.02 < bound < 0.02 + 5 * 0.3 / 20
+    nothing = betting.largest_open(np.zeros(400), ones, 1.0, 0.05)
+    fewest = betting.fewest(nothing, 1.0, 1.0, 0.05)
+    assert fewest == pytest.approx(400, rel=0.02)
+    assert betting.p_value(np.zeros(fewest), np.ones(fewest), nothing, 1.0, 0.05) <= 0.05 + 1e-3
+
+
+SHAPES = {  # damages, and a cap at which their mean is known
+    "1 % lose 20": (lambda luck: np.where(luck < 0.01, 20.0, 0.0), 20.0, 0.2),
+    "1 % lose 20, capped": (lambda luck: np.where(luck < 0.01, 20.0, 0.0), 5.0, 0.05),
+    "2 % lognormal": (
+        lambda luck: np.where(luck < 0.02, np.exp(1.5 * special.ndtri(np.clip(luck / 0.02, 1e-12, 1))), 0.0),
+        *(
+            20.0,
+            0.02 * (math.exp(1.125) * special.ndtr(math.log(20) / 1.5 - 1.5) + 20 * special.ndtr(-math.log(20) / 1.5)),
+        ),
+    ),
+    "5 % exponential": (
+        lambda luck: np.where(luck < 0.05, -np.log(np.clip(luck / 0.05, 1e-300, 1)), 0.0),
+        *(3.0, 0.05 * (1 - math.exp(-3))),
+    ),
+    "normal": (lambda luck: 0.05 + 0.3 * special.ndtri(luck), 3.0, 0.05),
+    "all or nothing": (lambda luck: np.where(luck < 0.5, 1.0, -1.0), 1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [100, 500])
+def test_betting_errs_no_more_often_than_it_says_whatever_the_tails(shape: str, n: int) -> None:
+    damages, cap, mean = SHAPES[shape]
+    rng, times = np.random.default_rng(11), 1000
+    middle = (np.arange(1_000_000) + 0.5) / 1_000_000
+    assert np.clip(damages(middle), -cap, cap).mean() == pytest.approx(mean, rel=0.01, abs=1e-9)
+    drawn = np.clip(damages(rng.random((times, n))), -cap, cap)
+    for alpha in (0.05, 0.0025):
+        most = betting.most_held(drawn, np.ones(n), np.full(times, mean), cap, alpha)
+        shown = float((most >= -math.log(alpha)).mean())
+        assert shown <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / times)
+
+
+def test_betting_shows_nearly_what_a_test_of_normal_examples_shows() -> None:
+    """With 1000 of them and room for three standard errors, where the z-test shows nine of ten."""
+    rng, times, n = np.random.default_rng(2), 200, 1000
+    margin = 3 * 0.3 / math.sqrt(n)
+    drawn = np.clip(rng.normal(0, 0.3, (times, n)), -1, 1)
+    most = betting.most_held(drawn, np.ones(n), np.full(times, margin), 1.0, 0.05)
+    assert (most >= math.log(20)).mean() > 0.8
+
+
+LOSS = metric("mean", higher_is_better=False)
+
+
+def test_the_usual_cap_is_twenty_drops_and_what_is_beyond_it_is_counted_and_told() -> None:
+    rng = np.random.default_rng(0)
+    was = rng.exponential(0.3, (500, 1))
+    now = was.copy()
+    now[:3] += 4.0
+    now[3] -= 4.0
+    found = no_worse(LOSS, was, now, 0.05)
+    assert (found.test, found.cap, found.beyond) == ("bounded", 1.0, 4)
+    assert found.damage == pytest.approx(8 / 500), "what was measured has no cap"
+    held = sequence(LOSS, was, [(1, was), (2, now)], 0.05)
+    assert (held.cap, [step.beyond for step in held.steps]) == (1.0, [0, 4])
+    promise = "loses less than 0.05 in mean, no example counted for more than 1, 95 % sure, shown on 500 examples"
+    assert str(held) == f"{promise}, bounded by a betting test"
+    assert no_worse(LOSS, was, now, 0.05, cap=5.0).beyond == 0
+    tokens = np.stack([was[:, 0] * 23, np.full(500, 23.0)], axis=1)  # of 20 tokens, to one digit
+    assert no_worse(metric("loss"), tokens, tokens, 0.05).cap == 20.0
+    assert str(sequence(metric("loss"), tokens, [(1, tokens)], 0.05)).count("no example counted for more than 20 nats")
+    assert no_worse(LOSS, was, now, 0.05, clusters=np.arange(500) // 5).cap == 5.0, "of a group of five"
+
+
+def test_a_cap_never_makes_a_promise_easier() -> None:
+    """Few examples lose much more than any cap allows: what counts for little then still counts without one."""
+    was = np.random.default_rng(0).exponential(0.3, (300, 1))
+    now = was.copy()
+    now[:2] += 20.0
+    plain = no_worse(LOSS, was, now, 0.2, cap=math.inf)
+    for cap in (0.1, 4.0, None):
+        capped = no_worse(LOSS, was, now, 0.2, cap=cap)
+        assert capped.p >= plain.p > 0.05
+        assert capped.bound >= plain.bound
+
+
+def test_a_perplexity_is_bounded_by_its_logarithm() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(10, 60, 400).astype(float)
+    before = np.stack([tokens * rng.gamma(8, 3 / 8, 400), tokens], axis=1)
+    after = before + np.stack([tokens * rng.normal(0.01, 0.05, 400), np.zeros(400)], axis=1)
+    loss, perplexity = metric("loss"), metric("perplexity")
+    value = perplexity.value(before)
+    drop = value * math.expm1(0.1)  # a tenth of a nat per token
+    logs = no_worse(loss, before, after, 0.1, cap=60.0)
+    found = no_worse(perplexity, before, after, drop, cap=60.0)
+    assert found.test == "bounded"
+    assert (found.cap, found.beyond) == (logs.cap, logs.beyond)
+    alone = [
+        noninferiority._by_betting(one, before, after, limit, 0.05, None, 1, 60.0)
+        for one, limit in ((loss, 0.1), (perplexity, drop))
+    ]
+    assert alone[1].p == pytest.approx(alone[0].p)
+    assert alone[1].bound == pytest.approx(value * math.expm1(alone[0].bound))
+    assert f"in perplexity (a factor of {math.exp(0.1):.4g}), no example" in str(
+        sequence(perplexity, before, [(1, after)], drop)
+    )
+
+
+def test_a_promise_about_perplexity_is_broken_no_more_often_than_it_says() -> None:
+    """0.05 nats per token more, for long texts more than for short ones, against the absolute rise that this is."""
+    rng, times, wrong = np.random.default_rng(8), 100, 0
+    lengths = np.arange(5, 200).astype(float)
+    ratio = (lengths**2).mean() / lengths.mean()
+    for seed in range(times):
+        tokens = rng.integers(5, 200, 300).astype(float)
+        was = tokens * rng.gamma(8.0, 3 / 8, 300)
+        now = was + tokens**2 * rng.exponential(1.0, 300) * 0.05 / ratio
+        rows = [np.stack([one, tokens], axis=1) for one in (was, now)]
+        drop = math.exp(3.05) - math.exp(3.0)
+        wrong += no_worse(metric("perplexity"), *rows, drop, resamples=200, seed=seed).p <= 0.05
+    assert wrong / times <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / times)
+
+
+# -- groups --------------------------------------------------------------------------------------------------------------
+
+
+def test_five_copies_of_each_outcome_break_a_promise_that_does_not_know_them_and_none_that_does() -> None:
+    rng, times, broken_promises = np.random.default_rng(4), 100, np.zeros(2)
+    groups = np.arange(1000) // 5
+    for seed in range(times):
+        luck = rng.random(200).repeat(5)
+        was, now = rows_of(luck >= 0.02), rows_of((luck < 0.02) | (luck >= 0.06))  # two points lost
+        for number, clusters in enumerate((None, groups)):
+            found = no_worse(ACCURACY, was, now, 2.0, seed=seed, clusters=clusters)
+            assert found.test == ("exact" if clusters is None else "bounded")
+            broken_promises[number] += found.p <= 0.05
+    assert broken_promises[0] / times > 0.15
+    assert broken_promises[1] / times <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / times)
+
+
+def test_groups_of_one_are_no_groups() -> None:
+    was, now = counted(5, 2, 300)
+    assert no_worse(ACCURACY, was, now, 3.0, clusters=np.arange(300)) == no_worse(ACCURACY, was, now, 3.0)
+
+
+@pytest.mark.parametrize("name", ["f1", "pearson", "spearman", "loss"])
+def test_a_promise_about_groups_of_copies_is_that_about_one_of_each(name: str) -> None:
+    """Three copies of each example in one group are drawn as the one example is; the bad one comes three times, too."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 80).astype(float)
+    guesses = np.where(rng.random((2, 80)) < (0.9, 0.85)[0], labels, 1 - labels)
+    if name in ("pearson", "spearman"):
+        labels = rng.normal(size=80)
+        guesses = labels + rng.normal(0, (0.5, 0.6), (80, 2)).T
+    measure = metric(name, labels=2, columns=("label", "prediction", "loss"))
+    rows = [np.stack([labels, guess, rng.exponential(0.5, 80)], axis=1) for guess in guesses]
+    alone = no_worse(measure, *rows, 5.0, resamples=300)
+    copied = [one.repeat(3, axis=0) for one in rows]
+    grouped = no_worse(measure, *copied, 5.0, resamples=300, clusters=np.arange(240) // 3)
+    for field in ("damage", "bound", "p", "spread"):
+        assert getattr(grouped, field) == pytest.approx(getattr(alone, field), rel=1e-6), field
+
+
+# -- correlations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+@pytest.mark.parametrize("ties", [False, True])
+def test_influences_are_what_leaving_an_example_out_changes(name: str, ties: bool) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.normal(size=400)
+    guesses = labels + rng.normal(0, 0.7, 400)
+    if ties:
+        labels, guesses = labels.round(0), guesses.round(1)
+    rows = np.stack([labels, guesses, np.zeros(400)], axis=1)
+    measure = metric(name)
+    left_out = measure.resampled(rows, 1 - np.eye(400))
+    jackknife = 399 * (measure.value(rows) - left_out)
+    found = influences(labels, guesses, ranked=name == "spearman")
+    np.testing.assert_allclose(found, jackknife, atol=0.03 * np.abs(jackknife).max())
+    assert abs(found.mean()) < 0.01
+
+
+def of_shape(shape: str, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    labels = rng.normal(size=n)
+    was = labels + 0.5 * rng.normal(size=n)
+    if shape == "normal":
+        now = was + 0.3 * rng.normal(size=n)
+    elif shape == "flipped":
+        now = np.where(rng.random(n) < 0.03, -1.5 * was, was)
+    else:
+        now = was + 0.25 * rng.standard_t(3, size=n)
+    return tuple(np.stack([labels, one, np.zeros(n)], axis=1) for one in (was, now))  # type: ignore[return-value]
+
+
+# Pearson's by its formula, Spearman's from two million examples
+FALLS = {"normal": (3.056, 3.26), "flipped": (8.217, 6.39), "heavy": (6.037, 5.12)}
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+@pytest.mark.parametrize("shape", FALLS)
+@pytest.mark.parametrize("n", [200, 500, 1000])
+def test_a_promise_about_a_correlation_is_broken_no_more_often_than_it_says(name: str, shape: str, n: int) -> None:
+    rng, times, measure = np.random.default_rng(6), 100, metric(name)
+    fall = FALLS[shape][name == "spearman"]
+    wrong = sum(
+        no_worse(measure, *of_shape(shape, rng, n), fall, resamples=200, seed=seed).p <= 0.05 for seed in range(times)
+    )
+    assert wrong / times <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / times)
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+def test_a_fall_of_one_point_can_be_shown_on_as_many_examples_as_people_have(name: str) -> None:
+    before, _ = of_shape("normal", np.random.default_rng(0), 675)
+    found = sequence(metric(name), before, [(1, before)], 1.1)
+    assert found.removed == 1
+    assert found.least is not None
+    assert 0.5 < found.least == found.steps[0].bound < 1.1
+    assert no_worse(metric(name), before, before, 0.9 * found.least).p > 0.05
 
 
 # -- the sequence --------------------------------------------------------------------------------------------------------
@@ -320,16 +581,16 @@ def test_taking_the_largest_that_passes_would_break_it() -> None:
     assert count["any"] / times > 2.5 * ALPHA
 
 
-def test_the_promise_holds_for_a_metric_that_is_bootstrapped() -> None:
+def test_the_promise_holds_for_a_mean_also_when_it_is_read_without_its_cap() -> None:
     """Three plans whose losses rise by 0.01, 0.05 (the limit) and 0.06 per example: the second is the one not to show."""
-    rng, loss, times, count = np.random.default_rng(5), metric("mean", higher_is_better=False), 300, 0
+    rng, loss, times, count = np.random.default_rng(5), metric("mean", higher_is_better=False), 100, 0
     for number in range(times):
         was = rng.exponential(0.3, (120, 1))
         hit = rng.random((120, 1))
         afters = [was + np.where(hit < share, rng.exponential(1.0, (120, 1)), 0.0) for share in (0.01, 0.05, 0.06)]
-        found = sequence(loss, was, list(enumerate(afters, 1)), 0.05, alpha=ALPHA, resamples=300, seed=number)
+        found = sequence(loss, was, list(enumerate(afters, 1)), 0.05, alpha=ALPHA, resamples=200, seed=number)
         count += found.removed > 1
-    assert count / times <= ALPHA + 2.5 * math.sqrt(ALPHA * (1 - ALPHA) / times)
+    assert count / times <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / times)
 
 
 def test_it_stops_at_the_first_that_cannot_be_shown_and_measures_no_more() -> None:
@@ -396,6 +657,55 @@ def test_numbers_of_examples_are_told_with_two_digits_rounded_up_and_to_a_millio
     assert guarantee.in_words(None) == "no number of examples"
 
 
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_the_number_of_examples_needed_is_about_right_for_a_bounded_mean(share: float) -> None:
+    def drawn(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        was = rng.exponential(0.3, (n, 1))
+        hurt = np.where(rng.random((n, 1)) < share, rng.exponential(0.3, (n, 1)), 0.0)
+        return was, was + 0.2 * rng.normal(size=(n, 1)) + hurt
+
+    rng = np.random.default_rng(0)
+    big = drawn(4000, rng)  # so that spread and damage are those of all
+    found = no_worse(LOSS, *big, 0.05, resamples=500)
+    wanted = guarantee.needed(found, 4000, 0.05, 0.05, 1.0)
+    assert wanted == 4100, "never fewer than there are"
+    few = found._replace(spread=found.spread * math.sqrt(4000 / 60))  # the same, as of 60 examples
+    wanted = guarantee.needed(few, 60, 0.05, 0.05, 1.0)
+    assert wanted is not None
+    shown = [no_worse(LOSS, *drawn(wanted, rng), 0.05, resamples=300, seed=seed).p <= 0.05 for seed in range(120)]
+    assert 0.65 <= sum(shown) / 120 <= 0.97
+    same = np.random.default_rng(0).exponential(0.3, (50, 1))
+    nothing = sequence(LOSS, same, [(1, same)], 0.05)
+    assert nothing.needed is not None
+    assert nothing.needed >= betting.fewest(0.05, 1.0, 1.0, 0.05) == 69
+
+
+def test_every_test_says_how_sure_it_is() -> None:
+    assert [
+        word in TEST_NAMES[test]
+        for test, word in (("exact", "exact"), ("bounded", "bounded by"), ("bootstrap", "approximate"))
+    ] == [True] * 3
+    rows = np.stack([np.arange(900) % 2, np.arange(900) % 2, np.zeros(900)], axis=1).astype(float)
+    told = {
+        name: str(sequence(metric(name, labels=2), rows, [(1, rows)], 3.0, resamples=200, clusters=clusters))
+        for name, clusters in (("accuracy", None), ("matthews", np.arange(900) // 2))
+    }
+    assert told["accuracy"] == "loses less than 3 points, 95 % sure, shown on 900 examples by an exact paired test"
+    assert told["matthews"].endswith("shown on 900 examples in 450 groups by an approximate paired bootstrap")
+    grouped = sequence(ACCURACY, rows, [(1, rows)], 3.0, clusters=np.arange(900) // 2)
+    assert str(grouped).endswith("shown on 900 examples in 450 groups, bounded by a betting test")
+    assert (grouped.groups, grouped.cap) == (450, None)
+
+
+def test_the_smallest_drop_that_could_be_shown_is_that_of_no_change_at_all() -> None:
+    before, after = counted(9, 3, 400)
+    held = sequence(ACCURACY, before, [(1, after)], 5.0)
+    assert held.least == pytest.approx(100 * least_shown(0, 0, 400, 0.05))
+    assert guarantee.least_in_words(675, 0.6031, "pearson") == (
+        "on 675 examples no drop below 0.6 points could be shown, even if nothing changed"
+    )
+
+
 def test_a_drop_of_nothing_may_be_asked_for() -> None:
     """Then only a plan that gains can be shown."""
     assert no_worse(ACCURACY, *counted(0, 40, 60), drop=0).p <= 0.001
@@ -411,6 +721,12 @@ def test_bad_questions_get_a_sentence() -> None:
     for alpha in (0.0, 0.0001, 0.7):
         with says(hc.BadMeasure, about="alpha is how often"):
             no_worse(ACCURACY, before, after, 1.0, alpha=alpha)
+    with says(hc.BadMeasure, about="one example may count for"):
+        no_worse(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 0.0)
+    with says(hc.BadMeasure, about="a number above 0"):
+        no_worse(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 1.0, cap=0.0)
+    with says(hc.BadMeasure, about="matthews is no mean"):
+        no_worse(metric("matthews", labels=2), before, after, 1.0, cap=2.0)
     with says(hc.BadMeasure, about="50 examples before and 49 after"):
         no_worse(ACCURACY, before, after[1:], 1.0)
     with says(hc.BadMeasure, about="no plan to test"):

@@ -17,21 +17,22 @@ import numpy as np
 from scipy import special
 
 LARGEST = 0.9  # of the largest bet with which nothing can be lost but all: one example at the cap leaves a tenth
-BLOCKS = 100  # bets are thought over so many times at most
+BLOCKS = 50  # bets are thought over so many times at most
 PRIOR = 5  # examples' worth of the spread that is assumed before any is seen
-PLACES = 17  # searched at a time for the bound
-ROUNDS = 4  # of that search, each within one gap of the last
+PLACES = 33  # searched at a time for the bound
+ROUNDS = 3  # of that search, each within one gap of the last
 
 
 def most_held(damages: np.ndarray, weights: np.ndarray, margins: np.ndarray, cap: float, alpha: float) -> np.ndarray:
     """The logarithm of the most money ever held, (k,), betting against each of k margins, on examples in this order.
 
-    The claim is that the damages are at least `margin` times the weights, on average. Damages are at most `cap`, weights
-    (a number of tokens, or 1) not negative. The bet is the one that would turn the money into the final yes or no of a
-    z-test at level alpha, were the examples normal: it hedges that test, as options are hedged, and so shows nearly as
-    much on many examples. What is not normal costs power, and not validity.
+    Damages are (n,), or (k, n): some for each margin. The claim is that they are at least `margin` times the weights, on
+    average. Damages are at most `cap`, weights (a number of tokens, or 1) not negative. The bet is the one that would
+    turn the money into the final yes or no of a z-test at level alpha, were the examples normal: it hedges that test, as
+    options are hedged, and so shows nearly as much on many examples. What is not normal costs power, and not validity.
     """
-    n = len(damages)
+    damages = np.atleast_2d(damages)
+    n = damages.shape[1]
     step = -math.log(alpha)
     money, most, total, squares = (np.zeros(len(margins)) for _ in range(4))
     # the widest spread with that mean and cap: a few at the cap, the others at zero
@@ -43,7 +44,7 @@ def most_held(damages: np.ndarray, weights: np.ndarray, margins: np.ndarray, cap
         chance = np.clip(np.exp(money - goal), 1e-6, 1 - 1e-12)  # of reaching it, were all fair
         slope = np.exp(-(special.ndtri(chance) ** 2) / 2) / math.sqrt(2 * math.pi) / chance
         bets = np.minimum(slope / np.sqrt((n - first) * np.maximum(variance, 1e-300)), LARGEST / cap)
-        over = damages[None, first:last] - margins[:, None] * weights[None, first:last]  # (k, examples of the block)
+        over = damages[:, first:last] - margins[:, None] * weights[None, first:last]  # (k, examples of the block)
         path = money[:, None] + np.log1p(-bets[:, None] * over).cumsum(axis=1)
         most = np.maximum(most, path.max(axis=1))
         money = path[:, -1]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .guarantee import unit_of
+from .guarantee import TEST_NAMES, cap_in_words, least_in_words, unit_of
 from .plans import Plan
 from .results import Comparison
 from .tables import Column, Table, bytes_text, counted, digits_for, flops_text, markdown_text, seconds_text, whole
@@ -212,13 +212,20 @@ def _promise(found: Mapping[str, Any]) -> str:
     ]
     level = held["alpha"] / held.get("tries", 1)
     head = ("removed", held["metric"], "lost", "at most, for this plan alone", "p", "shown")
+    groups, least = held.get("groups"), held.get("least")  # documents of earlier versions have neither, and no cap
+    examples = f"{held['n']} examples" + ("" if groups is None else f" in {groups} groups")
+    capped = cap_in_words(held.get("cap"), held["metric"], groups)
+    how = TEST_NAMES[held["test"]].lstrip(", ")
+    sure = "about" if held["test"] == "bootstrap" else "at most"
     text = (
-        f"Plans were tested from the mildest on against losing {held['drop']:g} or more ({unit_of(held['metric'])}), each at "
-        f"level {level:g}, on {held['n']} examples that had no part in the scores, and the first that could not be "
-        "shown ended it. The plan kept is the last one shown. Repeated on fresh examples like these, a wrong promise would "
-        f"come out in at most {100 * held['alpha']:g} % of the repetitions."
+        f"Plans were tested from the mildest on against losing {held['drop']:g} or more ({unit_of(held['metric'])}){capped}, "
+        f"each at level {level:g}, on {examples} that had no part in the scores, and the first that could not be "
+        f"shown ended it ({how}). The plan kept is the last one shown. Repeated on fresh examples like these, a wrong promise "
+        f"would come out in {sure} {100 * held['alpha']:g} % of the repetitions."
     )
     text += f" This is {found['tried']}." if found.get("tried") else ""
+    if least is not None:
+        text += f" Of any plan, {least_in_words(held['n'], least, held['metric'])}."
     return f"## The guarantee\n\n{markdown_text(text)}\n\n{_table(head, rows)}"
 
 

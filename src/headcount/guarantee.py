@@ -26,6 +26,7 @@ from .shares import fewest
 __all__ = ["LEAST_ALPHA", "Guarantee", "Shown", "Step", "check_promise", "fewest", "needed", "no_worse", "sequence"]
 
 POWER = 0.8  # with which the number of examples is foretold that would be needed
+DEARER = 1.4  # examples for a betting test per example for one that knows the distribution, found by trying
 TEST_NAMES = {
     "exact": " by an exact paired test",
     "bounded": ", bounded by a betting test",
@@ -115,6 +116,12 @@ def cap_in_words(cap: float | None, metric: str, groups: int | None = None) -> s
     return f", no {'example' if groups is None else 'group'} counted for more than {cap:g}{unit}"
 
 
+def least_in_words(n: int, least: float, metric: str) -> str:
+    """What n examples cannot show, whatever the plan: "on 675 examples no drop below 0.99 points could be shown, ..."."""
+    shown = f"{float(f'{least:.2g}'):g}"
+    return f"on {n} examples no drop below {shown} {unit_of(metric)} could be shown, even if nothing changed"
+
+
 def unit_of(metric: str, count: float = 2) -> str:
     """What a drop of this metric is counted in, for so many of them."""
     return f"in {metric}" if metric in ("loss", "perplexity", "mean") else "point" if count == 1 else "points"
@@ -154,7 +161,7 @@ def sequence(
     if found is None:
         raise BadMeasure("There is no plan to test; give at least one that removes something.")
     more = None if steps[-1].shown else needed(found, len(before), drop / measure.points, level, measure.points)
-    # the same test where nothing has changed; with the cap that was used, as one would follow a smaller drop
+    # the same test, with the same cap, where nothing has changed
     same = no_worse(measure, before, before, drop, **options)
     groups = None if clusters is None else len(np.unique(clusters))
     n, last = len(before), tuple(steps)
@@ -171,7 +178,7 @@ def needed(found: Shown, n: int, margin: float, alpha: float, points: float) -> 
     if found.test == "exact":
         wanted = max(wanted + points / room, found.fewest)  # counts are whole numbers: a little more is needed
     elif found.test == "bounded":
-        wanted = wanted + found.fewest  # bets are small at first, while the spread is not known
+        wanted = DEARER * wanted + found.fewest  # bets are small at first, while the spread is not known
     return _rounded_up(max(wanted, n + 1))
 
 

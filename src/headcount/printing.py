@@ -259,19 +259,26 @@ def pruned_text(found: Mapping[str, Any]) -> str:
 
 def guarantee_text(found: Guarantee) -> str:
     """The plans that were tested, and where it stopped."""
-    from .guarantee import in_words
+    from .guarantee import in_words, least_in_words
     from .tables import digits_for
 
     digits = digits_for([step.bound for step in found.steps], more=1)
-    lines = [f"{'removed':>8}{found.metric:>12}{'lost':>9}{'at most':>9}{'p':>10}  shown"]
+    capped = "" if found.cap is None else f"{'capped':>8}"
+    lines = [f"{'removed':>8}{found.metric:>12}{'lost':>9}{'at most':>9}{'p':>10}{capped}  shown"]
     for step in found.steps:
         shown = "yes" if step.shown else "no: stop here"
         numbers = (
             f"{step.removed:>8}{step.value:>12.4f}{step.damage:>+9.{digits}f}{step.bound:>9.{digits}f}{step.p:>10.2g}"
         )
-        lines.append(f"{numbers}  {shown}")
+        beyond = "" if found.cap is None else f"{step.beyond:>8}"
+        lines.append(f"{numbers}{beyond}  {shown}")
     if found.stopped is not None:
         lines.append(f"to show the last one, if it costs what it cost here: {in_words(found.needed)}")
+    if found.cap is not None:
+        whose = "examples" if found.groups is None else "groups"
+        lines.append(f"capped: {whose} that changed by more than {found.cap:g}, and counted as that")
+    if found.least is not None:
+        lines.append(least_in_words(found.n, found.least, found.metric))
     return "\n".join([str(found), *lines])
 
 

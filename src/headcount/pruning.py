@@ -22,7 +22,7 @@ from .evaluation import device_of, evaluate, measure, result_of, to_device
 from .finding import find, unwrap
 from .fingerprints import versions
 from .gates import closed
-from .guarantee import unit_of
+from .guarantee import cap_in_words, unit_of
 from .plans import Plan
 from .portable import stock_differences
 from .pricing import Price, prices
@@ -227,7 +227,8 @@ def sentence(found: Pruned) -> str:
     sure = f"{100 * (1 - held.alpha):g} %"
     verb = "falls" if metric.higher_is_better else "rises"
     points = f" {unit_of(metric.name, held.drop)}" if unit_of(metric.name) == "points" else ""
-    promise = f"{metric.name} {verb} by less than {held.drop:g}{points}, {sure} sure"
+    capped = cap_in_words(held.cap, metric.name, held.groups)
+    promise = f"{metric.name} {verb} by less than {held.drop:g}{points}{capped}, {sure} sure"
     more = ", more than promised" if found.comparison.damage >= held.drop else ""
     which = choice.tried or (f"at level {held.alpha:g} / {held.tries}" if held.tries > 1 else "")
     shown = f"shown on {held.n} examples{', ' * bool(which)}{which}"

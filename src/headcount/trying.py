@@ -24,7 +24,7 @@ from .evaluation import measure, result_of
 from .finding import find, unwrap
 from .gates import applied
 from .gradients import contributions
-from .guarantee import Guarantee, in_words, sequence, unit_of
+from .guarantee import Guarantee, in_words, least_in_words, sequence, unit_of
 from .plans import Plan
 from .rearranging import rearranged
 from .results import Result
@@ -231,7 +231,10 @@ def _not_shown(found: Guarantee, of: int | None) -> str:
     seen = f"I cannot show that removing {what} loses less than {found.drop:g} {unit}: {lost}"
     if found.needed is None:
         return f"{seen}, more than allowed; allow a larger drop, or take smaller steps."
-    return f"{seen}; {in_words(found.needed)} to select on would be needed, or a larger drop."
+    more = f"{in_words(found.needed)} to select on would be needed, or a larger drop"
+    if found.least is not None and found.least >= found.drop:
+        more = f"{least_in_words(found.n, found.least, found.metric)}: {more}"
+    return f"{seen}; {more}."
 
 
 def defined(result: Result, task: Task) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..cards import counts, shortened
-from ..guarantee import unit_of
+from ..guarantee import least_in_words, unit_of
 from ..tables import (
     Column,
     Table,
@@ -29,6 +29,7 @@ from .documents import Document, checked, number
 from .findings import Part
 from .sections import MICHEL, Section
 
+SURENESS = {"exact": "exact", "bounded": "bounded by betting", "bootstrap": "approximate, by a bootstrap"}
 QUARTILES = ("lower quartile", "upper quartile")
 MANNERS = {
     "slim": "all weights of the units are gone",
@@ -77,7 +78,8 @@ def _guarantee(data: Mapping[str, Any], called: str) -> Section:
         Column("outcome"),
     )
     cells = tuple((r["removed"], r["value"], r["damage"], r["bound"], r["p"], r["outcome"]) for r in rows)
-    caption = f"Plans tested one after the other against a loss of {lost} (n = {found['n']}, {found['test']})."
+    groups = "" if found.get("groups") is None else f" in {found['groups']} groups"
+    caption = f"Plans tested one after the other against a loss of {lost} (n = {found['n']}{groups}, {SURENESS[found['test']]})."
     about = (
         f"Plans are tested from the mildest on, on {found['n']} examples that had no part in choosing the order. Each must "
         f"show, with {sure} confidence, that it loses less than {lost}; the first that cannot ends the sequence. "
@@ -86,11 +88,14 @@ def _guarantee(data: Mapping[str, Any], called: str) -> Section:
     stopped = f"It went on to the end: {'the one plan' if len(rows) == 1 else f'all {len(rows)} plans'} could be shown."
     if rows and rows[-1]["outcome"] == "not shown":
         stopped = f"It stopped at {rows[-1]['removed']} because a loss of {lost} could not be ruled out there."
-    needed = found.get("needed")
+    needed, least = found.get("needed"), found.get("least")  # an earlier version wrote no least, cap or groups
+    beyond = [int(step.get("beyond", 0)) for step in found["steps"] if step["shown"]][-1:]
     notes = [
         _sentence(str(found.get("sentence") or "")),
         stopped if rows else "",
         f"About {whole(number(needed))} examples would be needed to show more." if needed else "",
+        "" if least is None else _sentence(least_in_words(found["n"], number(least), str(found["metric"]))),
+        _capped(found, beyond[0]) if beyond and found.get("cap") is not None else "",
         f"The interval of the difference on the {data['comparison']['n']} examples of the report is a separate, two-sided "
         "check on other, often fewer examples; it is wider than the tested bound and may reach beyond the allowed drop.",
     ]
@@ -99,6 +104,14 @@ def _guarantee(data: Mapping[str, Any], called: str) -> Section:
     told_notes = tuple(note for note in notes if note)
     title = f"The guarantee{called}"
     return Section("guarantee", title, about, source, (chart,) if rows else (), (table,), told_notes)
+
+
+def _capped(found: Mapping[str, Any], beyond: int) -> str:
+    """How many examples counted for less than they changed by, in the plan that was kept."""
+    whose = "example" if found.get("groups") is None else "group"
+    return (
+        f"In the plan kept, {counted(beyond, whose)} changed by more than {number(found['cap']):g} and counted as that."
+    )
 
 
 def _sentence(text: str) -> str:
