@@ -106,6 +106,7 @@ def choose(
     least: int = 0,
     only: str | Iterable[str] = (),
     alpha: float = 0.05,
+    cap: float | None = None,
     tries: int | Callable[[], int] = 1,
     dtype: torch.dtype | None = None,
     batch_size: int = 16,
@@ -125,7 +126,8 @@ def choose(
     `score`, and the last one shown to lose less is chosen: a wrong promise comes out with probability `alpha` at most
     (see `guarantee`); where not even the mildest can be shown, `NotShown` says how many examples would be needed. Of so
     many promises tried on the same examples (`tries`, a number, or a function that is asked before the first of them is
-    looked at), each is tested at alpha / tries. A `plan` of your own is taken as it is; with `max_drop` it is tested too.
+    looked at), each is tested at alpha / tries. Of losses and other means no example counts for more than `cap`, else 20
+    times the drop. A `plan` of your own is taken as it is; with `max_drop` it is tested too.
 
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
@@ -138,7 +140,7 @@ def choose(
     asked = one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     kinds = list(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
-    shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype)
+    shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
     if tune and score is None:
         raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")

@@ -77,6 +77,12 @@ def prune(
     alpha: Annotated[
         float | None, typer.Option("--alpha", help="How often the guarantee may be wrong; else 0.05: 95 % sure.")
     ] = None,
+    cap: Annotated[
+        float | None,
+        typer.Option(
+            "--cap", help="What one example may count for in a guarantee about a loss; else 20 times the drop."
+        ),
+    ] = None,
     tries: Annotated[
         int | None,
         typer.Option(
@@ -140,7 +146,7 @@ def prune(
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
     units = ",".join(dict.fromkeys(kinds))
-    promising = {"--alpha": alpha, "--step": step, "--tries": tries, "--fresh": fresh or None}
+    promising = {"--alpha": alpha, "--step": step, "--tries": tries, "--cap": cap, "--fresh": fresh or None}
     for name in (name for name, value in promising.items() if value is not None and max_drop is None):
         raise typer.BadParameter(f"{name} goes with --max-drop.")
     if multiple is not None and (multiple < 1 or "neurons" not in kinds):
@@ -166,7 +172,7 @@ def prune(
     names = [word.strip() for word in only.split(",") if word.strip()]
     how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
     settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
-    settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level}
+    settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
     asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json(), "recovery": asdict(recovery)}
     asked |= {"tries": tries, "fresh": fresh or None}
     places = [Path("runs"), *([] if run is None else [run.parent])]  # where promises tried before are looked for

@@ -71,6 +71,7 @@ class Workshop:
         1
     )  # promises that share alpha, asked before the first selection example is tested
     dtype: torch.dtype | None = None  # the number format that what is tuned will be saved in; None: the model's own
+    cap: float | None = None  # what one example may count for in a promise about a mean; None: 20 times the drop
 
     def ready(self, plan: Plan) -> Tried:
         """The plan with units of each site exchanged where that loses less, and numbers for those that stay; or as it is.
@@ -143,8 +144,9 @@ class Workshop:
                 tried.append(self.ready(plan))
                 yield len(tried[-1].plan), self._rows(self.select, tried[-1], "select")
 
-        test = {"alpha": self.alpha, "resamples": self.resamples, "seed": self.seed, "tries": tries}
-        found = sequence(self.select.metric, base, measured(), self.max_drop, clusters=whole.clusters, **test)
+        test: dict[str, Any] = {"alpha": self.alpha, "resamples": self.resamples, "seed": self.seed, "tries": tries}
+        test |= {"clusters": whole.clusters, "cap": self.cap}
+        found = sequence(self.select.metric, base, measured(), self.max_drop, **test)
         if found.kept is None:
             raise NotShown(_not_shown(found, of))
         return found, tried[sum(step.shown for step in found.steps) - 1], whole
