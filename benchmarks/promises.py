@@ -3,10 +3,10 @@
     python benchmarks/promises.py --quick     # a look, about a minute
     python benchmarks/promises.py             # the table of docs/trust.md
 
-Each row is a kind of examples and a test at level alpha. `wrong` is how often a loss below the drop was "shown" where the
-true loss is exactly the drop (with its standard error; alpha is allowed), `shown` how often it was where the true loss is
-half of the drop. Where a test has a cap the true loss is that of capped damages; "read without its cap" takes the true
-loss without one, which is not what the sentence says.
+Each row is a kind of examples and a test at level alpha, each cell two numbers in percent. The first is how often a loss
+below the drop was "shown" where the true loss is exactly the drop, with its standard error; alpha is allowed. The second is
+how often it was shown where the true loss is half of the drop. Where a test has a cap the true loss is that of capped
+damages; "read without it" takes the true loss without a cap, which is not what the sentence says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,8 @@ from headcount.metrics import Metric, metric
 Pair = tuple[np.ndarray, np.ndarray]
 ACCURACY, MEAN, TOKENS = metric("accuracy"), metric("mean", higher_is_better=False), metric("loss")
 PERPLEXITY, BLEU = metric("perplexity"), metric("bleu")
+NS = (100, 200, 500, 1000, 2000)  # numbers of examples
+TRIED_ON = 500  # examples on which plan after plan is tried
 MANY = 1_000_000  # examples from which a truth is taken that has no formula
 
 
@@ -160,6 +161,12 @@ def flipped(rng: np.random.Generator, n: int) -> Pair:
     return _scored(labels, was), _scored(labels, np.where(rng.random(n) < 0.03, -1.5 * was, was))
 
 
+def lost(rng: np.random.Generator, n: int) -> Pair:
+    """1 % at either end, far out: rarer and worse than the test can stand."""
+    labels, was = _predicted(rng, n)
+    return _scored(labels, was), _scored(labels, np.where(rng.random(n) < 0.01, rng.choice([-5.0, 5.0], n), was))
+
+
 def heavier(rng: np.random.Generator, n: int) -> Pair:
     """Heavy-tailed noise (t3)."""
     labels, was = _predicted(rng, n)
@@ -180,16 +187,17 @@ def pearson_after(shape: Callable[..., Pair]) -> float:
     covariance, variance = {
         noisier: (1.0, 1.25 + 0.09),
         flipped: (0.97 - 0.03 * 1.5, 1.25 * (0.97 + 0.03 * 2.25)),
+        lost: (0.99, 0.99 * 1.25 + 0.01 * 25),
         heavier: (1.0, 1.25 + 0.0625 * 3),
     }[shape]
     return covariance / math.sqrt(variance)
 
 
 def correlations(ns: tuple[int, ...]) -> list[Case]:
-    """Three shapes, Pearson's and Spearman's."""
+    """Four shapes, Pearson's and Spearman's."""
     cases = []
-    for shape in (noisier, flipped, heavier):
-        name = f"Correlation: {str(shape.__doc__).rstrip('.').lower()}"
+    for shape in (noisier, flipped, heavier, lost):
+        name = f"Correlation: {str(shape.__doc__).rstrip('.').partition(':')[0].lower()}"
         truth = 100 * (1 / math.sqrt(1.25) - pearson_after(shape))
         cases.append(Case(name, "approximate: Pearson", metric("pearson"), shape, truth, ns))
         spearman = metric("spearman")
@@ -219,9 +227,9 @@ def all_cases() -> list[Case]:
     before, after = (BLEU.value(rows) for rows in translations(np.random.default_rng(0), MANY))
     five = "Accuracy, 5 copies of each outcome"
     return [
-        Case("Accuracy, 5 % change sides", "exact", ACCURACY, accuracies, 2.0, (100, 300, 1000, 3000)),
-        Case(five, "exact, groups not told", ACCURACY, copies, 2.0, (500, 1000, 3000)),
-        Case(five, "bounded, by groups", ACCURACY, copies, 2.0, (500, 1000, 3000), (), _Groups(5)),
+        Case("Accuracy, 5 % change sides", "exact", ACCURACY, accuracies, 2.0, (100, 500, 2000)),
+        Case(five, "exact, groups not told", ACCURACY, copies, 2.0, (500, 1000, 2000)),
+        Case(five, "bounded, by groups", ACCURACY, copies, 2.0, (500, 1000, 2000), (), _Groups(5)),
         *losses(few),
         *correlations(some),
         Case("BLEU, 2 % of sentences ruined", "approximate: bootstrap", BLEU, translations, before - after, some),
@@ -253,7 +261,7 @@ def shares(case: Case, n: int, times: int, alpha: float, seed: int) -> tuple[flo
     return found[0], found[1]
 
 
-def tries(times: int, alpha: float, seed: int, most: int = 20, n: int = 300) -> tuple[float, float]:
+def tries(times: int, alpha: float, seed: int, most: int = 20, n: int = TRIED_ON) -> tuple[float, float]:
     """How often one of up to 20 plans, all at the limit, is shown on the same examples: at alpha each, at alpha / 20 each."""
     wrong = np.zeros(2)
     for number in range(times):
@@ -278,30 +286,28 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name contains this")
     asked = parser.parse_args()
     times, alpha = asked.times or (60 if asked.quick else 400), asked.alpha
-    rows = [(case, n) for case in all_cases() for n in case.ns if asked.only in f"{case.shape}, {case.test}"]
+    cases = [case for case in all_cases() if asked.only in f"{case.shape}, {case.test}"]
     started = time.perf_counter()
-    print("| examples | test | n | wrong | shown |\n|---|---|---|---|---|")
+    print(f"| examples | test | {' | '.join(f'n = {n:,}' for n in NS)} |\n|---|---{'|---' * len(NS)}|", flush=True)
     with ProcessPoolExecutor(asked.jobs) as pool:
-        cases, numbers = [case for case, _ in rows], [n for _, n in rows]
-        found = pool.map(shares, cases, numbers, repeat(times), repeat(alpha), repeat(asked.seed))
-        for (case, n), (wrong, shown) in zip(rows, found, strict=True):
-            print(
-                f"| {case.shape} | {case.test} | {n:,} | {_with_error(wrong, times)} | {100 * shown:.0f} % |",
-                flush=True,
-            )
-        if asked.only in "Accuracy, 20 tries on the same examples":
-            (plain, divided) = pool.submit(tries, times, alpha, asked.seed).result()
-            for name, wrong in (("alpha each", plain), ("alpha / 20 each", divided)):
-                print(
-                    f"| Accuracy, 20 tries on the same examples | exact, {name} | 300 | {_with_error(wrong, times)} | |"
-                )
+        every = {(case, n): pool.submit(shares, case, n, times, alpha, asked.seed) for case in cases for n in case.ns}
+        wanted = asked.only in "Accuracy, 20 tries on the same examples"
+        last = pool.submit(tries, times, alpha, asked.seed) if wanted else None
+        for case in cases:
+            cells = [_cell(*every[case, n].result(), times) if n in case.ns else "" for n in NS]
+            print(f"| {case.shape} | {case.test} | {' | '.join(cells)} |", flush=True)
+        if last is not None:
+            for name, wrong in zip(("alpha each", "alpha / 20 each"), last.result(), strict=True):
+                cells = [_cell(wrong, None, times) if n == TRIED_ON else "" for n in NS]
+                print(f"| Accuracy, 20 tries on the same examples | exact, {name} | {' | '.join(cells)} |")
     print(f"\n{times} repetitions, alpha {alpha:g}, seed {asked.seed}, {time.perf_counter() - started:.0f} seconds")
 
 
-def _with_error(share: float, times: int) -> str:
-    """A share in percent, with the standard error that it would have were it the true one (and at least one in `times`)."""
-    safe = min(max(share, 1 / times), 1 - 1 / times)
-    return f"{100 * share:.1f} ± {100 * math.sqrt(safe * (1 - safe) / times):.1f} %"
+def _cell(wrong: float, shown: float | None, times: int) -> str:
+    """How often it was wrong, with its standard error (at least that of one case), and how often it was shown; percent."""
+    safe = min(max(wrong, 1 / times), 1 - 1 / times)
+    error = f"{100 * wrong:.1f} ± {100 * math.sqrt(safe * (1 - safe) / times):.1f}"
+    return error if shown is None else f"{error}, {100 * shown:.0f}"
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ from conftest import says
 from scipy import optimize, special, stats
 
 import headcount as hc
-from headcount import betting, guarantee, noninferiority, shares
+from headcount import betting, cards, guarantee, noninferiority, shares, trying
 from headcount.guarantee import TEST_NAMES, fewest, no_worse, sequence
 from headcount.influence import influences
 from headcount.metrics import metric
+from headcount.page import outcomes
+from headcount.printing import guarantee_text
 from headcount.shares import LEFT_OUT, TAIL, exact_p, least_shown
 
 ACCURACY = metric("accuracy")
@@ -731,3 +733,64 @@ def test_bad_questions_get_a_sentence() -> None:
         no_worse(ACCURACY, before, after[1:], 1.0)
     with says(hc.BadMeasure, about="no plan to test"):
         sequence(ACCURACY, before, [], 1.0)
+
+
+# -- what is said --------------------------------------------------------------------------------------------------------
+
+
+def capped_promise() -> guarantee.Guarantee:
+    was = np.random.default_rng(0).exponential(0.3, (500, 1))
+    now = was.copy()
+    now[:3] += 1.5
+    return sequence(LOSS, was, [(4, now), (8, now + 1)], 0.05)
+
+
+def test_the_table_has_the_examples_beyond_the_cap_and_the_smallest_drop() -> None:
+    found = capped_promise()
+    lines = guarantee_text(found).splitlines()
+    assert lines[0] == str(found)
+    assert lines[1].split() == ["removed", "mean", "lost", "at", "most", "p", "capped", "shown"]
+    assert lines[2].split()[-2:] == ["3", "yes"]
+    assert lines[-2] == "capped: examples that changed by more than 1, and counted as that"
+    assert lines[-1] == guarantee.least_in_words(500, found.least or 0.0, "mean")
+    plain = guarantee_text(sequence(ACCURACY, *[rows_of(np.ones(400))], [(1, rows_of(np.ones(400)))], 2.0))
+    assert "capped" not in plain
+    assert plain.endswith("on 400 examples no drop below 0.75 points could be shown, even if nothing changed")
+
+
+def test_the_card_says_how_sure_it_is_and_reads_what_earlier_versions_wrote() -> None:
+    told = capped_promise().to_json()
+    text = cards._promise({"guarantee": told})
+    for words in ("(in mean), no example counted for more than 1, each", "bounded by a betting test", "in at most 5 %"):
+        assert words in text
+    approximate = cards._promise({"guarantee": {**told, "test": "bootstrap", "cap": None}})
+    assert "in about 5 % of the repetitions" in approximate
+    old = {key: value for key, value in told.items() if key not in ("least", "cap", "groups")}
+    old["steps"] = [{key: value for key, value in step.items() if key != "beyond"} for step in told["steps"]]
+    for test in ("exact", "bootstrap"):
+        text = cards._promise({"guarantee": {**old, "test": test}})
+        assert "counted for more" not in text
+        assert "no drop below" not in text
+
+
+def test_the_page_says_it_too() -> None:
+    told = capped_promise().to_json()
+    data = {"guarantee": told, "units": "heads", "comparison": {"n": 150}}
+    section = outcomes._guarantee(data, "")
+    assert section.tables[0].caption.endswith("(n = 500, bounded by betting).")
+    assert "In the plan kept, 3 examples changed by more than 1 and counted as that." in section.notes
+    assert any(note.startswith("On 500 examples no drop below ") for note in section.notes)
+    grouped = outcomes._guarantee({**data, "guarantee": {**told, "groups": 100, "test": "bootstrap"}}, "")
+    assert grouped.tables[0].caption.endswith("(n = 500 in 100 groups, approximate, by a bootstrap).")
+
+
+def test_what_cannot_be_shown_on_so_few_examples_is_said_where_it_helps() -> None:
+    same = rows_of(np.ones(100))
+    found = sequence(ACCURACY, same, [(1, same)], 1.0)
+    assert (
+        "; on 100 examples no drop below 3 points could be shown, even if nothing changed: about "
+        in trying._not_shown(found, 12)
+    )
+    before, after = counted(4, 3, 400)
+    enough = sequence(ACCURACY, before, [(1, after)], 1.5)
+    assert "even if nothing" not in trying._not_shown(enough, 12), "these could have shown it"

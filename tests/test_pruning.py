@@ -378,7 +378,7 @@ def test_the_sentence_says_which_way_a_metric_goes_and_when_more_was_lost_than_p
         rows[:, before.metric.columns.index("loss")] += more
         after = hc.Result(before.metric, rows)
         pruned = hc.Pruned(choice, before, after, hc.compare(before, after), (2, 1), (2, 1), None, (), Path("x"))
-        assert "loss rises by less than 5, 95 % sure" in str(pruned)
+        assert "loss rises by less than 5, no example counted for more than 100 nats, 95 % sure" in str(pruned)
         assert str(pruned).endswith(words)
 
 

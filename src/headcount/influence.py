@@ -9,7 +9,9 @@ import numpy as np
 from .stats import resample_counts
 
 TURNED = 0.25  # of a turned example that every spread of a correlation is taken to hold
-WORST = 3  # copies of the example with the largest influence: with one, 8 to 10 % of promises on 200 examples were wrong
+WORST = (
+    3  # copies of the example with the largest influence: with one, 8 to 10 % of promises on 200 examples were wrong
+)
 
 
 def fall(

@@ -64,7 +64,7 @@ def no_worse(
     - "bootstrap", for all others: approximate. The percentile bootstrap (10,000 resamples, fewer of more than 20,000
       examples), with *one more example* that is as good before as the best one and as bad after as the worst: a resample
       can only draw what was seen, and this stands for what was not. For correlations it is the bootstrap of Student's t
-      with two more examples (see `influence`).
+      with more examples added (see `influence`).
 
     `clusters` (n,) has the number of every example's group where examples belong together. Groups are then what is drawn,
     bet on and capped, and shares of right examples are bounded by betting, as the exact test knows no groups.
