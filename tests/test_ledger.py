@@ -461,7 +461,8 @@ def test_a_tuned_model_is_tested_and_saved_in_the_number_format_of_its_source(
 
     def watched(model: Any, task: hc.Task, plans: Any, *, name: str, **how: Any) -> np.ndarray:
         rows = really(model, task, plans, name=name, **how)
-        tested[name] = ({key: value.clone() for key, value in model.state_dict().items()}, rows[0], len(plans[0]))
+        state = {key: value.cpu().clone() for key, value in model.state_dict().items()}
+        tested[name] = (state, rows[0], len(plans[0]))
         return rows
 
     monkeypatch.setattr(trying, "measure", watched)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 FEWEST_WORDS = 4  # shorter texts stand inside others by chance
 MOST = 0.01  # share of the examples up to which nothing is said
 WORD = re.compile(r"\w+")
-LEARNED_FROM = ("train", "recover")  # what is said about these has no interval
+LEARNED_FROM = ("train", "recover", "score")  # what is said about these has no interval
 USED_FOR = ("train", "recover", "score", "select", "report", "dev")  # in this order: what comes later is to be new
 JUDGED = ("select", "report", "dev")
 WORDS = {"train": "train on", "recover": "train on", "score": "score on", "select": "select on"}
