@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sacrebleu.significance import PairedTest
+from same import close
 
 from headcount import stats
 from headcount.errors import BadMeasure
@@ -359,16 +360,17 @@ def test_groups_are_resampled_and_swapped_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["accuracy", "spearman"])
 @pytest.mark.parametrize("test", ["randomization", "bootstrap"])
-def test_a_group_for_every_example_changes_no_bit_and_neither_do_other_names(name: str, test: str) -> None:
+def test_a_group_for_every_example_changes_nothing_and_neither_do_other_names(name: str, test: str) -> None:
     measure, rows = metric(name), classified(3, len(GROUPS))
     plain = paired(measure, rows[0], rows[1:], test=test, resamples=64)
     each = paired(measure, rows[0], rows[1:], test=test, resamples=64, clusters=1000 - np.arange(len(GROUPS)))
     some = [paired(measure, rows[0], rows[1:], test=test, resamples=64, clusters=one) for one in (GROUPS, -3 * GROUPS)]
     for field in ("after", "low", "high", "p"):
-        assert np.array_equal(getattr(plain, field), getattr(each, field))
-        assert np.array_equal(getattr(some[0], field), getattr(some[1], field))
-    assert not np.array_equal(plain.low, some[0].low)
-    assert interval(measure, rows[0]) == interval(measure, rows[0], clusters=np.arange(len(GROUPS)))
+        assert close(getattr(plain, field), getattr(each, field))
+        assert close(getattr(some[0], field), getattr(some[1], field))
+    assert not close(plain.low, some[0].low)
+    alone = interval(measure, rows[0], clusters=np.arange(len(GROUPS)))
+    assert close(np.array(interval(measure, rows[0])), np.array(alone))
 
 
 def test_draws_of_groups_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
