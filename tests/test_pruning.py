@@ -618,6 +618,27 @@ def test_killed_at_any_moment_it_leaves_no_finished_folder_and_comes_to_the_same
         assert alike(found[name], calm[name])
 
 
+def test_the_cap_of_a_promise_about_a_loss_is_the_one_asked_for_or_twenty_drops(place: Path, tmp_path: Path) -> None:
+    asked = (
+        "prune",
+        place / "classifier",
+        "--data",
+        place / "dev.tsv",
+        "--metric",
+        "loss",
+        "--max-drop",
+        3,
+        "--dry-run",
+    )
+    for number, (more, cap) in enumerate([((), 60.0), (("--cap", 5), 5.0)]):
+        held = _json(*asked, "--step", 4, *more, "--run", tmp_path / f"run-{number}" / "x")["guarantee"]
+        assert (held["cap"], held["test"]) == (cap, "bounded")
+        assert f"no example counted for more than {cap:g} nats" in held["sentence"]
+    done = CliRunner().invoke(app, [*map(str, asked[:4]), "--remove", "2", "--cap", "5", "--dry-run"])
+    assert done.exit_code == 2
+    assert "--cap goes with --max-drop" in done.output
+
+
 # -- the card ------------------------------------------------------------------------------------------------------------
 
 
