@@ -234,7 +234,7 @@ def demo(
         "headcount-demo"
     ),
 ) -> None:
-    """Walk through everything on two small models that are part of headcount: offline, in under three minutes.
+    """Walk through everything on two small models that are part of headcount: offline, in a few minutes.
 
     Every command is shown before it runs; all of them work on your own model and data too.
 
