@@ -727,7 +727,7 @@ def test_bad_questions_get_a_sentence() -> None:
         no_worse(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 0.0)
     with says(hc.BadMeasure, about="a number above 0"):
         no_worse(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 1.0, cap=0.0)
-    with says(hc.BadMeasure, about="matthews is no mean"):
+    with says(hc.BadMeasure, about="a promise about matthews has none"):
         no_worse(metric("matthews", labels=2), before, after, 1.0, cap=2.0)
     with says(hc.BadMeasure, about="50 examples before and 49 after"):
         no_worse(ACCURACY, before, after[1:], 1.0)

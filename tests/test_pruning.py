@@ -634,6 +634,8 @@ def test_the_cap_of_a_promise_about_a_loss_is_the_one_asked_for_or_twenty_drops(
         held = _json(*asked, "--step", 4, *more, "--run", tmp_path / f"run-{number}" / "x")["guarantee"]
         assert (held["cap"], held["test"]) == (cap, "bounded")
         assert f"no example counted for more than {cap:g} nats" in held["sentence"]
+    with says(hc.BadMeasure, about="a promise about accuracy has none"):
+        _run(*asked[:4], "--max-drop", 3, "--dry-run", "--cap", 5, "--run", tmp_path / "accuracy")
     done = CliRunner().invoke(app, [*map(str, asked[:4]), "--remove", "2", "--cap", "5", "--dry-run"])
     assert done.exit_code == 2
     assert "--cap goes with --max-drop" in done.output

@@ -142,8 +142,7 @@ def choose(
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
     shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
-    if tune and score is None:
-        raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")
+    shop.check()
     anatomy = find(model, rows)
     used = _kept_apart(score, select)
     if plan is not None:

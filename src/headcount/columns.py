@@ -188,7 +188,9 @@ def _named(sheet: Sheet, name: str, option: str) -> str:
         return name if name in sheet.names else lower[name.lower()]
     if name.isdecimal() and 1 <= int(name) <= len(sheet.names):
         return sheet.names[int(name) - 1]
-    raise BadData(f"{sheet.name} has no column {name!r}; its columns are {_columns_of(sheet)}: choose with {option}=.")
+    raise BadData(
+        f"{sheet.name} has no column {name!r}; its columns are {_columns_of(sheet)}: choose with {option}= (--{option})."
+    )
 
 
 def _columns_of(sheet: Sheet) -> str:

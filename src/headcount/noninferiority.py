@@ -19,6 +19,7 @@ from .shares import exact_p, fewest, least_shown
 from .stats import SAME_FOR_ALL, grouped, resampled_differences
 
 LEAST_ALPHA = 0.001  # well above what is left out
+AVERAGED = ("loss", "perplexity", "mean")  # metrics of which one example may count for any amount
 CAP = 20  # allowed drops that one example may count for, where no cap is given
 RESAMPLES = 10_000
 DRAWS = 200_000_000  # examples drawn for one plan at most: on very many, fewer resamples do
@@ -70,8 +71,7 @@ def no_worse(
     bet on and capped, and shares of right examples are bounded by betting, as the exact test knows no groups.
     """
     check_promise(drop, alpha)
-    if cap is not None and not cap > 0:
-        raise BadMeasure(f"A cap is what one example may count for at most, a number above 0; I got {cap!r:.40}.")
+    check_cap(measure, cap)
     before, after = measure.checked(before, "The values before"), measure.checked(after, "The values after")
     if before.shape != after.shape:
         raise BadMeasure(f"There are {len(before)} examples before and {len(after)} after; measure both on the same.")
@@ -83,9 +83,7 @@ def no_worse(
         if groups is None:
             return _by_counts(measure, right[0], right[1], drop / measure.points, alpha)
         return _by_betting(measure, before, after, drop, alpha, groups, seed, cap=None)
-    averaged = measure.per_example(before) is not None or measure.name == "perplexity"
-    if cap is not None and not averaged:
-        raise BadMeasure(f"A cap is for losses and other means; {measure.name} is no mean over examples: leave it out.")
+    averaged = measure.name in AVERAGED
     resamples = resamples or max(2000, min(RESAMPLES, DRAWS // len(before)))
     if measure.name in ("pearson", "spearman"):
         return _by_influence(measure, before, after, drop, alpha, groups, seed, resamples)
@@ -292,6 +290,18 @@ def _worth(measure: Metric, rows: np.ndarray) -> np.ndarray:
     totals = each.sum(axis=0)
     gain = measure.of_totals(totals + each) - measure.of_totals(totals)
     return gain if measure.higher_is_better else -gain
+
+
+def check_cap(measure: Metric, cap: float | None) -> None:
+    """Refuse a cap that is no amount, or of a metric in which no example can count for more than another."""
+    if cap is None:
+        return
+    if not cap > 0:
+        raise BadMeasure(f"A cap is what one example may count for at most, a number above 0; I got {cap!r:.40}.")
+    if measure.name not in AVERAGED:
+        raise BadMeasure(
+            f"A cap is for {', '.join(AVERAGED)}; a promise about {measure.name} has none: leave it out, or take another metric."
+        )
 
 
 def check_promise(drop: float, alpha: float) -> None:

@@ -25,6 +25,7 @@ from .finding import find, unwrap
 from .gates import applied
 from .gradients import contributions
 from .guarantee import Guarantee, in_words, least_in_words, sequence, unit_of
+from .noninferiority import check_cap
 from .plans import Plan
 from .rearranging import rearranged
 from .results import Result
@@ -73,6 +74,13 @@ class Workshop:
     dtype: torch.dtype | None = None  # the number format that what is tuned will be saved in; None: the model's own
     cap: float | None = None  # what one example may count for in a promise about a mean; None: 20 times the drop
 
+    def check(self) -> None:
+        """Refuse what cannot be done, before hours of scoring."""
+        if self.tune and self.score is None:
+            raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")
+        if self.select is not None:
+            check_cap(self.select.metric, self.cap)
+
     def ready(self, plan: Plan) -> Tried:
         """The plan with units of each site exchanged where that loses less, and numbers for those that stay; or as it is.
 
@@ -81,8 +89,7 @@ class Workshop:
         """
         if not self.tune:
             return Tried(plan)
-        if self.score is None:
-            raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")
+        assert self.score is not None
         better, exchanged = plan, None
         if self.scores is not None:
             names = {unit.site for unit in self.scores}
