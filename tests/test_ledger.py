@@ -316,7 +316,7 @@ def test_tries_that_are_announced_share_alpha_from_the_first_on(place: Path, fil
     assert said[0] == "the 1st of 3 promises to be tried on these examples: alpha is shared, 0.05 / 3"
     assert said[1] == "the 2nd of 3 promises to be tried on these examples: alpha is shared, 0.05 / 3"
     assert said[2] == "the 3rd promise tried on these examples: alpha is shared, 0.05 / 3"
-    assert said[3].endswith(", and one of the 4 is wrong with a probability of up to 0.063")
+    assert said[3].endswith(" (the 4 of them together: 0.063)")
     for words in (("--tries", 3), ("--fresh",)):
         assert _stopped(*_asked(place, "--remove", 2, "--dry-run", *words))
     assert _stopped(*_asked(place, "--max-drop", 2, "--dry-run", "--tries", 0))

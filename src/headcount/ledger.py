@@ -70,7 +70,7 @@ class Tries:
         if self.together <= self.alpha * (1 + 1e-9):
             return text
         most = math.ceil(1000 * self.together - 1e-9) / 1000  # never rounded down: it is a bound
-        return f"{text}, and one of the {self.number} is wrong with a probability of up to {most:g}"
+        return f"{text} (the {self.number} of them together: {most:g})"
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name, with the level and the sentence."""
