@@ -199,8 +199,8 @@ def test_every_further_promise_on_the_same_examples_has_a_smaller_level(place: P
         (step,) = found["guarantee"]["steps"]
         assert step["shown"] == (step["p"] <= ALPHA / number)
         bounds.append(step["bound"])
-    assert found["tried"].startswith("the 20th promise tried on these examples: alpha is shared, 0.05 / 20, and one of")
-    assert found["tried"].endswith("one of the 20 is wrong with a probability of up to 0.18"), sums
+    assert found["tried"].startswith("the 20th promise tried on these examples: alpha is shared, 0.05 / 20 (the 20")
+    assert found["tried"].endswith("(the 20 of them together: 0.18)"), sums
     assert bounds[-1] > bounds[0], "a bound at a smaller level is wider"
 
 
