@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -25,6 +26,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
+import typer.testing
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 from transformers.utils import logging
@@ -38,6 +40,9 @@ logging.set_verbosity_error()
 logging.disable_progress_bar()
 # Tests make far more objects than they leave: with the usual threshold of 700, a tenth of the time goes into looking for waste.
 gc.set_threshold(50_000, 20, 100)
+
+# Typer reads the signatures of all commands anew for each call: 40 ms, for hundreds of commands that tests run.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # `make test` draws the same examples everywhere; `make fuzz` draws many, others each time.
 settings.register_profile("fixed", max_examples=50, derandomize=True, database=None, deadline=None)

@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         for words in walk(folder):
             kept = [fewer.get(before, word) for before, word in zip(["", *words], words, strict=False)]
             if kept[0] in ("prune", "learn"):
-                kept += ["--limit", "120"]
+                kept += ["--limit", "60" if "--tune" in kept else "120"]
             elif kept[0] == "score" and "--limit" not in kept:
                 kept += ["--limit", "12"]
             if "--max-drop" in kept:  # too few examples for the real promise
