@@ -16,8 +16,8 @@ movies = hc.task("classification", data=home / "classifier-data/movies.tsv", tok
 train, report = movies.split(0.7, 0.3)  # heads are chosen on one part and judged on another
 before = hc.evaluate(model, report)
 
-steps = 60
-numbers = torch.randperm(len(train))[: 16 * steps].view(steps, 16)
+steps = 40
+numbers = torch.randperm(len(train))[: 8 * steps].view(steps, 8)
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
 model.train()
 with hc.learning(model, "subset", keep=16, steps=steps) as gates:

@@ -18,7 +18,7 @@ before = hc.evaluate(model, report)
 
 with tempfile.TemporaryDirectory() as folder, hc.learning(model, "l0", keep=16) as gates:
     arguments = TrainingArguments(
-        folder, max_steps=60, per_device_train_batch_size=16, learning_rate=5e-5, logging_steps=20, report_to=[],
+        folder, max_steps=40, per_device_train_batch_size=8, learning_rate=5e-5, logging_steps=20, report_to=[],
         use_cpu=True, save_strategy="no", seed=0, remove_unused_columns=False, disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(

@@ -19,7 +19,7 @@ from torch import nn
 
 from . import rules
 from .anatomy import Anatomy, Site
-from .counting import counted, counting
+from .counting import counting
 from .dialects import Dialect
 from .dummies import has_length, random_batch
 from .evaluation import device_of, to_device
@@ -121,8 +121,9 @@ def one_example(root: nn.Module, length: int | None) -> dict[str, Any]:
 def operations_of(model: nn.Module, batch: dict[str, Any]) -> int:
     """The floating-point operations of one pass, two per multiply-add."""
     root = unwrap(model)
-    with evaluating(root), torch.no_grad():
-        return counted(root, batch)[0]
+    with evaluating(root), torch.no_grad(), counting(root) as now:
+        root(**batch)
+        return sum(now().values())
 
 
 def widest(site: Site, count: int) -> tuple[int, ...]:
