@@ -21,8 +21,8 @@ import torch
 import transformers
 
 import headcount as hc
-from headcount.printing import bench_text
-from headcount.speed import bench, by_processor
+from headcount.cli.text import bench_text
+from headcount.efficiency.benchmark import bench, by_processor
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from headcount import jobs
-from headcount.cli import do
+from headcount.cli.app import do
+from headcount.reproduction import runner
 
 Job = tuple[str, list[str]]  # a name, and the words of a command
 
@@ -15,9 +15,9 @@ Job = tuple[str, list[str]]  # a name, and the words of a command
 def run_all(given: Sequence[Job], folder: Path | str, workers: int) -> None:
     """Run the commands, so many at a time, and say of each how long it took and what went wrong."""
     start = time.perf_counter()
-    steps = [jobs.Step(name, tuple(words)) for name, words in given]
+    steps = [runner.Step(name, tuple(words)) for name, words in given]
     say = lambda text: print(f"{time.perf_counter() - start:6.0f} s  {text}", flush=True)  # noqa: E731
-    jobs.run(steps, Path(folder), do, workers=workers, say=say)
+    runner.run(steps, Path(folder), do, workers=workers, say=say)
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -20,8 +20,8 @@ import transformers
 from timing import summary
 
 import headcount as hc
-from headcount.learners import Gates, learning
-from headcount.speed import timed
+from headcount.efficiency.benchmark import timed
+from headcount.learned_gates.gates import Gates, learning
 
 METHODS: dict[str, dict[str, Any] | None] = {
     "no gates": None,  # the same two models, to show what the clock cannot tell apart

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from headcount.guarantee import no_worse
-from headcount.metrics import Metric, metric
+from headcount.stats.guarantee import no_worse
+from headcount.stats.metrics import Metric, metric
 
 Pair = tuple[np.ndarray, np.ndarray]
 ACCURACY, MEAN, TOKENS = metric("accuracy"), metric("mean", higher_is_better=False), metric("loss")

@@ -22,12 +22,12 @@ import transformers
 from timing import seconds, summary
 
 import headcount as hc
-from headcount import budgeting, choosing
-from headcount.gradients import contributions
-from headcount.rearranging import rearranged
+from headcount.efficiency.benchmark import device_text
+from headcount.importance.gradients import contributions
+from headcount.pruning import budget, selection
+from headcount.pruning.mask_rearrangement import rearranged
+from headcount.pruning.mask_tuning import tuned
 from headcount.runs import InMemory
-from headcount.speed import device_text
-from headcount.tuning import tuned
 
 
 def model_and_task(args: argparse.Namespace) -> tuple[Any, hc.Task]:
@@ -65,7 +65,7 @@ def main() -> None:
         hc.evaluate(model, task)
 
     def pipeline() -> None:
-        choice = choosing.choose(model, flops="50%", units="heads,neurons", tune=True, score=task, length=args.length)
+        choice = selection.choose(model, flops="50%", units="heads,neurons", tune=True, score=task, length=args.length)
         hc.cut(copy.deepcopy(model), choice.plan, scale=choice.scale)
 
     def in_parts() -> dict[str, float]:
@@ -79,7 +79,7 @@ def main() -> None:
         part("scores", lambda: hc.score(model, task, "fisher", units="heads,neurons", run=notes))
         part(
             "search",
-            lambda: budgeting.within(budgeting.purse(model, found["scores"], "flops", length=args.length), "50%")[0],
+            lambda: budget.within(budget.purse(model, found["scores"], "flops", length=args.length), "50%")[0],
         )
         gathered = contributions(model, anatomy, anatomy.sites, task, run=notes)
         part("rearranging", lambda: rearranged(found["search"], anatomy.sites, gathered))

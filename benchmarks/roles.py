@@ -18,7 +18,7 @@ import sys
 
 
 def sentences(count: int, seed: int = 0) -> list:
-    from headcount.treebanks import Sentence, Word
+    from headcount.data.sentences.conllu import Sentence, Word
 
     draw, made = random.Random(seed), []
     for number in range(count):
@@ -84,7 +84,7 @@ def main() -> None:
     from timing import seconds, summary
 
     from headcount import progress
-    from headcount.looking import roles
+    from headcount.head_roles.analysis import roles
 
     model, read = ready(arguments)
     device = next(model.parameters()).device

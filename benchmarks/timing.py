@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from headcount.speed import quartiles, timed
+from headcount.efficiency.benchmark import quartiles, timed
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from headcount.speed import device_text, orders_of, timed
+from headcount.efficiency.benchmark import device_text, orders_of, timed
 
 MULTIPLES = {"mlp": (1, 2, 4, 8, 16, 32, 64), "attention": (1, 2, 4)}
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zoo
 from conftest import says
+from helpers import zoo
 
 from headcount import Anatomy, BadPlan, Plan, Unit, find, legalize
 from headcount.plans import parse, ranges

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from conftest import says
 
-from headcount import fingerprints, runs
+from headcount import hashing, runs
 from headcount.errors import BadRun
 from headcount.runs import Run
 
@@ -800,39 +800,39 @@ def test_files_are_the_same_wherever_they_lie_and_in_any_order(tmp_path: Path) -
             (tmp_path / top / part).mkdir(parents=True)
             (tmp_path / top / part / "test.txt").write_bytes(text)
     here, there = ([tmp_path / top / part / "test.txt" for part in ("de", "en")] for top in ("here", "there"))
-    whole = fingerprints.fingerprint_of_files(here)
+    whole = hashing.fingerprint_of_files(here)
     assert len(whole) == 32
-    assert fingerprints.fingerprint_of_files(reversed(there)) == whole
-    assert fingerprints.fingerprint_of_files([str(path) for path in here]) == whole
-    assert fingerprints.fingerprint_of_files(here[:1]) != whole
-    assert fingerprints.fingerprint_of_files(here[:1]) == fingerprints.fingerprint_of_files(there[:1])
-    assert fingerprints.fingerprint_of_files([]) != whole
+    assert hashing.fingerprint_of_files(reversed(there)) == whole
+    assert hashing.fingerprint_of_files([str(path) for path in here]) == whole
+    assert hashing.fingerprint_of_files(here[:1]) != whole
+    assert hashing.fingerprint_of_files(here[:1]) == hashing.fingerprint_of_files(there[:1])
+    assert hashing.fingerprint_of_files([]) != whole
     there[0].write_bytes(b"a dog")
     there[1].write_bytes(b"ein Hund")
-    assert fingerprints.fingerprint_of_files(there) != whole, "which file is which matters"
+    assert hashing.fingerprint_of_files(there) != whole, "which file is which matters"
     with says(BadRun, about="No such file"):
-        fingerprints.fingerprint_of_files([tmp_path / "missing"])
+        hashing.fingerprint_of_files([tmp_path / "missing"])
 
 
 @pytest.mark.parametrize("size", [1, 40, 41, 79, 80, 90, 400, 401])
 def test_every_changed_byte_is_seen_and_of_a_huge_file_those_in_blocks_from_end_to_end(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprints, "BLOCK", 20)
-    monkeypatch.setattr(fingerprints, "WHOLE", 80)
+    monkeypatch.setattr(hashing, "BLOCK", 20)
+    monkeypatch.setattr(hashing, "WHOLE", 80)
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(size))
-    before, seen = fingerprints.fingerprint_of_files([path]), set()
+    before, seen = hashing.fingerprint_of_files([path]), set()
     for at in range(size):
         data = bytearray(size)
         data[at] = 1
         path.write_bytes(data)
-        if fingerprints.fingerprint_of_files([path]) != before:
+        if hashing.fingerprint_of_files([path]) != before:
             seen.add(at)
     assert {0, size - 1} <= seen
     assert len(seen) == size if size <= 80 else len(seen) >= 80
     path.write_bytes(bytes(size + 1))
-    assert fingerprints.fingerprint_of_files([path]) != before
+    assert hashing.fingerprint_of_files([path]) != before
 
 
 @pytest.mark.parametrize(
@@ -866,5 +866,5 @@ print(json.dumps([name for name in ("torch", "transformers", "sacrebleu", "scipy
 
 
 def test_a_package_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "PACKAGES", ("numpy", "no-such-package"))
+    monkeypatch.setattr(hashing, "PACKAGES", ("numpy", "no-such-package"))
     assert runs.versions()["no-such-package"] == "not installed"

@@ -17,15 +17,18 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from headcount.page.charts import values
-from headcount.page.documents import comparison_of
-from headcount.page.look import LINES, PALETTES, config, painted
-from headcount.papers import draws, fan, li, shelf, trainings, voita_encoder
-from headcount.papers.experiments import Found, Setting
-from headcount.papers.lines import Line, line_of, lines_of
-from headcount.papers.materials import Corpus, Material, Pairs
-from headcount.papers.michel_curves import TYPES
-from headcount.stats import holm
+from headcount.reporting.charts import values
+from headcount.reporting.run_reader import comparison_of
+from headcount.reporting.theme import LINES, PALETTES, config, painted
+from headcount.reproduction import fan2020, li2021, registry
+from headcount.reproduction import seeds as over_seeds
+from headcount.reproduction.curves import Line, line_of, lines_of
+from headcount.reproduction.experiment import Found, Setting
+from headcount.reproduction.inputs import Corpus, Material, Pairs
+from headcount.reproduction.michel2019.curves import TYPES
+from headcount.reproduction.prasanna2020 import tables
+from headcount.reproduction.voita2019 import encoder
+from headcount.stats.paired_tests import holm
 
 WORDS = {"accuracy": "accuracy", "matthews": "Matthews correlation", "pearson": "Pearson correlation", "bleu": "BLEU"}
 PAIRS = "Multi30k, German to English"
@@ -44,8 +47,8 @@ def found_in(folder: Path) -> Found:
     about = told["material"] | {"about": "", "pairs": Pairs(**told["material"]["pairs"])}
     about["corpora"] = tuple(Corpus(**one) for one in told["material"]["corpora"])
     setting = Setting(Material(**about), folder, told["full"], seeds)
-    steps = [step for one in shelf.EXPERIMENTS for step in shelf.plan(one, setting).steps]
-    return Found(setting, trainings.collapsed(Found(setting), steps).steps)
+    steps = [step for one in registry.EXPERIMENTS for step in registry.plan(one, setting).steps]
+    return Found(setting, over_seeds.collapsed(Found(setting), steps).steps)
 
 
 def spread(name: str, points: Mapping[Any, Sequence[float]]) -> Rows:
@@ -148,8 +151,16 @@ def michel_epochs(found: Found) -> Told:
 
 def layerdrop(found: Found) -> Told:
     """Layers taken out of a translator without training it again (Fan et al. 2020)."""
-    both, panels, names = fan.pairs_of(found), [], {"trained without LayerDrop": "warn", "trained with it": "accent"}
-    for order, called in {fan.EVERY: "every other layer", fan.BLOCK: "from the top", fan.LOT: "by lot"}.items():
+    both, panels, names = (
+        fan2020.pairs_of(found),
+        [],
+        {"trained without LayerDrop": "warn", "trained with it": "accent"},
+    )
+    for order, called in {
+        fan2020.EVERY: "every other layer",
+        fan2020.BLOCK: "from the top",
+        fan2020.LOT: "by lot",
+    }.items():
         rows = Rows()
         for name, some in zip(names, zip(*both, strict=True), strict=True):
             rows += spread(name, {n: [one.after[order][n] for one in some] for n in (0, *some[0].counts)})
@@ -161,10 +172,10 @@ def layerdrop(found: Found) -> Told:
 
 def li_subsets(found: Found) -> Told:
     """Accuracy with exactly so many heads, found in several ways (Li et al. 2021)."""
-    names, rows, seeds = {way.title: LINES[n] for n, way in enumerate(li.WAYS)}, Rows(), found.setting.seeds
-    for way in li.WAYS:
+    names, rows, seeds = {way.title: LINES[n] for n, way in enumerate(li2021.WAYS)}, Rows(), found.setting.seeds
+    for way in li2021.WAYS:
         for keep in (keep.rstrip("%") for keep in way.keeps):
-            read = [found.read(f"li-{way.name}-{keep}-{seed}", "learned", voita_encoder.outcome) for seed in seeds]
+            read = [found.read(f"li-{way.name}-{keep}-{seed}", "learned", encoder.outcome) for seed in seeds]
             runs = [one for one in read if one is not None]
             rows += spread(way.title, {runs[0].kept: [one.compared.after for one in runs]})
     colour = coloured(names, columns=3, labelLimit=320, offset=34)
@@ -178,10 +189,10 @@ def li_subsets(found: Found) -> Told:
 def voita(found: Found) -> Told:
     """A translator with fewer heads in its encoder, trained further (Voita et al. 2019)."""
     names = {"L0 gates": "accent", "taylor": "warn", "by lot": "muted", "all heads, trained as long": "accent3"}
-    few, rows = (voita_encoder.FEW, voita_encoder.TENTH, voita_encoder.HALF), Rows()
-    arms = [*(("l0", share) for share in few), *voita_encoder.CONTROLS]
+    few, rows = (encoder.FEW, encoder.TENTH, encoder.HALF), Rows()
+    arms = [*(("l0", share) for share in few), *encoder.CONTROLS]
     for (method, share), place in zip(arms, (0, 0, 0, 1, 2, 3), strict=True):
-        runs = list(voita_encoder.runs_of(found, method, share).values())
+        runs = list(encoder.runs_of(found, method, share).values())
         rows += spread(list(names)[place], {runs[0].kept: [one.compared.after for one in runs]})
     x = along(f"heads of the encoder kept, of {runs[0].of}", runs[0].of + 2, values=[row["x"] for row in rows])
     gates = alt.Chart(values(rows[: len(few)])).encode(x=x, y=up("BLEU")).mark_line(color="theme:accent")
@@ -197,7 +208,7 @@ def lottery(found: Found) -> Told:
     names, panels = {"full model": "ink", "heads and MLPs": "accent", "single weights": "warn"}, []
     kinds = {"heads and MLPs": "structured", "single weights": "magnitude"}
     networks = [(name, kinds[name], what, "retrained") for name in kinds for what in ("good", "random", "bad")]
-    for task in draws.tasks_of(found):
+    for task in tables.tasks_of(found):
         rows = Rows()
         for name, kind, what, how in (("full model", "structured", "full", "whole"), *networks):
             some = list(task.values(kind, what, how).values())

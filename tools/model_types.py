@@ -68,9 +68,9 @@ def examine(model_type: str) -> Row:
 
 def _examine(row: Row, model, inputs, output) -> None:
     from headcount.errors import NotFound
-    from headcount.finding import find
+    from headcount.model.cutting.rules import is_padded
+    from headcount.model.discovery import find
     from headcount.plans import Plan
-    from headcount.rules import is_padded
 
     base = output(model, inputs)
     try:
@@ -115,9 +115,9 @@ def _try(model, inputs, output, plan) -> tuple[str, str]:
     import torch
 
     from headcount.errors import Refused
-    from headcount.gates import closed
-    from headcount.pricing import parameters_removed
-    from headcount.surgery import cut
+    from headcount.model.cutting.effects import parameters_removed
+    from headcount.model.cutting.surgery import cut
+    from headcount.model.gates import closed
 
     try:
         with closed(model, plan):
@@ -164,7 +164,7 @@ def _note(seen: set[int], key: int, *_: object) -> None:
 def _live(model, inputs, output, base, site) -> bool:
     import torch
 
-    from headcount.gates import closed
+    from headcount.model.gates import closed
 
     for unit in site.units:
         with closed(model, [unit]):
@@ -226,7 +226,7 @@ def page(rows: list[Row]) -> str:
         "Each type is a tiny random model from its config. *Live*: closing any head that runs changes the output.",
         "*cut*: the cut model equals the closed one to 1e-5, with an uneven set of heads and with a whole attention gone;",
         "*cut (padded)*: the same, where at least one attention keeps its original number of heads inside (see",
-        "`docs/architecture.md`); *cut in part*: some attentions of the model can be cut, others are refused.",
+        "`docs/design-notes.md`); *cut in part*: some attentions of the model can be cut, others are refused.",
         "",
         "| | types |",
         "|---|---|",

@@ -37,10 +37,16 @@ EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
 SECONDS = 240  # for the tests of one mutant; one that runs into it hangs, and that is noticed
 # What is mutated: finding and cutting, statistics, importance, and the choice of what goes.
 GROUPS = {
-    "model": "anatomy companions dialects finding gates journal layers linear multihead pricing proof rules sharing surgery",
-    "statistics": "agreement guarantee metrics results stats",
-    "importance": "ablation criteria evaluation gradients patterns propagation relevance replay strategies subsets",
-    "pruning": "budgeting choosing costs counting curves knapsack plans pruning rearranging scores splits trying tuning",
+    "model": "model/anatomy model/cutting/per_head model/architectures model/discovery model/gates "
+    "model/cutting/transaction model/cutting/layers model/matrices model/multihead model/cutting/effects "
+    "model/equivalence model/cutting/rules model/cutting/kv_groups model/cutting/surgery",
+    "statistics": "stats/agreement stats/guarantee stats/metrics stats/results stats/paired_tests",
+    "importance": "evaluation/ablation importance/criteria evaluation/evaluator importance/gradients "
+    "importance/attention importance/lrp/rules importance/lrp/relevance evaluation/replay "
+    "importance/layer_orders learned_gates/relaxations",
+    "pruning": "pruning/budget pruning/selection efficiency/costs efficiency/flops pruning/curves pruning/knapsack "
+    "plans pruning/pipeline pruning/mask_rearrangement documents/scores data/splits pruning/plan_tests "
+    "pruning/mask_tuning",
 }
 
 COMPARISONS = {

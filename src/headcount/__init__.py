@@ -18,79 +18,79 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Anatomy": "anatomy",
-    "Site": "anatomy",
-    "Stack": "anatomy",
-    "find": "finding",
-    "Dialect": "dialects",
-    "closed": "gates",
-    "gated": "gates",
+    "Anatomy": "model.anatomy",
+    "Site": "model.anatomy",
+    "Stack": "model.anatomy",
+    "find": "model.discovery",
+    "Dialect": "model.architectures",
+    "closed": "model.gates",
+    "gated": "model.gates",
     "Plan": "plans",
     "Unit": "plans",
     "legalize": "plans",
-    "Price": "pricing",
-    "cut": "surgery",
-    "parameters_removed": "pricing",
-    "prices": "pricing",
-    "removed": "surgery",
-    "load": "checkpoints",
-    "save": "checkpoints",
-    "skeleton": "checkpoints",
+    "Price": "model.cutting.effects",
+    "cut": "model.cutting.surgery",
+    "parameters_removed": "model.cutting.effects",
+    "prices": "model.cutting.effects",
+    "removed": "model.cutting.surgery",
+    "load": "model.checkpoints",
+    "save": "model.checkpoints",
+    "skeleton": "model.checkpoints",
     "BadCheckpoint": "errors",
     "BadPlan": "errors",
     "CheckFailed": "errors",
     "HeadcountError": "errors",
     "NotFound": "errors",
     "Refused": "errors",
-    "Result": "results",
-    "Comparison": "results",
-    "compare": "results",
-    "compare_all": "results",
-    "Metric": "metrics",
-    "Scores": "scores",
-    "plan": "scores",
-    "Task": "tasks",
-    "own_task": "tasks",
-    "task": "kinds",
-    "evaluate": "evaluation",
-    "measure": "evaluation",
-    "score": "criteria",
-    "ablate": "ablation",
-    "ablate_all_but_one": "ablation",
-    "transfer": "ablation",
-    "Ablation": "ablation",
-    "OneHead": "ablation",
-    "Transfer": "ablation",
-    "curve": "curves",
-    "Curve": "curves",
-    "Point": "curves",
-    "Budget": "budgeting",
-    "Choice": "choosing",
-    "choose": "choosing",
-    "Guarantee": "guarantee",
-    "Pruned": "pruning",
-    "prune": "pruning",
-    "Bench": "speed",
-    "Speed": "speed",
-    "bench": "speed",
-    "report": "reports",
-    "Gates": "learners",
-    "learning": "learners",
-    "Recipe": "recipes",
-    "Trained": "training",
-    "train": "training",
-    "Lot": "lotteries",
-    "Lottery": "agreement",
-    "lottery": "lotteries",
-    "Passages": "reading",
-    "Roles": "functions",
-    "passages": "reading",
-    "roles": "looking",
-    "Learned": "lessons",
-    "learn": "lessons",
-    "trainer_callback": "callbacks",
-    "new_translator": "building",
-    "reborn": "building",
+    "Result": "stats.results",
+    "Comparison": "stats.results",
+    "compare": "stats.results",
+    "compare_all": "stats.results",
+    "Metric": "stats.metrics",
+    "Scores": "documents.scores",
+    "plan": "documents.scores",
+    "Task": "data.tasks",
+    "own_task": "data.tasks",
+    "task": "data.task_types",
+    "evaluate": "evaluation.evaluator",
+    "measure": "evaluation.evaluator",
+    "score": "importance.criteria",
+    "ablate": "evaluation.ablation",
+    "ablate_all_but_one": "evaluation.ablation",
+    "transfer": "evaluation.ablation",
+    "Ablation": "evaluation.ablation",
+    "OneHead": "evaluation.ablation",
+    "Transfer": "evaluation.ablation",
+    "curve": "pruning.curves",
+    "Curve": "pruning.curves",
+    "Point": "pruning.curves",
+    "Budget": "pruning.budget",
+    "Choice": "pruning.selection",
+    "choose": "pruning.selection",
+    "Guarantee": "stats.guarantee",
+    "Pruned": "pruning.pipeline",
+    "prune": "pruning.pipeline",
+    "Bench": "efficiency.benchmark",
+    "Speed": "efficiency.benchmark",
+    "bench": "efficiency.benchmark",
+    "report": "reporting.page",
+    "Gates": "learned_gates.gates",
+    "learning": "learned_gates.gates",
+    "Recipe": "training.recipe",
+    "Trained": "training.loop",
+    "train": "training.loop",
+    "Lot": "lottery_ticket.study",
+    "Lottery": "stats.agreement",
+    "lottery": "lottery_ticket.study",
+    "Passages": "data.sentences.passages",
+    "Roles": "documents.roles",
+    "passages": "data.sentences.passages",
+    "roles": "head_roles.analysis",
+    "Learned": "learned_gates.pipeline",
+    "learn": "learned_gates.pipeline",
+    "trainer_callback": "learned_gates.trainer_callback",
+    "new_translator": "training.new_models",
+    "reborn": "training.new_models",
     "Run": "runs",
     "BadData": "errors",
     "BadMeasure": "errors",
@@ -184,17 +184,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .ablation import Ablation, OneHead, Transfer, ablate, ablate_all_but_one, transfer
-    from .agreement import Lottery
-    from .anatomy import Anatomy, Site, Stack
-    from .budgeting import Budget
-    from .building import new_translator, reborn
-    from .callbacks import trainer_callback
-    from .checkpoints import load, save, skeleton
-    from .choosing import Choice, choose
-    from .criteria import score
-    from .curves import Curve, Point, curve
-    from .dialects import Dialect
+    from .data.sentences.passages import Passages, passages
+    from .data.task_types import task
+    from .data.tasks import Task, own_task
+    from .documents.roles import Roles
+    from .documents.scores import Scores, plan
+    from .efficiency.benchmark import Bench, Speed, bench
     from .errors import (
         BadCheckpoint,
         BadData,
@@ -209,30 +204,35 @@ if TYPE_CHECKING:
         OutOfMemory,
         Refused,
     )
-    from .evaluation import evaluate, measure
-    from .finding import find
-    from .functions import Roles
-    from .gates import closed, gated
-    from .guarantee import Guarantee
-    from .kinds import task
-    from .learners import Gates, learning
-    from .lessons import Learned, learn
-    from .looking import roles
-    from .lotteries import Lot, lottery
-    from .metrics import Metric
+    from .evaluation.ablation import Ablation, OneHead, Transfer, ablate, ablate_all_but_one, transfer
+    from .evaluation.evaluator import evaluate, measure
+    from .head_roles.analysis import roles
+    from .importance.criteria import score
+    from .learned_gates.gates import Gates, learning
+    from .learned_gates.pipeline import Learned, learn
+    from .learned_gates.trainer_callback import trainer_callback
+    from .lottery_ticket.study import Lot, lottery
+    from .model.anatomy import Anatomy, Site, Stack
+    from .model.architectures import Dialect
+    from .model.checkpoints import load, save, skeleton
+    from .model.cutting.effects import Price, parameters_removed, prices
+    from .model.cutting.surgery import cut, removed
+    from .model.discovery import find
+    from .model.gates import closed, gated
     from .plans import Plan, Unit, legalize
-    from .pricing import Price, parameters_removed, prices
-    from .pruning import Pruned, prune
-    from .reading import Passages, passages
-    from .recipes import Recipe
-    from .reports import report
-    from .results import Comparison, Result, compare, compare_all
+    from .pruning.budget import Budget
+    from .pruning.curves import Curve, Point, curve
+    from .pruning.pipeline import Pruned, prune
+    from .pruning.selection import Choice, choose
+    from .reporting.page import report
     from .runs import Run
-    from .scores import Scores, plan
-    from .speed import Bench, Speed, bench
-    from .surgery import cut, removed
-    from .tasks import Task, own_task
-    from .training import Trained, train
+    from .stats.agreement import Lottery
+    from .stats.guarantee import Guarantee
+    from .stats.metrics import Metric
+    from .stats.results import Comparison, Result, compare, compare_all
+    from .training.loop import Trained, train
+    from .training.new_models import new_translator, reborn
+    from .training.recipe import Recipe
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ import numpy as np
 from filelock import BaseFileLock, FileLock, Timeout
 
 from .errors import BadRun
-from .fingerprints import canonical, fingerprint, plain_json, versions
+from .hashing import canonical, fingerprint, plain_json, versions
 
 FORMAT = 1
 RUN = "run.json"

@@ -1,0 +1,394 @@
+"""The command line: one thin command per verb, errors in one sentence, exit codes 0 (done), 1 (refused or failed), 2 (usage)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from .. import __version__
+from ..errors import BadPlan, HeadcountError
+from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
+from .options import dialects_of, out, quieten, with_data
+
+if TYPE_CHECKING:
+    from ..model.anatomy import Anatomy, Site
+
+app = typer.Typer(
+    name="headcount",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Which attention heads, neurons and layers of a transformer earn their keep, and how to remove the rest.\n\n"
+    "Examples:\n\n"
+    "    headcount demo                                     # everything, on embedded models, offline\n\n"
+    "    headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller   # the main job\n\n"
+    "    headcount inspect my-model                         # a folder, or a name on the hub\n\n"
+    "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
+    "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
+    "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
+    "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
+    "    headcount bench my-model smaller                   # is it faster?\n\n"
+    "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
+    "    headcount report runs -o page.html                 # one page of all that was found\n\n"
+    "    headcount reproduce michel-heads                   # an experiment of a paper, again\n\n"
+    "    headcount cut my-model 3:7 5:0-3 -o smaller        # remove five heads\n\n"
+    "    headcount cut my-model layers:4 3.mlp:* -o smaller # a whole layer, and all of one MLP\n\n"
+    "Units are written SITE:INDICES; `inspect` lists the sites.",
+)
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that ships with the model.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dialect", metavar="JSON", help='Your own dialect: \'{"reads": ["wq","wk","wv"], "writes": ["wo"]}\'.'
+    ),
+]
+
+
+MANNERS = ("slim", "padded", "empty")
+STOPPED = 130  # the exit code after Ctrl-C
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"headcount {__version__}")
+        raise typer.Exit
+
+
+def do(words: Sequence[str]) -> None:
+    """Do what the words after `headcount` say, in this process; whatever keeps it from being done is raised."""
+    try:
+        code = app(list(words), standalone_mode=False)
+    except typer.Abort:  # what Ctrl-C has become
+        raise KeyboardInterrupt from None
+    if code == STOPPED:
+        raise KeyboardInterrupt
+    if code:
+        raise SystemExit(code)
+
+
+@app.callback()
+def _main(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    context.obj = do  # for a command that is made of others
+
+
+@app.command()
+def inspect(
+    model: Model,
+    every: Annotated[bool, typer.Option("--all", help="One line per site, also where layers are alike.")] = False,
+    as_json: AsJson = False,
+    dialect: Rows = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Show the attentions, MLPs and layers of a model, their parameters, and what can be cut. Reads no weights.
+
+    Examples:
+
+        headcount inspect my-model
+
+        headcount inspect google-bert/bert-base-uncased --json
+    """
+    quieten()
+    from ..model.checkpoints import skeleton
+    from ..model.discovery import find
+
+    empty = skeleton(model, trust_remote_code=trust_remote_code)
+    anatomy = find(empty, dialects_of(dialect))
+    rows = [_site_row(site, anatomy, empty) for site in anatomy]
+    total = sum(p.numel() for p in empty.parameters())
+    if as_json:
+        print(json.dumps(_anatomy_json(model, anatomy, rows, total), indent=2))
+        return
+    out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters")
+    shown = rows if every else _alike(rows)
+    out.print(_site_table(shown, total))
+    for row in shown:
+        if row["cut"] not in MANNERS:
+            out.print(f"[yellow]{row['site']} can be closed, not cut:[/] {row['cut']}")
+    for stack in anatomy.stacks:
+        out.print(f"{stack.name}: {len(stack)} of {stack.of} layers")
+    for path, reason in anatomy.refused:
+        out.print(f"[yellow]not supported:[/] {path}: {reason}")
+    for path in anatomy.unknown:
+        out.print(f"[yellow]looks like attention, built in a way not known:[/] {path}")
+
+
+@app.command()
+def cut(
+    model: Model,
+    units: Annotated[
+        list[str] | None, typer.Argument(metavar="[UNITS]...", help="What to remove: 3:7, 5:0-3, 2.mlp:*, layers:4.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder to write.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="A plan file (JSON), instead of or added to UNITS.")
+    ] = None,
+    scores: Annotated[
+        Path | None, typer.Option("--scores", help="Scores from `headcount score`, for --remove.")
+    ] = None,
+    remove: Annotated[
+        str | None, typer.Option("--remove", help="How many of the units scored: a count, or a share such as 40%.")
+    ] = None,
+    least: Annotated[int, typer.Option("--least", help="With --remove: units that every site keeps.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed and what it costs.")
+    ] = False,
+    portable: Annotated[
+        bool, typer.Option("--portable", help="Write a folder that a stock from_pretrained can load.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Prove on a small batch that cutting equals closing.")
+    ] = True,
+    as_json: AsJson = False,
+    dialect: Rows = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Remove heads, neurons or layers and save the smaller model.
+
+    Examples:
+
+        headcount cut my-model 3:7 5:0-3 -o smaller
+
+        headcount cut my-model --plan plan.json --dry-run
+
+        headcount cut my-model --scores runs/x/scores.json --remove 40% -o smaller
+
+        headcount cut my-model layers:10-11 -o smaller --portable
+    """
+    if not units and plan is None and scores is None:
+        raise typer.BadParameter("name the units to remove, or give --plan FILE, or --scores FILE and --remove.")
+    if (scores is None) != (remove is None):
+        raise typer.BadParameter("--scores and --remove go together: which scores, and how many units.")
+    if output is None and not dry_run:
+        raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
+    if output is not None and output.exists() and not force and (not output.is_dir() or any(output.iterdir())):
+        raise BadPlan(f"{output} exists and is not empty; choose another folder, or use --force to replace it.")
+    quieten()
+    from ..model import checkpoints
+    from ..model.cutting import surgery
+    from ..model.cutting.effects import prices as price_list
+    from ..model.discovery import find
+
+    rows = dialects_of(dialect)
+    subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
+    wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
+    prices = price_list(subject, wanted, dialects=rows)
+    before = sum(p.numel() for p in subject.parameters())
+    batch = _small_batch(subject) if check and not dry_run else None
+    if not dry_run:
+        assert output is not None
+        surgery.cut(subject, wanted, check=batch, dialects=rows)
+        checkpoints.save(subject, output, source=model, portable=portable, force=force)
+    after = before - sum(price.parameters for price in prices)
+    if as_json:
+        listed = [price._asdict() for price in prices]
+        print(
+            json.dumps(
+                {
+                    "plan": wanted.to_json(),
+                    "parameters": [before, after],
+                    "sites": listed,
+                    "checked": batch is not None,
+                    "output": None if dry_run else str(output),
+                },
+                indent=2,
+            )
+        )
+        return
+    out.print(_price_table(prices))
+    out.print(f"{len(wanted)} units, {_n(before)} -> {_n(after)} parameters ({(after - before) / before:+.1%})")
+    if not dry_run:
+        proof = "proved equal to the closed model on a small batch" if batch is not None else "not checked on a batch"
+        out.print(f"written to {output} · {proof}")
+
+
+app.command()(bench.bench)
+app.command()(report.report)
+app.command()(reproduce.reproduce)
+app.command()(with_data(prune.prune))
+app.command()(with_data(train.train))
+app.command()(with_data(learn.learn))
+app.command()(with_data(lottery.lottery))
+app.command()(with_data(roles.roles))
+for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, measure.curve):
+    app.command()(with_data(command))
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where everything goes.")] = Path(
+        "headcount-demo"
+    ),
+) -> None:
+    """Walk through everything on two small models that are part of headcount: offline, in a few minutes.
+
+    Every command is shown before it runs; all of them work on your own model and data too.
+
+    Examples:
+
+        headcount demo
+
+        headcount demo -o somewhere-else
+    """
+    from . import demo as embedded
+
+    embedded.unpack(output)
+    for words in embedded.walk(output):
+        out.print(f"\n[bold]$ headcount {shlex.join(words)}[/]", soft_wrap=True)
+        app(words, standalone_mode=False)
+    out.print(f"\nEverything is in {output}: open {output / 'report.html'}", soft_wrap=True, markup=False)
+
+
+# -- helpers -------------------------------------------------------------------------------------------------------------
+
+
+def _wanted(units: list[str] | None, file: Path | None) -> list[Any]:
+    from ..plans import Plan
+
+    return [*(units or []), *(Plan.read(file) if file is not None else ())]
+
+
+def _least_important(scores: Path | None, remove: str | None, least: int) -> list[Any]:
+    if scores is None or remove is None:
+        return []
+    from ..documents.scores import Scores, plan
+
+    return list(plan(Scores.read(scores), remove, least=least))
+
+
+def _small_batch(model: Any) -> dict[str, Any] | None:
+    """A few tokens of the model's own making, where it is a model of text; None for other kinds."""
+    import torch
+
+    if getattr(model, "main_input_name", "") != "input_ids":
+        return None
+    try:
+        batch = {name: value for name, value in model.dummy_inputs.items() if isinstance(value, torch.Tensor)}
+        with torch.no_grad():
+            model(**{name: value.to(model.device) for name, value in batch.items()})
+    except Exception:  # a model whose forward needs more than its dummy inputs: there is nothing to check with
+        return None
+    return {name: value.to(model.device) for name, value in batch.items()}
+
+
+def _n(count: int) -> str:
+    return f"{count:,}"
+
+
+def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
+    """One site as a row: sizes, parameters of the whole site and of one unit, and whether it can be cut."""
+    from ..model.cutting.effects import site_price
+    from ..model.cutting.rules import is_padded, refusal
+
+    reason = refusal(site, anatomy, model)
+    whole = sum(p.numel() for m in {id(m): m for m in (*site.readers, site.writer)}.values() for p in m.parameters())
+    unit = site_price(site, tuple(range(1, len(site)))).parameters if reason is None and len(site) else 0
+    return {
+        "site": site.name,
+        "kind": site.kind,
+        "attention": site.attention,
+        "layer": site.layer,
+        "path": site.path,
+        "units": len(site),
+        "of": site.of,
+        "kv_heads": site.kv_heads if site.kind == "head" else None,
+        "width": site.width,
+        "parameters": whole,
+        "parameters_per_unit": unit,
+        "cut": reason or ("padded" if is_padded(site) else "slim" if len(site) else "empty"),
+    }
+
+
+def _anatomy_json(name: str, anatomy: Anatomy, rows: list[dict[str, Any]], total: int) -> dict[str, Any]:
+    return {
+        "model": name,
+        "class": anatomy.model_name,
+        "parameters": total,
+        "sites": rows,
+        "stacks": [{"stack": s.name, "path": s.path, "layers": list(s.ids), "of": s.of} for s in anatomy.stacks],
+        "refused": [{"path": path, "reason": reason} for path, reason in anatomy.refused],
+        "unknown": list(anatomy.unknown),
+    }
+
+
+def _alike(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of neighbouring layers that differ in nothing but the layer, as one row with a range for a name."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        stem = row["site"].replace(str(row["layer"]), "#", 1) if row["layer"] is not None else row["site"]
+        same = tuple(row[key] for key in ("kind", "attention", "units", "of", "kv_heads", "width", "parameters", "cut"))
+        key = (stem, same)
+        run = groups.get(key)
+        if run is not None and row["layer"] is not None and run[-1]["layer"] == row["layer"] - 1:
+            run.append(row)
+        else:
+            groups[key if run is None else (*key, row["site"])] = [row]
+    return [
+        {
+            **run[0],
+            "site": run[0]["site"].replace(str(run[0]["layer"]), f"{run[0]['layer']}-{run[-1]['layer']}", 1),
+            "times": len(run),
+        }
+        if len(run) > 1
+        else run[0]
+        for run in groups.values()
+    ]
+
+
+def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
+    """One line per row; parameters and shares are those of one attention or MLP, and of one of its units."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("site", "type", "units", "kv", "width", "params", "share", "per unit", "share", "cut"):
+        table.add_column(title, justify="left" if title in ("site", "type", "cut") else "right", no_wrap=True)
+    for row in rows:
+        times, unit = row.get("times", 1), row["parameters_per_unit"]
+        units = f"{row['units']} of {row['of']}" if row["units"] != row["of"] else str(row["units"])
+        what = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
+        one = (_n(unit), f"{unit / total:.2%}") if unit else ("", "")
+        sizes = (_n(row["parameters"]), f"{row['parameters'] / total:.1%}", *one)
+        cut = row["cut"] if row["cut"] in MANNERS else "refused"
+        table.add_row(row["site"], what, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
+    return table
+
+
+def _price_table(prices: list[Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("site", "units", "left", "manner", "parameters", "kv heads in the cache"):
+        table.add_column(title, justify="left" if title in ("site", "manner") else "right")
+    for price in prices:
+        cache = f"{price.kv_heads} -> {price.kv_left}" if price.kv_heads else ""
+        table.add_row(price.name, str(price.units), str(price.left), price.manner, f"-{_n(price.parameters)}", cache)
+    return table
+
+
+def main() -> None:
+    """Run the command line; every error that is ours, and every ordinary one, ends as one sentence."""
+    try:
+        app(standalone_mode=True)
+    except HeadcountError as error:
+        sys.stderr.write(f"headcount: {error}\n")
+        raise SystemExit(1) from None
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise SystemExit(STOPPED) from None
+    except Exception as error:
+        if os.environ.get("HEADCOUNT_DEBUG"):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        sys.stderr.write(f"headcount: {type(error).__name__}: {first} (set HEADCOUNT_DEBUG=1 to see where)\n")
+        raise SystemExit(1) from None

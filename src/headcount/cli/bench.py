@@ -1,0 +1,138 @@
+"""The command `bench`: models side by side, in a run folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import HeadcountError
+from .options import Given, command_line, load_model, out, quieten, weights_of
+from .text import bench_text
+
+if TYPE_CHECKING:
+    from ..runs import Run
+
+BENCH = "bench"  # the document in the run folder
+
+
+def bench(
+    context: typer.Context,
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...", help="Model folders or names on the hub. The first is what others are compared to."
+        ),
+    ],
+    batch_size: Annotated[
+        str, typer.Option("--batch-size", help="Examples at a time, several with commas.")
+    ] = "1,4,16,64",
+    length: Annotated[str, typer.Option("--length", help="Tokens of an example, several with commas.")] = "128",
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", help="How often each is run; else as --seconds allow.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="About so long in all: 5 to 25 repetitions.")] = 120.0,
+    compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16.")] = "float32",
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, ...; else a GPU where there is one.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="For the tokens and the order of the models.")] = 0,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that ships with the models.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The run folder; else runs/....")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+) -> None:
+    """Measure examples per second and memory of models, in turns, and compare them to the first one.
+
+    Beside each ratio stands what the count of multiply-adds would allow. Asked again, it shows what was measured before.
+
+    Examples:
+
+        headcount bench my-model smaller
+
+        headcount bench my-model smaller --batch-size 16 --length 64,128,256 --repeats 15
+
+        headcount bench my-model smaller --device cuda --dtype bfloat16 --compile
+    """
+    _no_model_twice(models)
+    asked = {
+        "batch_sizes": _numbers("--batch-size", batch_size),
+        "lengths": _numbers("--length", length),
+        "repeats": repeats,
+        "seconds": seconds,
+        "compile": compile,
+        "seed": seed,
+    }
+    if (repeats is not None and repeats < 1) or not seconds > 0:
+        raise typer.BadParameter("--repeats is a whole number from 1 on, --seconds a number above 0.")
+    quieten()
+    from .. import progress
+    from ..efficiency.benchmark import device_text
+    from ..evaluation.evaluator import device_of
+    from ..runs import Run, default_folder
+
+    given = Given(dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    loaded = {name: load_model(name, given) for name in models}
+    listed = [{"name": name, "weights": weights_of(name, model)} for name, model in loaded.items()]
+    where = device_text(device_of(loaded[models[0]]))
+    question = {"command": "bench", "model": listed[0], "others": listed[1:], "run": {"dtype": dtype, "device": where}}
+    question["options"] = asked
+    with ExitStack() as stack:
+        if quiet or as_json:
+            stack.enter_context(progress.quiet())
+        run = stack.enter_context(Run.open(output or default_folder(question), question))
+        before = run.finished
+        data = run.read_json(BENCH) if before else _measured(run, loaded, asked)
+        if not before:
+            run.write_json("command", {"command": command_line(context)}, replace=True)
+            run.finish()
+        if as_json:
+            print(json.dumps({**data, "run": str(run.folder)}, indent=2))
+            return
+        from ..efficiency.benchmark import Bench
+
+        out.print(bench_text(Bench.from_json(data)), soft_wrap=True, markup=False)
+        note = f" (measured on {run.created[:10]}; to measure anew, give another folder with -o)" if before else ""
+        out.print(f"run folder: {run.folder}{note}", soft_wrap=True, markup=False)
+
+
+def _measured(run: Run, loaded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """What is measured now, written into the run folder; a command that fails at once leaves none."""
+    from ..efficiency.benchmark import bench
+
+    try:
+        data = bench(loaded, **asked, run=run).to_json()
+    except HeadcountError:
+        run.discard_if_empty()
+        raise
+    except KeyboardInterrupt:
+        kept = f"{run.folder} keeps what is done: the same command goes on from there."
+        sys.stderr.write(f"headcount: stopped; {kept}\n")
+        raise
+    run.write_json(BENCH, data, replace=True)
+    return data
+
+
+def _no_model_twice(names: list[str]) -> None:
+    places = [os.path.realpath(name) if os.path.isdir(name) else name for name in names]
+    twice = [name for name, place in zip(names, places, strict=True) if places.count(place) > 1]
+    if twice:
+        raise typer.BadParameter(f"{twice[-1]} is there twice; name each model once.")
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    """Whole numbers from 1 on, separated by commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 10**9 for part in parts):
+        raise typer.BadParameter(f"{flag} is whole numbers from 1 on with commas, such as 1,16; I got {text[:40]!r}.")
+    return [int(part) for part in parts]

@@ -1,0 +1,298 @@
+"""The command that learns which units to keep: `learn`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import BadPlan
+from .options import Given, Only, dialects_of, load_model, make_task, other_task, out, quieten, running
+from .training_options import FRESH_RATE, Regimen, flag, is_main, kept_apart, own_device, set_aside
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+    from ..learned_gates.pipeline import Learned
+    from ..stats.results import Comparison, Result
+
+GATES, AFTER = "How gates learn", "After that"
+MOST_SHOWN = 600  # characters of a plan
+
+
+def learn(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
+    given: Given,
+    regimen: Regimen,
+    method: Annotated[
+        str,
+        typer.Option("--method", help="l0, subset, movement, layerdrop; or taylor, random, ..., plan, to recover."),
+    ] = "subset",
+    keep: Annotated[
+        str | None, typer.Option("--keep", help="Units that stay: a count, or a share such as 25%.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the smaller model.")
+    ] = None,
+    report_data: Annotated[
+        str | None, typer.Option("--report-data", metavar="FILE", help="Data to report on; else a tenth of --data.")
+    ] = None,
+    report_limit: Annotated[int | None, typer.Option("--report-limit", help="Examples of --report-data.")] = None,
+    units: Annotated[
+        str, typer.Option("--units", help="heads, neurons, layers; mlps or attentions, which go whole.")
+    ] = "heads",
+    only: Only = "",
+    plan: Annotated[Path | None, typer.Option("--plan", help="With --method plan: a plan file.")] = None,
+    pipelined: Annotated[
+        bool, flag("--pipelined", panel=GATES, help="Only the gates learn; the weights stay as they are.")
+    ] = False,
+    settle: Annotated[
+        float | None, flag("--settle", panel=GATES, help="Last share of the steps, when the choice stands; else 0.2.")
+    ] = None,
+    l0: Annotated[
+        float | None, flag("--l0", panel=GATES, help="l0: the price of an open gate, instead of --keep.")
+    ] = None,
+    form: Annotated[
+        str | None, flag("--form", panel=GATES, help="subset: bounded, published or straight-through.")
+    ] = None,
+    rate: Annotated[
+        float | None, flag("--rate", panel=GATES, help="layerdrop: the share that a step leaves out; else 0.2.")
+    ] = None,
+    choose: Annotated[
+        str | None, flag("--choose", panel=GATES, help="layerdrop: a criterion; else evenly spaced units stay.")
+    ] = None,
+    gate_lr: Annotated[
+        float | None, flag("--gate-lr", panel=GATES, help="The learning rate of the gates; else the method's.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        flag("--setting", panel=GATES, metavar="NAME=NUMBER", help="Another setting of the method: first=2, start=1."),
+    ] = None,
+    published: Annotated[
+        bool,
+        flag(
+            "--published",
+            panel=GATES,
+            help="As in the paper's code: of l0 the start and the scale of the penalty; of subset the gates, start, "
+            "temperatures, learning rate with its decay and Adam's beta2. No hard phase (--settle 0).",
+        ),
+    ] = False,
+    scratch: Annotated[bool, flag("--scratch", panel=AFTER, help="Fresh weights after the choice: a control.")] = False,
+    recover_epochs: Annotated[
+        float, flag("--recover-epochs", panel=AFTER, help="Train the smaller model for so long again.")
+    ] = 0.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="The run folder; else runs/....")] = None,
+) -> None:
+    """Train a model so that a few of its units are enough, and cut the others.
+
+    Methods that learn gates: l0 (Voita et al. 2019), subset (Li et al. 2021), movement (Sanh et al. 2020), layerdrop (Fan
+    et al. 2020). Their controls choose first and train afterwards: any criterion of `score`, random, or --method plan;
+    --epochs 0 trains nothing. Everything is learned on --data; the numbers come from --report-data, or a tenth of --data
+    that is never trained on. `headcount report runs` puts all methods on one chart.
+
+    Examples:
+
+        headcount learn my-model --data train.tsv --report-data dev.tsv --keep 12 --epochs 1 -o smaller
+
+        headcount learn my-model --data train.tsv --method l0 --keep 25% --teacher my-model
+
+        headcount learn my-translator --data train.de --target train.en --only encoder --freeze decoder --method l0 --keep 10
+
+        headcount learn my-model --data train.tsv --method random --keep 12 --epochs 1
+
+        headcount learn my-model --data train.tsv --method layerdrop --units layers --keep 3
+    """
+    regimen.sane(given, output, run)
+    if report_limit is not None and report_data is None:
+        raise typer.BadParameter("--report-limit goes with --report-data; use --limit for --data.")
+    if output is not None:
+        from ..model.checkpoints import may_be_written
+
+        kept = [Path(name) for name in (model, regimen.teacher, given.data, report_data, run, plan) if name is not None]
+        may_be_written(output, force, kept, only_models=True)
+    quieten()
+    from ..evaluation.evaluator import evaluate
+    from ..learned_gates import pipeline
+    from ..learned_gates.methods import METHODS, PUBLISHED
+    from ..model import checkpoints
+    from ..plans import Plan
+    from ..training.loop import frozen_by
+    from ..training.recipe import Recipe
+
+    given = replace(given, batch_size=regimen.batch_size, device=own_device(given))
+    subject = load_model(model, given)
+    train, report, sets = _two_sets(model, subject, given, report_data, report_limit)
+    trains = bool(regimen.epochs) or regimen.steps is not None
+    if method not in METHODS:
+        sets = sets.replace("learned on", "chosen and trained on" if trains or recover_epochs else "chosen on", 1)
+    usual = FRESH_RATE if scratch else Recipe.lr
+    recipe = regimen.recipe(given.seed, usual) if trains else None
+    again = regimen.recipe(given.seed, usual, epochs=recover_epochs, steps=None) if recover_epochs else None
+    wanted = None if plan is None else Plan.read(plan)
+    if published and method not in PUBLISHED:
+        raise typer.BadParameter(
+            f"--published is for {' and '.join(PUBLISHED)}; {method} has no settings of a paper's code."
+        )
+    settings: dict[str, Any] = dict(PUBLISHED[method]) if published else {}
+    if published and settle is None:
+        settle = 0.0  # neither code has a phase in which the choice stands
+    named = {"l0": l0, "form": form, "rate": rate, "lr": gate_lr, **_settings(setting or [])}
+    settings |= {name: value for name, value in named.items() if value is not None}
+    unknown = [name for name in settings if method in METHODS and name not in METHODS[method].__dataclass_fields__]
+    if unknown:
+        raise BadPlan(f"{method} has no setting {unknown[0]!r:.40}; `headcount learn --help` lists what there is.")
+    names = [word.strip() for word in only.split(",") if word.strip()]
+    rows = dialects_of(given.dialect)
+    wish = pipeline.Asked(method, keep, units, names, pipelined, settle, wanted, choose, scratch)
+    pipeline.prepared(subject, wish, recipe, again, tuple(rows), settings)  # before any work is done
+    frozen_by(subject, regimen.frozen)
+    tutor, told_teacher = regimen.loaded_teacher(given)
+    how = {
+        "method": method,
+        "keep": keep,
+        "units": units,
+        "only": names,
+        "pipelined": pipelined,
+        "settle": settle,
+        "choose": choose,
+        "scratch": scratch,
+        "freeze": regimen.frozen,
+    }
+    asked = {**how, **settings, "plan": None if wanted is None else wanted.to_json(), "teacher": told_teacher}
+    asked |= {"recipe": None if recipe is None else asdict(recipe), "recover": None if again is None else asdict(again)}
+    work = {
+        **how,
+        **settings,
+        "plan": wanted,
+        "recipe": recipe,
+        "recover": again,
+        "teacher": tutor,
+        "save_every": regimen.save_every,
+        "seed": given.seed,
+        "dialects": rows,
+    }
+    if not is_main():  # the first process opens the run folder, tells the others where it stands, and writes
+        pipeline.learn(subject, train, **work)
+        return
+    tasks = {"train": train, "report": report}
+    with running("learn", model, subject, replace(given, output=run), tasks, **asked) as folder:
+        full = evaluate(subject, report, run=folder)
+        found = pipeline.learn(subject, train, **work, run=folder)
+        after, compared = _measured(found, report, full, folder, given)
+        extra = {**settings, "pipelined": pipelined, "settle": settle, "choose": choose, "scratch": scratch}
+        extra |= {"teacher": regimen.teacher, "only": names, "freeze": regimen.frozen, "recover_epochs": recover_epochs}
+        told = _told(found, method, given, (full, after, compared), (recipe, extra), sets)
+        if found.scores is not None:
+            folder.write_json("scores", found.scores.to_json(), replace=True)
+        folder.write_json("plan", found.plan.to_json(), replace=True)
+        folder.write_json("learned", told, replace=True)
+        if output is not None:
+            checkpoints.save(found.model, output, source=model, force=force)
+        _show(told, found, (full, after, compared), given, output, folder.folder)
+
+
+def _settings(texts: list[str]) -> dict[str, float]:
+    """Settings of a method from texts such as first=2."""
+    found = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            found[name.strip()] = float(number)
+        except ValueError:
+            raise typer.BadParameter(f"--setting wants NAME=NUMBER, such as first=2; I got {text[:40]!r}.") from None
+    return found
+
+
+def _two_sets(
+    name: str, model: Any, given: Given, report_data: str | None, limit: int | None
+) -> tuple[Task, Task, str]:
+    """Examples to learn from and examples to report on, which share none, and a sentence that says which they are."""
+    task = make_task(name, model, given)
+    if report_data is None:
+        train, report = set_aside(task, given.seed, "--report-data")
+        return train, report, f"learned on {train.size} examples of {task.name}, reported on {report.size} others of it"
+    report = other_task(name, model, given, report_data, limit)
+    unseen, sets = kept_apart(task, report, "learned", "reported")
+    return unseen, report, sets
+
+
+def _measured(found: Learned, report: Task, full: Result, folder: Any, given: Given) -> tuple[Result, Comparison]:
+    """The smaller model on the examples to report on, and the difference to the full one."""
+    from ..evaluation.evaluator import measure, result_of
+    from ..plans import Plan
+    from ..stats.results import compare
+
+    rows = measure(found.model, report, [Plan()], run=folder, name="learned", dialects=dialects_of(given.dialect))[0]
+    after = result_of(report, rows, f"{full.signature}|{found.label.replace(', ', '-')}|kept:{found.kept}")
+    return after, compare(full, after, seed=given.seed)
+
+
+def _told(
+    found: Learned,
+    method: str,
+    given: Given,
+    results: tuple[Result, Result, Comparison],
+    how: tuple[Any, dict[str, Any]],
+    sets: str,
+) -> dict[str, Any]:
+    """learned.json."""
+    (full, after, compared), (recipe, extra) = results, how
+    history: Sequence[Any] = () if found.trained is None else found.trained.history
+    trained = None if recipe is None or found.trained is None else {**asdict(recipe), "steps": found.trained.steps}
+    if trained is not None:  # what had no say is left out
+        silent = ["epochs"] * (recipe.steps is not None) + ["distill", "temperature"] * (extra["teacher"] is None)
+        trained = {name: value for name, value in trained.items() if name not in silent}
+    return {
+        "label": found.label,
+        "method": method,
+        "units": found.units,
+        "settings": {name: value for name, value in extra.items() if value not in (None, False, [], 0.0)},
+        "keep": found.kept,
+        "of": found.of,
+        "seed": given.seed,
+        "trained": trained,
+        "recovered": None if found.recovered is None else {"steps": found.recovered.steps},
+        "plan": found.plan.to_json(),
+        "full": full.to_json(),
+        "learned": after.to_json(),
+        "comparison": compared.to_json(),
+        "history": list(history),
+        "sets": sets,
+        "penalty": found.price,
+        "open": found.open,
+    }
+
+
+def _show(
+    told: dict[str, Any],
+    found: Learned,
+    results: tuple[Result, Result, Comparison],
+    given: Given,
+    output: Path | None,
+    folder: Path,
+) -> None:
+    if given.as_json:
+        print(json.dumps({**told, "output": None if output is None else str(output), "run": str(folder)}, indent=2))
+        return
+    full, after, compared = results
+    lines = [told["sets"], "", f"{found.label}: {found.kept} of {found.of} {told['units']} stay"]
+    if found.price is not None:
+        lines.append(f"an open gate cost {found.price:.3g} in the end; {found.open} were open by themselves")
+        if told["settings"].get("l0") is None and abs((found.open or 0) - found.kept) > 0.1 * found.of:
+            lines.append(
+                "note: that is far from what was asked for, so which ones stay is uncertain; give it more steps"
+            )
+    gone = str(found.plan)
+    gone = gone if len(gone) <= MOST_SHOWN else f"{len(found.plan):,} units of {len(found.plan.by_site())} sites"
+    lines += [f"full:    {full}", f"smaller: {after}", f"         {compared}", f"gone: {gone}"]
+    lines += [f"left alone: {reason}" for _, reason in found.left_alone[:3]]
+    if found.trained is not None:
+        steps = found.trained.steps
+        lines.append(f"{steps:,} step{'s' * (steps != 1)} in {found.trained.seconds:,.0f} s")
+    if output is not None:
+        lines.append(f"smaller model: {output}")
+    out.print("\n".join([*lines, f"run folder: {folder}"]), soft_wrap=True, markup=False)

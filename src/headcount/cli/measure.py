@@ -1,0 +1,397 @@
+"""Commands that measure: evaluate, score, ablate, transfer, curve. Each is the verb of the same name and a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..data import splits
+from ..errors import BadPlan
+from ..hashing import fingerprint
+from .options import (
+    Criterion,
+    Given,
+    Only,
+    Running,
+    ScoreData,
+    ScoreLimit,
+    SelectLimit,
+    dialects_of,
+    load_model,
+    make_task,
+    other_task,
+    out,
+    own_groups,
+    quieten,
+    running,
+    weights_of,
+)
+from .text import ablation_text, curve_text, limit_notes, one_head_table, over_text, scores_text, transfer_text
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+    from ..runs import Run
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
+Units = Annotated[str, typer.Option("--units", help="heads, neurons, mlps, attentions or layers.")]
+Test = Annotated[str, typer.Option("--test", help="randomization, bootstrap, mcnemar (accuracy) or t.")]
+Draws = Annotated[int | None, typer.Option("--resamples", help="Draws of a test; else 100 per test, at least 1000.")]
+Memory = Annotated[float, typer.Option("--memory", help="GiB of activations to remember at most.")]
+
+
+def evaluate(model: Model, given: Given) -> None:
+    """Measure a model: the metric with its interval.
+
+    Examples:
+
+        headcount evaluate my-model --task classification --data dev.tsv
+
+        headcount evaluate my-translator --data test.de --target test.en --num-beams 5
+    """
+    subject, task = _ready(model, given)
+    from ..evaluation import evaluator
+
+    with running("evaluate", model, subject, given, {"data": task}) as run:
+        result = evaluator.evaluate(subject, task, run=run)
+        text = f"{result}\n{result.signature}{_notes(task)}{limit_notes({'': result.unfinished}, result.n)}"
+        keep(run, "result", result.to_json(), given, text)
+
+
+def score(
+    model: Model,
+    given: Given,
+    by: Criterion = "taylor",
+    granularity: Annotated[
+        str, typer.Option("--granularity", help="Of taylor: example (the paper), token (its code), batch, signed.")
+    ] = "example",
+    normalize: Annotated[
+        str, typer.Option("--normalize", help="layer, type, global, none; else as the criterion was published.")
+    ] = "by paper",
+    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers, or several with commas.")] = "heads",
+) -> None:
+    """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
+
+    Examples:
+
+        headcount score my-model --data train.tsv --limit 1000
+
+        headcount score my-model --data train.tsv --by ablation -o runs/oracle
+
+        headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
+    """
+    from ..importance import criteria
+
+    subject, task = _ready(model, given, optional=by in criteria.NEED_NO_DATA)
+    tasks = {} if task is None else {"data": task}
+    options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units}
+    with running("score", model, subject, given, tasks, **options) as run:
+        scores = criteria.score(
+            subject,
+            task,
+            by,
+            units=units.split(","),
+            granularity=granularity,
+            normalize=None if normalize == "none" else normalize,
+            seed=given.seed,
+            run=run,
+            dialects=dialects_of(given.dialect),
+        )
+        stability = scores.stability(seed=given.seed)
+        if scores.samples is not None and len(scores) <= 100_000:
+            run.write("samples", {"samples": scores.samples.astype("float32")})
+        found = {**scores.to_json(), "stability": [row._asdict() for row in stability]}
+        keep(run, "scores", found, given, scores_text(scores, stability) + (_notes(task) if task else ""))
+
+
+def ablate(
+    model: Model,
+    given: Given,
+    each: Annotated[bool, typer.Option("--each", help="Close one unit at a time (the default).")] = False,
+    all_but_one: Annotated[
+        bool, typer.Option("--all-but-one", help="Leave one head alone in each attention, the best one.")
+    ] = False,
+    units: Units = "heads",
+    block: Annotated[int | None, typer.Option("--block", help="Neurons closed together; else a twelfth.")] = None,
+    select_data: Annotated[
+        str | None, typer.Option("--select-data", help="Other data to choose the one head on; else half of --data.")
+    ] = None,
+    select_limit: SelectLimit = None,
+    test: Test = "randomization",
+    resamples: Draws = None,
+    memory: Memory = 2.0,
+) -> None:
+    """Close units one at a time, or all heads but one, and test each difference.
+
+    With --all-but-one the head is chosen on other examples than those it is reported on.
+
+    Examples:
+
+        headcount ablate my-model --data dev.tsv --each
+
+        headcount ablate my-model --data dev.tsv --each --units layers --test mcnemar
+
+        headcount ablate my-model --data dev.tsv --all-but-one --select-data train.tsv --select-limit 5000
+    """
+    if each and all_but_one:
+        raise typer.BadParameter("choose one of --each and --all-but-one.")
+    subject, task = _ready(model, given)
+    from ..evaluation import ablation
+
+    limit = int(memory * 2**30)
+    if not all_but_one:
+        options = {"units": units, "block": block}
+        with running("ablate", model, subject, given, {"data": task}, **options) as run:
+            found = ablation.ablate(
+                subject, task, units, block=block, memory=limit, run=run, dialects=dialects_of(given.dialect)
+            )
+            comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
+            listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
+            for row, count in zip(listed, found.unfinished, strict=False):
+                row["unfinished"] = count
+            made = {"base": found.base.to_json(), "test": test, "ablations": listed}
+            keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
+        return
+    select, report, how = _two_sets(model, subject, given, task, select_data, select_limit)
+    with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
+        base, rows, chosen = ablation.ablate_all_but_one(
+            subject,
+            report,
+            select,
+            test=test,
+            resamples=resamples,
+            seed=given.seed,
+            memory=limit,
+            run=run,
+            dialects=dialects_of(given.dialect),
+        )
+        listed = [
+            {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
+        ]
+        whole = {"base": base.to_json(), "select": chosen.base.to_json()}
+        made = {**whole, "test": test, "sets": how, "attentions": listed}
+        ended = limit_notes({" of the whole model": base.unfinished}, base.n)
+        keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows) + ended, replace=True)
+
+
+def transfer(
+    model: Model,
+    given: Given,
+    other_data: Annotated[str, typer.Option("--other-data", metavar="FILE", help="The other data set.")],
+    other_target: Annotated[
+        str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")
+    ] = None,
+    units: Units = "heads",
+) -> None:
+    """Do the same heads matter on other data? The same ablation on two data sets, and how well they agree.
+
+    Examples:
+
+        headcount transfer my-model --data mnli/dev_matched.tsv --other-data mnli/dev_mismatched.tsv
+    """
+    subject, task = _ready(model, given)
+    from ..evaluation import ablation
+
+    other_data, group = own_groups(given, other_data)
+    target = {"target": other_target} if other_target else {}
+    there = make_task(model, subject, given, other_data, group=group, **target)
+    with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
+        found = ablation.transfer(
+            subject, (task, there), units, run=run, seed=given.seed, dialects=dialects_of(given.dialect)
+        )
+        made = {
+            "one": found.one.base.to_json(),
+            "other": found.other.base.to_json(),
+            "pearson": asdict(found.pearson),
+            "spearman": asdict(found.spearman),
+            "ceiling": found.ceiling,
+            "ceiling_low": found.ceiling_low,
+            "ceiling_high": found.ceiling_high,
+            "units": list(found.one.names),
+            "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
+        }
+        keep(run, "transfer", made, given, transfer_text(found), replace=True)
+
+
+def curve(
+    model: Model,
+    given: Given,
+    by: Annotated[
+        str, typer.Option("--by", help="Orders to follow, with commas: taylor, ablation, random, ...")
+    ] = "taylor",
+    scores: Annotated[
+        str | None, typer.Option("--scores", metavar="FILE", help="Scores from `headcount score`, instead of --by.")
+    ] = None,
+    score_data: ScoreData = None,
+    score_limit: ScoreLimit = None,
+    step: Annotated[str, typer.Option("--step", help="Units per step: a count, or a share such as 5%.")] = "10%",
+    least: Annotated[int, typer.Option("--least", help="Heads that every attention keeps.")] = 0,
+    only: Only = "",
+    until_drop: Annotated[
+        float | None, typer.Option("--until-drop", help="Stop after the first point worse by so many points.")
+    ] = None,
+    recompute: Annotated[bool, typer.Option("--recompute", help="Score again after every step.")] = False,
+    really_cut: Annotated[
+        bool, typer.Option("--really-cut", help="Cut a copy of the model instead of closing.")
+    ] = False,
+    random_seeds: Annotated[int, typer.Option("--random-seeds", help="How many random orders make the band.")] = 3,
+    units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
+    test: Test = "randomization",
+    over: Annotated[
+        Path | None,
+        typer.Option(
+            "--over",
+            metavar="CHECKPOINTS",
+            help="A curve for every model folder in this folder (epoch-01, checkpoint-500, ...) instead of MODEL's own.",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option("--checkpoints", help="With --over: only these, by their places, such as 1,2,5,10.")
+    ] = None,
+) -> None:
+    """Remove units in the order of their scores, step by step, and measure what is left at each.
+
+    Scores and curve never share examples: give --score-data, or --data is split in two. The plan of every point is in
+    the run folder, for `headcount cut --plan`.
+
+    With --over, the curve of every checkpoint of a training, each by its own scores and all on the same examples. MODEL
+    is then what the training came to (or any of the checkpoints): it gives the tokenizer and the kind of task.
+
+    Examples:
+
+        headcount curve my-model --data dev.tsv --score-data train.tsv --score-limit 1000
+
+        headcount curve my-model --data dev.tsv --by taylor,ablation,random
+
+        headcount curve my-translator --data val.de --target val.en --only cross --until-drop 1.0
+
+        headcount curve my-model --over runs/training/checkpoints --data dev.tsv --score-data train.tsv
+    """
+    if over is not None and scores is not None:
+        raise typer.BadParameter(
+            "--scores belong to one model, and --over scores every checkpoint: choose one of them."
+        )
+    if over is None and checkpoints is not None:
+        raise typer.BadParameter("--checkpoints chooses among those of a folder: name it with --over.")
+    from ..data.task_types import KINDS
+    from ..documents.scores import Scores
+    from ..pruning import curves
+
+    stored, skipped = curves.checkpoints_in(over) if over is not None else ([], [])
+    if checkpoints is not None:
+        stored = curves.by_place(stored, checkpoints)
+    subject, task = _ready(model, given)
+    fixed = Scores.read(scores) if scores else None
+    if fixed is not None:
+        metrics = (task.with_metric(metric) for metric in KINDS[task.kind])
+        if any(f"#{same.fingerprint[:8]}|" in fixed.signature for same in metrics):
+            raise BadPlan(
+                f"{scores} was computed on the very examples of {task.name}; report on other data, or score anew."
+            )
+        select, report, how = None, task, f"scores from {scores}"
+    else:
+        select, report, how = _two_sets(model, subject, given, task, score_data, score_limit)
+    asked = curves.CurvesAsked(
+        by=("file",) if fixed is not None else tuple(word.strip() for word in by.split(",")),
+        step=step,
+        least=least,
+        only=tuple(word.strip() for word in only.split(",") if word.strip()),
+        until_drop=until_drop,
+        recompute=recompute,
+        really_cut=really_cut,
+        random_seeds=random_seeds,
+        units=units,
+        test=test,
+        seed=given.seed,
+    )
+    tasks = {"report": report} if select is None else {"select": select, "report": report}
+    options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": None}
+    if fixed is not None:
+        options["scores"] = fingerprint(fixed.to_json())
+    rows = dialects_of(given.dialect)
+    if over is not None:
+        from ..formatting import listed
+
+        subject = subject.to("meta")  # one model in memory at a time
+        options |= {"over": str(over), "checkpoints": {path.name: weights_of(str(path), None) for path in stored}}
+        note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
+        with running("curve", model, subject, given, tasks, **options) as run:
+            stages = curves.over(
+                lambda path: load_model(str(path), given), stored, report, select, asked, run=run, dialects=rows
+            )
+            each = [{**one._asdict(), "curves": [curves.to_json(made) for made in one.curves]} for one in stages]
+            made = {"sets": how, "checkpoints": each, "skipped": skipped}
+            keep(run, "over", made, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
+        return
+    with running("curve", model, subject, given, tasks, **options) as run:
+        found = curves.curves(subject, report, select, asked, fixed=fixed, run=run, dialects=rows)
+        made = {"sets": how, "curves": [curves.to_json(one) for one in found]}
+        keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
+
+
+# -- helpers -------------------------------------------------------------------------------------------------------------
+
+
+def _ready(name: str, given: Given, optional: bool = False) -> tuple[Any, Any]:
+    if given.data is None and not optional:
+        raise typer.BadParameter("say which data to measure on with --data FILE.")
+    quieten()
+    model = load_model(name, given)
+    return model, None if given.data is None else make_task(name, model, given)
+
+
+def _two_sets(
+    name: str, model: Any, given: Given, task: Task, other: str | None, limit: int | None = None
+) -> tuple[Task, Task, str]:
+    """Examples to choose on and examples to report on, and a sentence that says which they are and how many are in both."""
+    if other is None:
+        select, report = task.split(0.5, 0.5, seed=given.seed)
+        return select, report, f"chosen on {select.size} examples of {task.name}, reported on the other {report.size}"
+    select = other_task(name, model, given, other, limit)
+    if task.clusters is not None:
+        return _no_group_in_both(select, task)
+    chosen_on = {select.digest(number) for number in range(select.size)}
+    both = sum(task.digest(number) in chosen_on for number in range(task.size))
+    if both > task.size / 2:
+        raise BadPlan(
+            f"{both} of the {task.size} examples of {task.name} are also among those to choose on; never choose and report "
+            "on the same ones: give other data, or leave it out to have --data split in two."
+        )
+    how = f"chosen on {select.size} examples of {select.name}, reported on {task.size} of {task.name}"
+    return select, task, how + (f" ({both} of them in both)" if both else "")
+
+
+def _no_group_in_both(select: Task, report: Task) -> tuple[Task, Task, str]:
+    """The examples to choose on without those of groups that are reported on."""
+    unseen = splits.without(select, splits.marks(report))
+    if unseen is None:
+        raise BadPlan(
+            f"All groups of {select.name} are also in {report.name}; never choose and report on the same ones: give other "
+            "data, or leave it out to have --data split in two."
+        )
+    left_out = select.size - unseen.size
+    note = f" ({left_out} of groups that are in both were left out)" if left_out else ""
+    how = f"chosen on {unseen.size} examples of {select.name}, reported on {report.size} of {report.name}"
+    return unseen, report, how + note
+
+
+def _notes(task: Task) -> str:
+    notes = []
+    if task.truncated:
+        notes.append(f"{task.truncated} of {task.size} examples were cut off at the longest input")
+    if task.skipped:
+        notes.append(f"{task.skipped} rows without a label were skipped")
+    return "".join(f"\nnote: {note}" for note in notes)
+
+
+def keep(run: Run, name: str, data: dict[str, Any], given: Running, text: str, replace: bool = False) -> None:
+    """Write what was found into the run folder, and show it: as a text for people, or as JSON."""
+    run.write_json(name, data, replace=replace)
+    if given.as_json:
+        print(json.dumps({**data, "run": str(run.folder)}, indent=2))
+    else:
+        out.print(text, soft_wrap=True, markup=False)
+        out.print(f"run folder: {run.folder}", soft_wrap=True, markup=False)

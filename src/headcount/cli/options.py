@@ -1,0 +1,388 @@
+"""Flags that every command on data shares, and what they stand for: a model, a task, a run folder.
+
+A command asks for them with one parameter `given: Given`; `with_data` puts the flags in its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+
+from ..errors import BadData, BadPlan, HeadcountError
+
+if TYPE_CHECKING:
+    from ..data.sentences.passages import Passages
+    from ..data.tasks import Task
+    from ..runs import Run
+
+out = Console(highlight=False)
+WHAT, HOW, WHERE = "What to measure on", "How to run", "Where the results go"
+
+
+# Flags that some commands share
+Criterion = Annotated[
+    str,
+    typer.Option(
+        "--by",
+        help="taylor, fisher, ablation, gradient-activation, lrp-epsilon, lrp-alpha-beta, confidence, entropy, magnitude or "
+        "random; of layers also contribution, top, bottom, alternate, alternate-top or symmetric.",
+    ),
+]
+ScoreData = Annotated[
+    str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else a part of --data.")
+]
+ScoreLimit = Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")]
+SelectLimit = Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")]
+Only = Annotated[
+    str, typer.Option("--only", help="Remove only this type: encoder, decoder or cross; commas for several.")
+]
+
+
+def flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None) -> Any:
+    """A flag in one of the panels of `--help`."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True)
+class Running:
+    """Flags of every command that runs a model: how, and where the results go."""
+
+    batch_size: Annotated[int, flag("--batch-size", panel=HOW, help="Examples at a time.")] = 16
+    device: Annotated[
+        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
+    ] = None
+    dtype: Annotated[str, flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
+    seed: Annotated[int, flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
+    dialect: Annotated[
+        list[str] | None, flag("--dialect", panel=HOW, metavar="JSON", help="Your own dialect, as in `inspect`.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
+    ] = False
+    output: Annotated[
+        Path | None, flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="The run folder; else runs/....")
+    ] = None
+    as_json: Annotated[bool, flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
+    quiet: Annotated[bool, flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
+    command: str = ""  # not a flag: the whole command, to be kept with what it found
+
+
+@dataclass(frozen=True)
+class Given(Running):
+    """The shared flags, as they were given. No flag without a library argument of the same name."""
+
+    data: Annotated[
+        str | None, flag("--data", metavar="FILE", help="TSV, CSV, JSON, Parquet, text, a picture folder, or a name.")
+    ] = None
+    task: Annotated[
+        str | None,
+        flag("--task", metavar="KIND", help="classification, regression, translation, ...; else by the model's class."),
+    ] = None
+    text: Annotated[str | None, flag("--text", help="The column of the text; a,b for a pair.")] = None
+    label: Annotated[str | None, flag("--label", help="The column of the label.")] = None
+    target: Annotated[str | None, flag("--target", help="The other side of parallel text: a file, or a column.")] = None
+    labels: Annotated[
+        str | None, flag("--labels", help="The data's labels in the order of the model's outputs, with commas.")
+    ] = None
+    split: Annotated[str | None, flag("--split", help="Of a data set by name: train, validation, ...")] = None
+    limit: Annotated[int | None, flag("--limit", help="Use so many examples of each file, drawn by --seed.")] = None
+    metric: Annotated[
+        str | None, flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, loss, ...")
+    ] = None
+    max_length: Annotated[int | None, flag("--max-length", help="Cut texts off after so many tokens.")] = None
+    num_beams: Annotated[int, flag("--num-beams", help="Translate by beam search.")] = 1
+    max_new_tokens: Annotated[
+        int | None,
+        flag("--max-new-tokens", help="The longest translation, in tokens; else 2 per token of its source, and 10."),
+    ] = None
+    prefix: Annotated[str, flag("--prefix", help="Put before every source text (T5).")] = ""
+    group: Annotated[
+        str | None,
+        flag(
+            "--group",
+            metavar="COLUMN",
+            help="The column that says which examples belong together; of plain text, a file that says it line by line.",
+        ),
+    ] = None
+
+
+def with_data(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with flags in the place of its parameter `given`, and of others that are dataclasses of flags.
+
+    A flag of the command's own comes first; of two sets with the same flag, the one that is not `Given`.
+    """
+    own = inspect.signature(command, eval_str=True).parameters
+    sets = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
+    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name not in sets]
+    flags: dict[str, inspect.Parameter] = {}
+    for kind in sorted(sets.values(), key=lambda kind: kind is Given):
+        hints = get_type_hints(kind, include_extras=True)
+        for f in sorted(fields(kind), key=lambda f: f.name not in inspect.get_annotations(kind)):  # inherited ones last
+            if f.name not in (*own, *flags, "command"):
+                keyword = inspect.Parameter.KEYWORD_ONLY
+                flags[f.name] = inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name])
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        said = {"command": command_line(values.pop("context"))}
+        shared = {name: values.pop(name) for name in flags} | said
+        filled = {
+            name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})
+            for name, kind in sets.items()
+        }
+        command(**filled, **values)
+
+    run.__signature__ = inspect.Signature([context, *mine, *flags.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [context, *mine, *flags.values()]}
+    return run
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as it was given, ready to be given again."""
+    words = ["headcount", str(context.info_name)]
+    for parameter in context.command.params:
+        value, source = context.params.get(parameter.name), context.get_parameter_source(parameter.name)
+        if value is None or source is None or source.name != "COMMANDLINE":
+            continue
+        values = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+        if parameter.param_type_name == "argument":
+            words += values
+        elif isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            words += [word for one in values for word in (parameter.opts[0], one)]
+    return shlex.join(words)
+
+
+def quieten() -> None:
+    """Keep transformers' progress bars and advice off the screen: our commands say what matters themselves."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    getLogger("huggingface_hub").setLevel(ERROR)  # it announces each of its retries
+
+
+def dialects_of(texts: list[str] | None) -> list[Any]:
+    """The user's own dialects from JSON texts."""
+    import json
+
+    from ..model.architectures import Dialect
+
+    rows = []
+    for text in texts or []:
+        try:
+            rows.append(Dialect.from_json(json.loads(text)))
+        except ValueError:
+            raise BadPlan(f"--dialect wants a JSON object, and {text[:60]!r} is not JSON.") from None
+    return rows
+
+
+def load_model(name: str, given: Running) -> Any:
+    """The model, in evaluation mode, on the device asked for."""
+    import torch
+
+    from ..model.checkpoints import load
+
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if given.dtype not in kinds:
+        raise BadData(f"--dtype is {', '.join(kinds)}; I got {given.dtype!r:.40}.")
+    return placed(load(name, dtype=kinds[given.dtype], trust_remote_code=given.trust_remote_code), given)
+
+
+def placed(model: Any, given: Running) -> Any:
+    """The model on the device asked for."""
+    import torch
+
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0][:120]
+        raise BadData(f"The model cannot be moved to {device!r:.40} ({first}); choose another --device.") from None
+
+
+def make_task(name: str, model: Any, given: Given, data: Any = None, **other: Any) -> Task:
+    """The task that the flags describe; `data` and keywords stand in for single flags."""
+    from ..data.task_types import task
+
+    source = data if data is not None else given.data
+    if source is None:
+        raise typer.BadParameter("say which data to measure on with --data FILE.")
+    options: dict[str, Any] = {
+        "text": given.text,
+        "label": given.label,
+        "target": given.target,
+        "labels": None if given.labels is None else [word.strip() for word in given.labels.split(",")],
+        "split": given.split,
+        "limit": given.limit,
+        "metric": given.metric,
+        "batch_size": given.batch_size,
+        "max_length": given.max_length,
+        "max_new_tokens": given.max_new_tokens,
+        "num_beams": given.num_beams,
+        "prefix": given.prefix,
+        "seed": given.seed,
+        "group": given.group,
+        "tokenizer": name,
+        **other,
+    }
+    made = task(given.task or kind_of(model), source, **options)
+    _fits(made, name, model)
+    return made
+
+
+def _fits(task: Task, name: str, model: Any) -> None:
+    """Refuse a tokenizer that knows tokens which the model has no embedding for."""
+    try:
+        known = int(model.get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError):
+        return  # not a model of tokens
+    if "input_ids" not in task.batch(1):
+        return
+    tokens = task.batch(512)["input_ids"]
+    if not tokens.is_floating_point() and int(tokens.max()) >= known:
+        raise BadData(
+            f"The tokenizer does not belong to the model: it gave token {int(tokens.max())}, and {name} knows {known:,}; "
+            "put the model's own tokenizer into its folder."
+        )
+
+
+def other_task(name: str, model: Any, given: Given, data: str, limit: int | None, **other: Any) -> Task:
+    """The same task on other data; of parallel text in two files, `data` names both: SOURCE,TARGET.
+
+    Where groups are named in a file, other data bring theirs: FILE,GROUPS.
+    """
+    limit = given.limit if limit is None else limit
+    data, other["group"] = own_groups(given, data)
+    if given.target is None or _is_column(given):
+        return make_task(name, model, given, data, limit=limit, **other)
+    if "," not in data:
+        groups = ",GROUPS" if other["group"] != given.group else ""
+        raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET{groups}.")
+    return make_task(name, model, given, tuple(data.split(",")), limit=limit, target=None, **other)
+
+
+def own_groups(given: Given, data: str) -> tuple[str, str | None]:
+    """Other data and what names its groups: the same column, or a file of its own that stands after a comma."""
+    if given.group is None or not Path(given.group).is_file():
+        return data, given.group
+    name, comma, group = data.rpartition(",")
+    if not comma or not Path(group).is_file():
+        raise BadPlan(
+            f"The groups of --data are in a file, and {data!r:.80} has to bring its own: write the file of its groups after "
+            "a comma, FILE,GROUPS."
+        )
+    return name, group
+
+
+def _is_column(given: Given) -> bool:
+    """Whether --target is a column of the table: --text is named beside it, and no file is."""
+    return given.text is not None and not Path(str(given.target)).exists()
+
+
+def kind_of(model: Any) -> str:
+    """The kind of task that a model's class was made for."""
+    name = type(model).__name__
+    if "ForSequenceClassification" in name:
+        single = getattr(model.config, "num_labels", 2) == 1 or model.config.problem_type == "regression"
+        return "regression" if single else "classification"
+    for ending, kind in (
+        ("ForImageClassification", "image-classification"),
+        ("ForMaskedLM", "masked-language-modelling"),
+        ("ForCausalLM", "language-modelling"),
+        ("LMHeadModel", "language-modelling"),
+        ("ForConditionalGeneration", "translation"),
+        ("MTModel", "translation"),
+    ):
+        if name.endswith(ending):
+            return kind
+    raise BadData(f"I cannot tell from {name} what it is for; say it with --task, for example --task classification.")
+
+
+@contextmanager
+def running(
+    command: str, name: str, model: Any, given: Running, tasks: Mapping[str, Task | Passages], **options: Any
+) -> Iterator[Run]:
+    """Within the block, the run folder of this question, locked; progress bars as asked for."""
+    from .. import progress
+    from ..runs import Run, default_folder
+
+    question = question_of(command, name, model, given, tasks, options)
+    with ExitStack() as stack:
+        if given.quiet or given.as_json:
+            stack.enter_context(progress.quiet())
+        run = stack.enter_context(Run.open(given.output or default_folder(question), question))
+        for note in data_notes(tasks):
+            typer.echo(f"note: {note}", err=True)
+        try:
+            yield run
+        except HeadcountError:
+            run.discard_if_empty()
+            raise
+        except KeyboardInterrupt:
+            sys.stderr.write(
+                f"headcount: stopped; {run.folder} keeps what is done: the same command goes on from there.\n"
+            )
+            raise
+        if given.command:
+            run.write_json("command", {"command": given.command}, replace=True)
+        run.finish()
+
+
+def data_notes(tasks: Mapping[str, Task | Passages]) -> list[str]:
+    """What ought to be said about the examples of a command before it measures."""
+    from ..data import near_copies
+    from ..data.tasks import Task
+
+    read = {role: task for role, task in tasks.items() if isinstance(task, Task)}
+    return [*dict.fromkeys(task.note for task in read.values() if task.note), *near_copies.notes(read)]
+
+
+def question_of(
+    command: str,
+    name: str,
+    model: Any,
+    given: Running,
+    tasks: Mapping[str, Task | Passages],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All that the answer of a command depends on, as its run folder keeps it."""
+    return {
+        "command": command,
+        "model": {"name": name, "weights": weights_of(name, model)},
+        "tasks": {role: {"data": t.name, "n": t.size, "fingerprint": t.fingerprint} for role, t in tasks.items()},
+        "run": {
+            "dtype": given.dtype,
+            "batch_size": given.batch_size,
+            "seed": given.seed,
+            "dialect": given.dialect or [],
+        },
+        "options": {key: value for key, value in options.items() if value is not None},
+    }
+
+
+def weights_of(name: str, model: Any) -> str:
+    """What tells a model's weights from others: its files, or the commit on the hub."""
+    from ..hashing import fingerprint_of_files
+
+    folder = Path(name)
+    if folder.is_dir():
+        files = [p for p in folder.iterdir() if p.name == "config.json" or p.suffix in (".safetensors", ".bin")]
+        return fingerprint_of_files(sorted(files))
+    return str(getattr(model.config, "_commit_hash", None) or "")

@@ -1,0 +1,406 @@
+"""The command that ships: `prune`. A smaller checkpoint, what was shown about its cost, and a page that explains it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..data.example_sets import USES, Sets, sets_of, used_text
+from ..errors import BadPlan
+from .options import (
+    Given,
+    Only,
+    ScoreData,
+    ScoreLimit,
+    SelectLimit,
+    dialects_of,
+    load_model,
+    make_task,
+    other_task,
+    out,
+    question_of,
+    quieten,
+    running,
+)
+from .training_options import Recovery
+
+if TYPE_CHECKING:
+    from ..data.seen_examples import Seen
+    from ..data.tasks import Task
+    from ..plans import Plan
+    from ..pruning.selection import Choice
+    from ..runs import Run
+
+
+SEVERAL = "plans are a step of the FLOPs apart, not of the units: heads and neurons are worth different numbers of them"
+
+
+def prune(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
+    given: Given,
+    recovery: Recovery,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the smaller model.")
+    ] = None,
+    max_drop: Annotated[
+        float | None, typer.Option("--max-drop", help="Points of the metric that may be lost: a guarantee.")
+    ] = None,
+    remove: Annotated[
+        str | None, typer.Option("--remove", help="How many units: a count, or a share such as 40%.")
+    ] = None,
+    flops: Annotated[
+        str | None, typer.Option("--flops", help="The share of the multiply-adds that may be left, such as 50%.")
+    ] = None,
+    params: Annotated[
+        str | None, typer.Option("--params", help="The share of the parameters that may be left, such as 60%.")
+    ] = None,
+    speedup: Annotated[
+        float | None, typer.Option("--speedup", help="How much faster it must run on this machine, such as 1.3.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="A plan file, perhaps edited by hand; with --max-drop it is tested.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="A criterion of `score`; else taylor, fisher for several kinds of units.")
+    ] = None,
+    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers; commas for several.")] = "heads",
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Rearrange and scale what stays so that less is lost: no training.")
+    ] = False,
+    multiple: Annotated[
+        int | None, typer.Option("--multiple", help="Neurons stay in multiples of this; else 16, on a GPU 64.")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", help="How often the guarantee may be wrong; else 0.05: 95 % sure.")
+    ] = None,
+    cap: Annotated[
+        float | None,
+        typer.Option(
+            "--cap", help="What one example may count for in a guarantee about a loss; else 20 times the drop."
+        ),
+    ] = None,
+    tries: Annotated[
+        int | None,
+        typer.Option(
+            "--tries", min=1, help="Promises to be tried on these examples: each is tested at alpha / so many."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Leave out examples that a promise was tested on before; else alpha is shared."),
+    ] = False,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", help="Of the units, or of the FLOPs for several kinds, between two plans; else 5%."),
+    ] = None,
+    least: Annotated[int, typer.Option("--least", help="Units that every site keeps.")] = 0,
+    only: Only = "",
+    score_data: ScoreData = None,
+    score_limit: ScoreLimit = None,
+    select_data: Annotated[
+        str | None,
+        typer.Option(
+            "--select-data", metavar="FILE", help="Other data to show the guarantee on; else a part of --data."
+        ),
+    ] = None,
+    select_limit: SelectLimit = None,
+    length: Annotated[
+        int | None, typer.Option("--length", help="Tokens at which speed is measured; else the median of the data.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Choose and show the plan; cut and write nothing.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the model.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="The run folder; else runs/....")] = None,
+) -> None:
+    """Make a smaller model and measure what it costs: score, choose, cut, save, load again, measure again.
+
+    Say how much in one way. --max-drop is a guarantee: plans are tested from the mildest on, on examples that had no part
+    in the scores, and the last one shown to lose less is taken. --flops, --params and --speedup are budgets: heads, neurons
+    and layers are weighed against each other for what they cost, and what is left never costs more; see docs/budgets.md.
+    The final numbers come from examples that had no part in it. With --data alone, it is split. Promises tried before on
+    the same examples, as far as run folders know, are counted and share alpha; see docs/guarantee.md.
+
+    Examples:
+
+        headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller
+
+        headcount prune my-model --data test.tsv --score-data train.tsv --score-limit 2000 --remove 40% -o smaller
+
+        headcount prune my-model --data dev.tsv --units heads,neurons --flops 50% --tune -o smaller
+
+        headcount prune my-model --data dev.tsv --units heads,neurons,layers --speedup 1.5 --batch-size 32 -o smaller
+
+        headcount prune my-model --data dev.tsv --units layers --by top --remove 4 --recover 1 --recover-data train.tsv -o small
+
+        headcount prune my-model --data dev.tsv --max-drop 1.0 --dry-run
+
+        headcount prune my-model --data dev.tsv --plan plan.json -o smaller
+    """
+    _sane(model, given, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan])
+    recovery.sane(max_drop is not None, dry_run)
+    kinds = [word.strip() for word in units.split(",") if word.strip()]
+    units = ",".join(dict.fromkeys(kinds))
+    promising = {"--alpha": alpha, "--step": step, "--tries": tries, "--cap": cap, "--fresh": fresh or None}
+    for name in (name for name, value in promising.items() if value is not None and max_drop is None):
+        raise typer.BadParameter(f"{name} goes with --max-drop.")
+    if multiple is not None and (multiple < 1 or "neurons" not in kinds):
+        raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
+    others = (score_data, score_limit, select_data, select_limit)
+    quieten()
+    from ..importance.criteria import NEED_NO_DATA
+    from ..pruning import ledger, pipeline, selection
+    from ..stats.guarantee import check_promise
+
+    level = 0.05 if alpha is None else alpha
+    if max_drop is not None:
+        check_promise(max_drop, level)
+        check_promise(max_drop, level / (tries or 1))
+    needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    _all_used(needs, others)
+    selection.one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    subject = load_model(model, given)
+    rows = dialects_of(given.dialect)
+    wanted, chosen_on, seen = _read_plan(plan, tune) if plan is not None else (None, None, {})
+    sets = sets_from(model, subject, given, needs, others, chosen_on, seen)
+    length = length or selection.usual_length(sets.report)
+    names = [word.strip() for word in only.split(",") if word.strip()]
+    how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
+    settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
+    settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
+    asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json(), "recovery": asdict(recovery)}
+    asked |= {"tries": tries, "fresh": fresh or None}
+    places = [Path("runs"), *([] if run is None else [run.parent])]  # where promises tried before are looked for
+    if fresh:
+        question = question_of("prune", model, subject, given, sets.fresh(sets.select).tasks(), asked)
+        sets = sets.fresh(ledger.left_over(sets.select, question, places))
+    lesson = recovery.task(model, subject, given, sets.report)
+    tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
+    with running("prune", model, subject, replace(given, output=run), tasks, **asked) as folder:
+
+        def tried() -> ledger.Tries:
+            assert sets.select is not None
+            return ledger.tries(folder, sets.select, alpha=level, planned=tries or 1, places=places)
+
+        choice = selection.choose(
+            subject,
+            **how_much,
+            **settings,
+            tries=lambda: tried().shared,
+            dtype=pipeline.number_format(model, trust_remote_code=given.trust_remote_code) if tune else None,
+            plan=wanted,
+            score=sets.score,
+            select=sets.select,
+            batch_size=given.batch_size,
+            seed=given.seed,
+            run=folder,
+            dialects=rows,
+        )
+        if choice.scores is not None:
+            folder.write_json("scores", choice.scores.to_json(), replace=True)
+        counted = None if choice.guarantee is None else tried()
+        choice = replace(choice, tried="" if counted is None or counted.shared == 1 else str(counted))
+        if select_data is None:  # a part of --data, drawn like the one to report on: there is nothing to compare
+            choice = replace(choice, selected=None)
+        # a run that came to its end before has told what its plan is worth
+        told_before = (folder.folder / "prune.json").is_file()
+        folder.write_json("plan", _plan_file(choice, chosen_on, seen, tasks, told_before), replace=True)
+        about: dict[str, Any] = {"model": model, "command": given.command}
+        about |= {"tries": None if counted is None else counted.to_json()}
+        if dry_run:
+            _show_plan(subject, choice, sets, given, folder, rows, about)
+            return
+        assert output is not None
+        about["sets"] = [
+            {"role": role, "data": tasks[role].name, "n": tasks[role].size, "what": USES[role]}
+            for role in USES
+            if role in tasks
+        ]
+        missing = [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]
+
+        def page(draft: Path) -> None:
+            from ..reporting.page import report as write_page
+
+            folder.finish()  # all is measured; the page should not say otherwise
+            write_page([folder.folder], draft / "report.html")
+
+        pipeline.prune(
+            subject,
+            output,
+            sets.report,
+            choice,
+            source=model,
+            force=force,
+            trust_remote_code=given.trust_remote_code,
+            batch_size=given.batch_size,
+            length=length,
+            seed=given.seed,
+            run=folder,
+            dialects=rows,
+            plan_file=_plan_file(choice, chosen_on, seen, tasks, True),
+            about=about,
+            page=page if report and not missing else None,
+            recover=recovery.trainer(lesson, subject, given, folder),
+        )
+        told = {**folder.read_json("prune"), "run": str(folder.folder)}
+        _show(told, choice, sets, given, output, missing if report else None)
+
+
+def _sane(
+    model: str, given: Given, output: Path | None, force: bool, dry_run: bool, run: Path | None, wishes: list[Any]
+) -> None:
+    """What is wrong with the flags is said before any work is done."""
+    if given.data is None:
+        raise typer.BadParameter("say which data to measure on with --data FILE.")
+    if output is None and not dry_run:
+        raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
+    if all(wish is None for wish in wishes):
+        raise typer.BadParameter(
+            "say how much: --max-drop POINTS, --remove 40%, --flops 50%, --params 60%, --speedup 1.3, or --plan FILE."
+        )
+    if output is not None and run is not None:
+        places = output.resolve(), run.resolve()
+        if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
+            raise typer.BadParameter("-o and --run must be different folders, neither inside the other.")
+    if output is not None:
+        from ..model.checkpoints import may_be_written
+
+        kept = [Path(name) for name in (model, given.data, run) if name is not None]
+        may_be_written(output, force, kept, only_models=True)
+
+
+def _all_used(needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> None:
+    """Refuse flags that would say nothing here."""
+    score_data, score_limit, select_data, select_limit = others
+    if (score_data is not None or score_limit is not None) and not needs[0]:
+        raise typer.BadParameter(
+            "nothing is scored on data here (--plan, or a criterion that needs none): leave --score-data out."
+        )
+    if (select_data is not None or select_limit is not None) and not needs[1]:
+        raise typer.BadParameter("only --max-drop is shown on data of its own: leave --select-data out.")
+    for limit, data, flag in ((score_limit, score_data, "--score"), (select_limit, select_data, "--select")):
+        if limit is not None and data is None:
+            raise typer.BadParameter(f"{flag}-limit goes with {flag}-data; use --limit for --data.")
+
+
+def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None, Seen]:
+    """The plan in a file, and, where prune wrote it, which examples it has seen (or which part, by an older headcount)."""
+    from ..data.seen_examples import read_seen
+    from ..plans import Plan, read_json
+
+    data = read_json(path)
+    plan, chosen_on = Plan.from_json(data), data.get("chosen_on")
+    if data.get("tuned") and not tune:
+        typer.echo(
+            f"note: what stays of {path} was tuned, which is not in the plan: add --tune to do it again", err=True
+        )
+    if chosen_on is not None and not (
+        isinstance(chosen_on, dict) and type(chosen_on.get("seed")) is int and 0 < float(chosen_on.get("share", 0)) < 1
+    ):
+        raise BadPlan(
+            f'{path} says in a way I do not know what it was chosen on; take "chosen_on" out if you are sure.'
+        )
+    return plan, chosen_on, read_seen(data["seen"], path) if "seen" in data else {}
+
+
+def _plan_file(
+    choice: Choice, chosen_on: dict[str, Any] | None, seen: Seen, tasks: Mapping[str, Task], told: bool
+) -> dict[str, Any]:
+    """What plan.json says: the plan, and what it and the plan it was made of have seen, with what was told about it or not."""
+    from ..data.seen_examples import marks, noted, union
+
+    roles = [role for role in tasks if role != "offered" and (told or role in ("score", "select"))]
+    file: dict[str, Any] = choice.plan.to_json()
+    file |= {"chosen_on": chosen_on} if chosen_on is not None else {}
+    file |= {"tuned": True} if choice.tuned is not None else {}
+    return {**file, "seen": noted(union(seen, {role: marks(tasks[role]) for role in roles}))}
+
+
+def _show_plan(
+    model: Any, choice: Choice, sets: Sets, given: Given, run: Run, rows: list[Any], about: dict[str, Any]
+) -> None:
+    from ..evaluation.evaluator import evaluate
+    from ..model.cutting.effects import prices
+    from ..plans import Plan
+    from ..pruning.plan_tests import known_before
+    from ..reporting.model_card import steps_told
+    from .text import guarantee_text
+
+    folder, suspicion = run.folder, ""
+    if choice.selected is not None:  # the whole model is measured here, never the plan
+        suspicion = known_before(choice.selected, evaluate(model, sets.report, run=run), given.seed)
+    listed = prices(model, choice.plan, dialects=rows)
+    gone, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
+    if given.as_json:
+        held = None if choice.guarantee is None else choice.guarantee.to_json()
+        found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone], **choice.told()}
+        found |= {"tries": about["tries"], "suspicion": suspicion or None}
+        print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
+        return
+    lines = [*_warning(suspicion), *used_text(sets), ""]
+    if choice.guarantee is not None:
+        lines += [guarantee_text(choice.guarantee), *[choice.tried] * bool(choice.tried), ""]
+    lines += [f"{price.name}: {price.units - price.left} of {price.units} go" for price in listed if price.units > 128]
+    few = Plan(
+        frozenset(unit for price in listed if price.units <= 128 for unit in choice.plan if unit.site == price.name)
+    )
+    lines += [f"remove: {few}"] * bool(few)
+    units = choice.units.replace(",", " and ")
+    lines += [f"{len(choice.plan)} of {choice.of} {units}, {had:,} -> {had - gone:,} parameters ({-gone / had:+.1%})"]
+    lines += steps_told(choice.told())
+    lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
+    lines += [f"nothing was cut; the plan is in {folder / 'plan.json'}: edit it, and give it back with --plan"]
+    out.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+def _warning(suspicion: str | None) -> list[str]:
+    return [f"warning: {suspicion}"] if suspicion else []
+
+
+def _show(
+    told: dict[str, Any], choice: Choice, sets: Sets, given: Given, output: Path, missing: list[str] | None
+) -> None:
+    from ..reporting.model_card import proved
+    from .text import guarantee_text, pruned_text
+
+    page = output / "report.html"
+    if given.as_json:
+        print(json.dumps({**told, "report": str(page) if page.is_file() else None}, indent=2))
+        return
+    lines = [*_warning(told["suspicion"]), *used_text(sets), ""]
+    if choice.guarantee is not None:
+        lines += [guarantee_text(choice.guarantee), *[SEVERAL] * ("," in choice.units)]
+        lines += [*[choice.tried] * bool(choice.tried), ""]
+    lines += [pruned_text(told), ""]
+    lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
+    lines += [f"smaller model: {output} · loaded again, it {proved(told)}; all numbers are measured on it"]
+    if missing:
+        lines.append(f"no report: {missing[0]} is not installed; `headcount report {told['run']}` writes it elsewhere")
+    elif missing is not None:
+        lines.append(f"report: {page}")
+    lines.append(f"run folder: {told['run']}")
+    out.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+def sets_from(
+    name: str,
+    model: Any,
+    given: Given,
+    needs: tuple[bool, bool],
+    others: tuple[Any, Any, Any, Any],
+    chosen_on: dict[str, Any] | None = None,
+    seen: Seen | None = None,
+) -> Sets:
+    """The sets of examples that flags ask for; `others` are --score-data, its limit, --select-data and its limit."""
+    more = [
+        None if data is None else other_task(name, model, given, data, limit)
+        for data, limit in (others[:2], others[2:])
+    ]
+    return sets_of((make_task(name, model, given), more[0], more[1]), needs, given.seed, chosen_on, seen)

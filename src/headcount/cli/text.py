@@ -1,0 +1,345 @@
+"""Results as text for a terminal: maps of heads by layer, tables of comparisons, curves. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..documents.scores import Scores, Stability
+    from ..efficiency.benchmark import Bench
+    from ..evaluation.ablation import Ablation, OneHead, Transfer
+    from ..pruning.curves import Curve, Stage
+    from ..stats.guarantee import Guarantee
+    from ..stats.results import Comparison
+
+MOST_COLUMNS = 16  # of a map; MLPs have thousands of neurons
+MOST_TOLD = 6  # heads of one role, and relations, that a terminal has room for
+MOST_RELATIONS = 16
+
+
+def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
+    """A map of the scores, the heads that matter most and least, and how stable the ranking is."""
+    lines = [scores.signature, ""]
+    sites: dict[str, list[int]] = {}
+    for n, unit in enumerate(scores.units):
+        sites.setdefault(unit.site, []).append(n)
+    if max(map(len, sites.values())) <= MOST_COLUMNS:
+        values = scores.values
+        cells = {site: [f"{values[n]:.3f}" for n in ns] for site, ns in sites.items()}
+        lines += _map(cells, {site: [scores.units[n].index for n in ns] for site, ns in sites.items()})
+    order, errors = scores.order(), scores.stderr
+    places = {unit: n for n, unit in enumerate(scores.units)}
+
+    def shown(unit: Any) -> str:
+        spread = "" if errors is None else f"±{errors[places[unit]]:.3f}"
+        return f"{unit} {scores.values[places[unit]]:.3f}{spread}"
+
+    lines += ["", "least: " + ", ".join(map(shown, order[:5])), "most:  " + ", ".join(map(shown, order[::-1][:5]))]
+    if stability:
+        lines += ["", "rank correlation of scores from different examples (is the sample large enough?)"]
+        lines += [
+            f"{row.n:>7} examples  {row.correlation:.3f} [{row.low:.3f}, {row.high:.3f}]  "
+            f"lower half in common {row.overlap:.0%}"
+            for row in stability
+        ]
+    return "\n".join(lines)
+
+
+def ablation_text(found: Ablation, comparisons: Sequence[Comparison]) -> str:
+    """A map of the differences in points, marked where they are significant, and a count of those that are."""
+    lines = [str(found.base), ""]
+    cells: dict[str, list[str]] = {}
+    columns: dict[str, list[Any]] = {}
+    largest = max(abs(one.difference * one.points) for one in comparisons)
+    digits = 2 if largest >= 0.1 else 4  # losses differ by thousandths
+    for name, one in zip(found.names, comparisons, strict=True):
+        site, _, index = name.rpartition(":")
+        mark = "*" if one.p_holm is not None and one.p_holm <= 0.05 else "'" if one.p <= 0.05 else " "
+        cells.setdefault(site, []).append(f"{one.difference * one.points:+.{digits}f}{mark}")
+        columns.setdefault(site, []).append(index)
+    if max(map(len, cells.values())) <= MOST_COLUMNS and all(len(str(c)) < 8 for cs in columns.values() for c in cs):
+        lines += _map(cells, columns)
+    else:
+        lines += [f"{name:<24}{one}" for name, one in zip(found.names, comparisons, strict=True)]
+    lines += ["", _counted(comparisons)]
+    worst = sorted(zip(found.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
+    lines += ["", "hurt most:"] + [f"  {name:<20} {one}" for name, one in worst[:5]]
+    ended, most = {" of the whole model": found.base.unfinished}, max(found.unfinished, default=0)
+    if most > (found.base.unfinished or 0):
+        ended[f" without {found.names[found.unfinished.index(most)]}, the most of any"] = most
+    return "\n".join(lines) + limit_notes(ended, found.base.n)
+
+
+def limit_notes(ended: Mapping[str, int | None], n: int) -> str:
+    """A note for each of some models, called by their names, whose translations the length limit had to end."""
+    told = [(whose, count) for whose, count in ended.items() if count]
+    return "".join(f"\nnote: the length limit ended {count:,} of {n:,} translations{whose}" for whose, count in told)
+
+
+def roles_text(found: Mapping[str, Any]) -> str:
+    """A map of the heads by their main role, what earned it, and the best head for each relation."""
+    from ..reporting.head_roles import KINDS, NAMES  # with numpy, which --help has no need of
+
+    lines = [str(found["sets"]), ""]
+    cells: dict[str, list[str]] = {}
+    columns: dict[str, list[Any]] = {}
+    for head in found["heads"]:
+        cells.setdefault(head["site"], []).append(KINDS[head["main"]][0] or ".")
+        columns.setdefault(head["site"], []).append(head["unit"].rpartition(":")[2])
+    lines += _map(cells, columns)
+    by_role: dict[str, list[Mapping[str, Any]]] = {role: [] for role in KINDS}
+    for head in found["heads"]:
+        by_role[head["main"]].append(head)
+    for role, heads in by_role.items():
+        if heads:
+            lines += ["", f"{NAMES[role]}: {len(heads)} of {len(found['heads'])} heads"]
+        told = [
+            (head["unit"], [one for one in head["roles"] if one["role"] == role]) for head in heads if head["roles"]
+        ]
+        told.sort(key=lambda row: -row[1][0]["value"])
+        for unit, (best, *others) in told[:MOST_TOLD]:
+            lines.append(f"    {unit:<18} {best['text']}" + (f" (and {len(others)} more)" if others else ""))
+        lines += [f"    ... and {len(told) - MOST_TOLD} more"] * (len(told) > MOST_TOLD)
+    return "\n".join([*lines, *_relations_text(found["relations"])])
+
+
+def _relations_text(relations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For every relation the head that gains most over the best fixed offset, chosen on other sentences than it is told on."""
+    rows = [(one, one["best"]["unit"], one["best"]["numbers"]) for one in relations if one["best"]]
+    rows.sort(key=lambda row: (row[1] not in row[0]["earned"], -row[2][1]))
+    if not rows:
+        return []
+    lines = ["", "relation                                  offset  always  best head           right  gain (points)"]
+    for one, unit, (accuracy, gain, low, high) in rows[:MOST_RELATIONS]:
+        name = f"{one['relation']}, {one['direction']}" if one["direction"] else one["relation"]
+        mark = "*" if unit in one["earned"] else " "
+        span = f"{100 * gain:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        lines.append(
+            f"{name:<42}{one['offset']:>+5}  {accuracy - gain:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}"
+        )
+    more = [f"... and {len(rows) - MOST_RELATIONS} more in roles.json"] * (len(rows) > MOST_RELATIONS)
+    return [
+        *lines,
+        *more,
+        "The head is chosen on one half of the sentences, all numbers are those of the other half; * has earned the role: on all "
+        "sentences it is 10 points or more above the best fixed offset, beyond chance after correction.",
+    ]
+
+
+def _counted(comparisons: Sequence[Comparison]) -> str:
+    """How many differences are significant: one by one, and corrected for so many tests."""
+    first = comparisons[0]
+    kinds = (("one by one (')", "p"), ("Benjamini-Hochberg", "p_bh"), ("Holm (*)", "p_holm"))
+    parts = []
+    for title, field in kinds:
+        low = [one for one in comparisons if (getattr(one, field) or 0) <= 0.05]
+        worse = sum(one.worse for one in low)
+        parts.append(f"{title} {len(low)} ({worse} worse, {len(low) - worse} better)")
+    return f"{len(comparisons)} tested ({first.test}, n={first.n}), significant at 0.05: " + "; ".join(parts)
+
+
+def one_head_table(rows: Sequence[OneHead]) -> str:
+    """One line per attention: the head that stays, and what it costs to remove the others."""
+    width = max(4, *(len(row.site) for row in rows))
+    lines = [f"{'site':<{width}}  head  difference when all its other heads are closed"]
+    return "\n".join(lines + [f"{row.site:<{width}}  {row.head.index:>4}  {row.comparison}" for row in rows])
+
+
+def transfer_text(found: Transfer) -> str:
+    """Both baselines, both correlations, and what the noise of the damages leaves room for."""
+    count = len(found.one.names)
+    lines = [f"one:   {found.one.base}", f"other: {found.other.base}"]
+    lines.append(f"damage over {count} units: {found.pearson}, {found.spearman}")
+    room = f"{found.ceiling:.2f} [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]"
+    return "\n".join([*lines, f"noise leaves room for {room}, if units mattered alike on both"])
+
+
+def curve_text(found: Sequence[Curve]) -> str:
+    """A row per step and a column per order, random ones as a band; then each order's differences to the whole model."""
+    first = max(found, key=lambda one: len(one.points))
+    orders, drawn = [one for one in found if one.by != "random"], [one for one in found if one.by == "random"]
+    columns = [(one.by, [f"{point.result.value:.4f}" for point in one.points]) for one in orders]
+    if drawn:
+        columns.append((f"random, mean of {len(drawn)} [lowest, highest]", _band(drawn)))
+    widths = [max(10, len(title) + 2, *(len(cell) + 2 for cell in cells)) for title, cells in columns]
+    lines = [
+        str(first.base),
+        "",
+        f"{'removed':>12}" + "".join(f"{t:>{w}}" for (t, _), w in zip(columns, widths, strict=True)),
+    ]
+    for place, point in enumerate(first.points):
+        share = f"{point.removed} ({point.removed / first.of:.0%})"
+        row = [cells[place] if place < len(cells) else "" for _, cells in columns]
+        lines.append(f"{share:>12}" + "".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)))
+    for one in orders:
+        lines += ["", f"{one.by}: difference to the whole model"]
+        shown = [(f"{p.removed} ({p.removed / one.of:.0%})", p.comparison) for p in one.points[1:]]
+        lines += [f"{share:>12}  {comparison}" for share, comparison in shown]
+    points = [(point, one.by) for one in found for point in one.points]
+    worst, by = max(points, key=lambda pair: pair[0].result.unfinished or 0)
+    ended = {" of the whole model": first.base.unfinished}
+    if worst.removed:
+        ended[f" without {worst.removed} of {first.of} units (by {by}), the most of any point"] = (
+            worst.result.unfinished
+        )
+    return "\n".join(lines) + limit_notes(ended, first.base.n)
+
+
+def over_text(stages: Sequence[Stage]) -> str:
+    """A table per order: a row per checkpoint, a column per share removed, the metric relative to that checkpoint whole."""
+    metric, blocks = stages[0].curves[0].base.metric.name, []
+    side, first = max(len("checkpoint"), *(len(stage.name) for stage in stages)), max(10, len(metric) + 2)
+    for by in dict.fromkeys(made.by for made in stages[0].curves):
+        rows = [(stage.name, [made for made in stage.curves if made.by == by]) for stage in stages]
+        cells = [_by_share(found) for _, found in rows]
+        shares = sorted({share for row in cells for share in row})
+        drawn = len(rows[0][1])
+        called = f"{by}, mean of {drawn}" if drawn > 1 else by
+        lines = [f"{called}: {metric} without so many units, relative to the whole model of the checkpoint"]
+        lines.append(f"{'checkpoint':<{side}}{metric:>{first}}" + "".join(f"{share:>8.0%}" for share in shares))
+        for (name, found), row in zip(rows, cells, strict=True):
+            whole = found[0].base.value
+            told = "".join(f"{_relative(row.get(share), whole):>8}" for share in shares)
+            lines.append(f"{name:<{side}}{whole:>{first}.4f}{told}".rstrip())
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _by_share(curves: Sequence[Curve]) -> dict[float, list[float]]:
+    """What each point of some curves is worth, by the share of units that is gone there."""
+    out: dict[float, list[float]] = {}
+    for made in curves:
+        for point in made.points[1:]:
+            out.setdefault(point.removed / made.of, []).append(point.result.value)
+    return out
+
+
+def _relative(values: Sequence[float] | None, whole: float) -> str:
+    """The mean of some values as a share of another one; nothing where there are none, or nothing to share."""
+    if not values:
+        return ""
+    return f"{sum(values) / len(values) / whole:.1%}" if whole > 0 else "-"
+
+
+def pruned_text(found: Mapping[str, Any]) -> str:
+    """What `prune` did, from its JSON: before and after side by side, and what is promised."""
+    before, after = found["before"], found["after"]
+    from ..formatting import bytes_text, flops_text
+    from ..reporting.model_card import counts, steps_told  # numpy is not imported before it is needed
+    from ..stats.results import Comparison
+
+    comparison = Comparison.from_json(found["comparison"])
+    (had, has), (took, takes) = found["parameters"], found["bytes"]
+    rows = [
+        ("", "before", "after", ""),
+        (before["metric"], _with_interval(before), _with_interval(after), str(comparison)),
+        *((noun, f"{was:,}", f"{left:,}", f"{left / max(1, was) - 1:+.0%}") for noun, was, left in counts(found)),
+        ("parameters", f"{had:,}", f"{has:,}", f"{has / had - 1:+.1%}"),
+        ("on disk", bytes_text(took), bytes_text(takes), f"{takes / took - 1:+.1%}"),
+    ]
+    if found.get("flops"):
+        counted, left = found["flops"]
+        rows.append(
+            ("FLOPs of one example", flops_text(counted), flops_text(left), f"{left / max(1, counted) - 1:+.1%}")
+        )
+    if found.get("speed"):
+        first, last = found["speed"]["rows"][0], found["speed"]["rows"][-1]
+        times = f"{last['ratio']:.2f} times [{last['ratio_low']:.2f}, {last['ratio_high']:.2f}], of {last['limit']:.2f} by count"
+        shown = [f"{row['examples_per_second']:,.0f}" for row in (first, last)]
+        at = "" if last["length"] is None else f", length {last['length']}"
+        rows.append((f"examples/s (batch {last['batch']}{at})", *shown, times))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+    told = steps_told(found)
+    ended = limit_notes({f", {when}": found[when].get("unfinished") for when in ("before", "after")}, before["n"])
+    return "\n".join([found["sentence"], "", *lines, *([""] if told else []), *told]) + ended
+
+
+def guarantee_text(found: Guarantee) -> str:
+    """The plans that were tested, and where it stopped."""
+    from ..formatting import digits_for
+    from ..stats.guarantee import in_words, least_in_words
+
+    digits = digits_for([step.bound for step in found.steps], more=1)
+    capped = "" if found.cap is None else f"{'capped':>8}"
+    lines = [f"{'removed':>8}{found.metric:>12}{'lost':>9}{'at most':>9}{'p':>10}{capped}  shown"]
+    for step in found.steps:
+        shown = "yes" if step.shown else "no: stop here"
+        numbers = (
+            f"{step.removed:>8}{step.value:>12.4f}{step.damage:>+9.{digits}f}{step.bound:>9.{digits}f}{step.p:>10.2g}"
+        )
+        beyond = "" if found.cap is None else f"{step.beyond:>8}"
+        lines.append(f"{numbers}{beyond}  {shown}")
+    if found.stopped is not None:
+        lines.append(f"to show the last one, if it costs what it cost here: {in_words(found.needed)}")
+    if found.cap is not None:
+        whose = "examples" if found.groups is None else "groups"
+        lines.append(f"capped: {whose} that changed by more than {found.cap:g}, and counted as that")
+    if found.least is not None:
+        lines.append(least_in_words(found.n, found.least, found.metric))
+    return "\n".join([str(found), *lines])
+
+
+def _with_interval(result: Mapping[str, Any]) -> str:
+    return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}] (n={result['n']})"
+
+
+def bench_text(found: Bench) -> str:
+    """A line per model at each batch size and length, then what it comes to in plain words."""
+    sizes = {subject.name: f"{subject.parameters:,}" for subject in found.models}
+    titles = (
+        "model",
+        "parameters",
+        "batch",
+        "length",
+        "examples/s",
+        "",
+        "ratio",
+        "",
+        "limit",
+        "arrived",
+        "peak memory",
+    )
+    cells = [titles]
+    for row in found.rows:
+        digits = 0 if row.low >= 100 else 1 if row.low >= 10 else 2
+        numbers = [f"{n:.{digits}f}" for n in (row.examples_per_second, row.low, row.high)]
+        first = row.model == found.models[0].name
+        ratio = ("", "") if first else (f"{row.ratio:.2f}", f"({row.ratio_low:.2f} to {row.ratio_high:.2f})")
+        gain = (
+            ("", "") if first else (f"{row.limit:.2f}", "" if row.arrived is None else f"{round(100 * row.arrived)}%")
+        )
+        memory = "" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.1f} MiB"
+        shape = (str(row.batch), "" if row.length is None else str(row.length))
+        speed = (numbers[0], f"({numbers[1]} to {numbers[2]})")
+        cells.append((row.model, sizes[row.model], *shape, *speed, *ratio, *gain, memory))
+    widths = [max(len(line[n]) for line in cells) for n in range(len(titles))]
+    lines = [
+        "  ".join(f"{c:{'<' if n == 0 else '>'}{w}}" for n, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in cells
+    ]
+    how = f"{found.device} · {found.dtype}{' · compiled' * found.compile} · torch {found.torch}"
+    head = f"{how} · medians and quartiles of {found.repeats} repetitions in turns"
+    return "\n".join([head, "", *(line.rstrip() for line in lines), "", *found.sentences(), *found.notes]).rstrip()
+
+
+def _band(curves: Sequence[Curve]) -> list[str]:
+    """Mean, lowest and highest value at each step that all of the curves reached."""
+    cells = []
+    for points in zip(*(one.points for one in curves), strict=False):
+        values = [point.result.value for point in points]
+        cells.append(f"{sum(values) / len(values):.4f} [{min(values):.4f}, {max(values):.4f}]")
+    return cells
+
+
+def _map(cells: dict[str, list[str]], columns: dict[str, list[Any]]) -> list[str]:
+    """Rows of cells by site under the numbers of their units, all columns equally wide."""
+    indices = sorted({index for row in columns.values() for index in row}, key=lambda i: (len(str(i)), str(i)))
+    width = max(len(text) for text in (*(cell for row in cells.values() for cell in row), *map(str, indices))) + 1
+    side = max(map(len, cells))
+    lines = [" " * side + "".join(f"{index!s:>{width}}" for index in indices)]
+    for site, row in cells.items():
+        by_index = dict(zip(columns[site], row, strict=True))
+        lines.append(f"{site:<{side}}" + "".join(f"{by_index.get(index, ''):>{width}}" for index in indices))
+    return lines

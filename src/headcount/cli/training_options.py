@@ -1,0 +1,224 @@
+"""Flags of commands that train, and what they stand for: a recipe, what stays frozen, a teacher, a recovery."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..data import splits
+from ..errors import BadData
+from . import options
+from .options import Given, load_model, other_task, weights_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..data.tasks import Task
+    from ..runs import Run
+    from ..training.recipe import Recipe
+
+HOW, WITH = "How to train", "With a teacher"
+FRESH_RATE = 5e-4  # a learning rate for weights that begin at random; Recipe's is for pretrained ones
+SHARE, MOST = 0.1, 2000  # of --data, set aside to measure on where no other data are given
+
+
+flag = partial(options.flag, panel=HOW)  # in one of the panels of commands that train
+
+
+@dataclass(frozen=True)
+class Regimen:
+    """The flags, as they were given. No flag without a library argument of the same name."""
+
+    epochs: Annotated[float, flag("--epochs", help="How often every example is seen.")] = 3.0
+    steps: Annotated[int | None, flag("--steps", help="Steps of the optimiser, instead of --epochs.")] = None
+    lr: Annotated[
+        float | None, flag("--lr", help=f"The highest learning rate; else 3e-5, {FRESH_RATE:g} for random weights.")
+    ] = None
+    batch_size: Annotated[int, flag("--batch-size", help="Examples per step, over all processes.")] = 32
+    schedule: Annotated[str, flag("--schedule", help="linear, inverse-sqrt or constant.")] = "linear"
+    warmup: Annotated[float, flag("--warmup", help="The share of the steps in which the rate rises.")] = 0.1
+    weight_decay: Annotated[float, flag("--weight-decay", help="Of AdamW.")] = 0.01
+    label_smoothing: Annotated[float, flag("--label-smoothing", help="0.1 is usual for translation.")] = 0.0
+    accumulate: Annotated[int, flag("--accumulate", help="Parts that a step's batch is taken in.")] = 1
+    precision: Annotated[str, flag("--precision", help="no, bf16 or fp16.")] = "no"
+    max_grad_norm: Annotated[float, flag("--max-grad-norm", help="Longer gradients are shortened to this.")] = 1.0
+    freeze: Annotated[str, flag("--freeze", help="Parts that stay as they are, such as decoder; commas.")] = ""
+    save_every: Annotated[
+        int | None, flag("--save-every", help="Steps between saves to resume from; else two minutes.")
+    ] = None
+    teacher: Annotated[
+        str | None, flag("--teacher", panel=WITH, metavar="FOLDER", help="A model to learn from as well.")
+    ] = None
+    distill: Annotated[float | None, flag("--distill", panel=WITH, help="Its share of the loss; else 0.9.")] = None
+    temperature: Annotated[float | None, flag("--temperature", panel=WITH, help="Softens what both say; else 2.")] = (
+        None
+    )
+
+    def recipe(self, seed: int, lr: float, **other: Any) -> Recipe:
+        """The recipe; `lr` where none was given, keywords in the place of single flags."""
+        from ..training.recipe import Recipe
+
+        plain = ["epochs", "steps", "batch_size", "schedule", "warmup", "weight_decay", "label_smoothing"]
+        plain += ["accumulate", "precision", "max_grad_norm"]
+        values = {name: getattr(self, name) for name in plain} | {"lr": lr if self.lr is None else self.lr}
+        softness = {"distill": self.distill, "temperature": self.temperature}
+        given = {name: value for name, value in softness.items() if value is not None}
+        return Recipe(**{**values, **given, "seed": seed, **other})
+
+    @property
+    def frozen(self) -> list[str]:
+        """The parts that stay as they are."""
+        return [word.strip() for word in self.freeze.split(",") if word.strip()]
+
+    def loaded_teacher(self, given: Given) -> tuple[Any, dict[str, str] | None]:
+        """The teacher and what tells it from others, or nothing."""
+        if self.teacher is None:
+            return None, None
+        model = load_model(self.teacher, given)
+        return model, {"name": self.teacher, "weights": weights_of(self.teacher, model)}
+
+    def sane(self, given: Given, output: Path | None, run: Path | None) -> None:
+        """What is wrong with the flags is said before any work is done."""
+        if given.data is None:
+            raise typer.BadParameter("say which data to train on with --data FILE.")
+        if self.teacher is None and (self.distill is not None or self.temperature is not None):
+            raise typer.BadParameter(
+                f"--{'distill' if self.distill is not None else 'temperature'} goes with --teacher."
+            )
+        if given.dtype != "float32":
+            raise typer.BadParameter("weights are trained in float32; --precision bf16 computes in less.")
+        if run is not None and output is not None:
+            places = output.resolve(), run.resolve()
+            if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
+                raise typer.BadParameter("-o and --run must be different folders, neither inside the other.")
+
+
+def held_out(examples: Sequence[bytes], seed: int, name: str, flag: str) -> tuple[list[int], list[int]]:
+    """Numbers of the examples to train on, and of those set aside: a tenth by their place, at most 2000.
+
+    Equal examples are on the same side, and the side of one hardly depends on the others.
+    """
+    places = [splits.place(example, seed) for example in examples]
+    end = min([SHARE, *sorted(places)[MOST : MOST + 1]])
+    aside = [number for number, place in enumerate(places) if place < end]
+    rest = [number for number, place in enumerate(places) if place >= end]
+    if not aside or not rest:
+        raise BadData(
+            f"{len(examples)} examples of {name} are too few to set a tenth aside; give others to measure on with {flag}."
+        )
+    return rest, aside
+
+
+def set_aside(
+    task: Task, seed: int, flag: str, numbers: tuple[list[int], list[int]] | None = None
+) -> tuple[Task, Task]:
+    """The examples of a task to train on and those to measure on, by `held_out` or as given: none in both, no group either."""
+    kept, aside = numbers or held_out(splits.keys(task), seed, task.name, flag)
+    train, measured = task.subset(kept), task.subset(aside)
+    if task.clusters is None:
+        return train, measured  # equal examples are on the same side already
+    unseen = splits.without(train, splits.digests(measured))  # one example may be in two groups
+    if unseen is None:
+        raise BadData(f"All examples of {task.name} are there twice; give others to measure on with {flag}.")
+    return unseen, measured
+
+
+def kept_apart(task: Task, other: Task, done: str, measured: str) -> tuple[Task, str]:
+    """The task without what it shares with another, and a sentence that says which examples were used for what."""
+    unseen = splits.without(task, splits.marks(other))
+    if unseen is None:
+        raise BadData(f"All examples of {task.name} are in {other.name} too; give different ones to measure on.")
+    both = "in both" if task.clusters is None else "in both, or of a group that is,"
+    note = f" ({task.size - unseen.size} that are {both} were left out)" if unseen.size < task.size else ""
+    return unseen, f"{done} on {unseen.size} examples of {task.name}, {measured} on {other.size} of {other.name}{note}"
+
+
+def is_main() -> bool:
+    """Whether this is the first of the processes that `accelerate launch` started, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def own_device(given: Given) -> str | None:
+    """The device of this process, where `accelerate launch` started several."""
+    import torch
+
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available()
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and given.device is None else given.device
+
+
+PANEL = "Training afterwards"
+
+
+_flag = partial(options.flag, panel=PANEL)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The flags, as they were given: how long, on what, and whether the whole model teaches."""
+
+    recover: Annotated[float | None, _flag("--recover", metavar="EPOCHS", help="Train the smaller model so long.")] = (
+        None
+    )
+    recover_data: Annotated[str | None, _flag("--recover-data", metavar="FILE", help="The data to train on.")] = None
+    recover_limit: Annotated[int | None, _flag("--recover-limit", help="Examples of --recover-data.")] = None
+    recover_lr: Annotated[float | None, _flag("--recover-lr", help="The highest learning rate; else 3e-5.")] = None
+    distill: Annotated[
+        bool | None, _flag("--distill/--no-distill", help="Learn from the whole model as well; so it does by default.")
+    ] = None
+
+    def sane(self, promised: bool, dry_run: bool) -> None:
+        """What is wrong with the flags is said before any work is done."""
+        if self.recover is None:
+            given: dict[str, Any] = {"--recover-data": self.recover_data, "--recover-limit": self.recover_limit}
+            given |= {"--recover-lr": self.recover_lr, "--distill": self.distill}
+            for name in (flag for flag, value in given.items() if value is not None):
+                raise typer.BadParameter(f"{name} goes with --recover EPOCHS.")
+            return
+        if self.recover <= 0:
+            raise typer.BadParameter(f"--recover is a number of epochs above 0; I got {self.recover:g}.")
+        if self.recover_data is None:
+            raise typer.BadParameter("--recover needs data to train on: --recover-data FILE.")
+        if promised:
+            raise typer.BadParameter(
+                "--max-drop is shown for the model as it is cut, and --recover changes it: say --flops, --params, --speedup "
+                "or --remove, or train the model that comes out with `headcount train`."
+            )
+        if dry_run:
+            raise typer.BadParameter("--dry-run cuts nothing that could be trained: leave --recover out.")
+
+    def task(self, name: str, model: Any, given: Given, report: Task) -> Task | None:
+        """The examples to train on, without those that are reported on."""
+        if self.recover is None or self.recover_data is None:
+            return None
+        found = splits.without(
+            other_task(name, model, given, self.recover_data, self.recover_limit), splits.marks(report)
+        )
+        if found is None:
+            raise BadData("All examples to train on are among those to report on; give others with --recover-data.")
+        return found
+
+    def trainer(
+        self, task: Task | None, teacher: nn.Module, given: Given, run: Run
+    ) -> Callable[[nn.Module], dict[str, Any]] | None:
+        """What trains a smaller model and says how; None where nothing is to be trained."""
+        if task is None:
+            return None
+        from ..training.loop import train
+        from ..training.recipe import Recipe
+
+        assert self.recover is not None
+        recipe = Recipe(epochs=self.recover, lr=self.recover_lr or Recipe.lr, seed=given.seed)
+        distilled = self.distill is not False
+
+        def recovered(smaller: nn.Module) -> dict[str, Any]:
+            done = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
+            facts = {"epochs": self.recover, "examples": task.size, "distilled": distilled, "steps": done.steps}
+            return {**facts, "recipe": asdict(recipe)}
+
+        return recovered

@@ -1,0 +1,365 @@
+"""Which column of the data is what: the texts, the label, the target, found by their usual names or by the user's."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadData
+from .files import PACKINGS, TABLES, Sheet, ending, located, read_lines, read_sheet, shown
+
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("#1 string", "#2 string"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("sentence_a", "sentence_b"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+)
+SINGLES = ("sentence", "text", "content", "review", "document", "article", "input")
+LABELS = ("gold_label", "label", "labels", "is_duplicate", "quality", "class", "category", "sentiment", "score")
+NUMBERS = ("score", "label", "labels", "similarity_score", "similarity", "rating", "quality")
+TARGETS = (
+    ("source", "target"),
+    ("src", "tgt"),
+    ("src", "trg"),
+    ("document", "summary"),
+    ("article", "highlights"),
+    ("input", "output"),
+)
+IMAGES = ("image", "img", "picture", "pixel_values")
+USUAL = frozenset(name for names in (*PAIRS, SINGLES, LABELS, NUMBERS, *TARGETS, IMAGES) for name in names)
+UNMARKED = ("", "-")  # SNLI and MNLI write - where the annotators did not agree
+
+Names = str | int | Sequence[str | int] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Examples: one or two columns of texts (or one of pictures), labels or none, and where each came from.
+
+    `rows` counts from 1 in the data; `skipped` rows had no label. `classes` counts each label of all the data, also
+    after `drawn`; `class_names` are names that the data itself gives to the labels 0, 1, 2, ... `groups` has for every
+    example the name of what it belongs to, None where the data says nothing; it is None itself where nobody asked.
+    """
+
+    name: str
+    texts: tuple[Sequence[Any], ...]
+    labels: Sequence[Any] | None = None
+    rows: Sequence[int] = ()
+    skipped: int = 0
+    classes: Mapping[str, int] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
+    plain: bool = False
+    groups: Sequence[str | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def chosen(self, numbers: Sequence[int]) -> Table:
+        """The examples of these numbers, in this order."""
+        texts = tuple([column[number] for number in numbers] for column in self.texts)
+        labels = None if self.labels is None else [self.labels[number] for number in numbers]
+        groups = None if self.groups is None else [self.groups[number] for number in numbers]
+        return replace(self, texts=texts, labels=labels, rows=[self.rows[number] for number in numbers], groups=groups)
+
+    def drawn(self, limit: int | None, seed: int | None) -> Table:
+        """At most `limit` examples, drawn by `drawn_numbers`."""
+        return self if limit is None else self.chosen(drawn_numbers(len(self), limit, seed))
+
+    def place(self, number: int) -> str:
+        """Where example `number` came from and what it says, in a few words, for error messages."""
+        first = self.texts[0][number]
+        text = first if isinstance(first, str) else Path(first).name if isinstance(first, Path) else ""
+        text = " ".join(text.split())
+        words = text if len(text) <= 60 else text[:57] + "..."
+        return f"row {self.rows[number]} of {self.name.rpartition('/')[2]}" + (f": '{words}'" if words else "")
+
+
+def drawn_numbers(size: int, limit: int, seed: int | None) -> list[int]:
+    """The first `limit` of `size` numbers after a shuffle by `seed` (unshuffled when seed is None), sorted.
+
+    A larger limit with the same seed contains the smaller one.
+    """
+    if limit < 1:
+        raise BadData(f"limit is {limit}; it is a number of examples, at least 1.")
+    numbers = list(range(size))
+    if seed is not None:
+        random.Random(seed).shuffle(numbers)
+    return sorted(numbers[:limit])
+
+
+def read_table(
+    data: Any,
+    wants: str,
+    *,
+    text: Names = None,
+    label: Names = None,
+    target: Any = None,
+    split: str | None = None,
+    group: str | int | Path | None = None,
+) -> Table:
+    """The examples in `data`; `wants` is "label", "number", "target", "image" or "text" (which is a text alone).
+
+    `text` and `label` name columns, by name or by number from 1; two texts are "a,b" or a pair. `target` is the column
+    of the target texts or the file that holds them, one to every line of the source. `group` is the column that names
+    what each row belongs to; of plain text, a file with one name to every line.
+    """
+    pair = _pair_of_files(data, text, target) if wants == "target" else None
+    if pair is not None:
+        return _parallel(*pair, group)
+    asked = [name.lower() for names in (text, label, target, group) for name in _listed(names)]
+    sheet = read_sheet(data, split=split, expected={*USUAL, *asked}, table=wants in ("label", "number", "target"))
+    if sheet.plain and wants in ("label", "number", "target"):
+        raise BadData(
+            f"{sheet.name} is plain text, one column without "
+            f"{'targets; give the file of targets as target= (--target)' if wants == 'target' else 'labels; give a table'}."
+        )
+    if wants == "target":
+        columns = _target_columns(sheet, text, target)
+        missing = tuple(value is None for value in _values(sheet, columns[1]))
+        return _table(sheet, columns, None, missing, group)
+    columns = _image_column(sheet, text) if wants == "image" else _text_columns(sheet, text, single=wants == "text")
+    if wants == "text":
+        return _table(sheet, columns, None, (), group)
+    named = _label_column(sheet, label, NUMBERS if wants == "number" else LABELS)
+    values = _values(sheet, named)
+    missing = tuple(_unmarked(value) for value in values)
+    if wants == "number":
+        values = [_number(sheet, named, row, value) for row, value in enumerate(values, 1)]
+    table = _table(sheet, columns, values, missing, group, pictures=wants == "image")
+    if wants == "number":
+        return table
+    written = [_written(value) for value in table.labels or ()]
+    if set(written) == {"-1"}:
+        raise BadData(f"Every label of {sheet.name} is -1, which stands for no label; take a split that has labels.")
+    return replace(table, labels=written, classes=Counter(written), class_names=sheet.classes.get(named))
+
+
+def _table(
+    sheet: Sheet,
+    columns: Sequence[str],
+    labels: list[Any] | None,
+    missing: Sequence[bool],
+    group: str | int | Path | None,
+    pictures: bool = False,
+) -> Table:
+    """The rows that are not missing, with their texts checked."""
+    texts = [_values(sheet, column) for column in columns]
+    kept = [number for number in range(len(texts[0])) if not (missing and missing[number])]
+    if not kept:
+        raise BadData(f"No row of {sheet.name} has a label; take a file or a split that has labels.")
+    for column, values in zip(columns, texts, strict=True):
+        strange = next((number for number in kept if not pictures and not isinstance(values[number], str)), None)
+        if strange is not None:
+            raise BadData(
+                f"Row {strange + 1} of {sheet.name} has {values[strange]!r:.60} in column {column!r}, which is not text; "
+                "name a column of texts with text= (--text), or mend that row."
+            )
+    groups = _line_groups(group, sheet.name, len(texts[0])) if sheet.plain else _column_groups(sheet, group)
+    table = Table(sheet.name, tuple(texts), labels, range(1, len(texts[0]) + 1), plain=sheet.plain, groups=groups)
+    return replace(table.chosen(kept) if len(kept) < len(table) else table, skipped=len(table) - len(kept))
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def _listed(names: Any) -> list[str]:
+    """The names a user gave: one, several, or several in one text with commas between."""
+    if names is None or isinstance(names, Path):
+        return []
+    if isinstance(names, str):
+        return [names, *(part.strip() for part in names.split(","))] if "," in names else [names]
+    return [str(names)] if isinstance(names, int) else [str(name) for name in names]
+
+
+def _named(sheet: Sheet, name: str, option: str) -> str:
+    """The column of that name, in whatever case, or of that number."""
+    lower = {known.lower(): known for known in reversed(sheet.names)}
+    if name in sheet.names or name.lower() in lower:
+        return name if name in sheet.names else lower[name.lower()]
+    if name.isdecimal() and 1 <= int(name) <= len(sheet.names):
+        return sheet.names[int(name) - 1]
+    raise BadData(
+        f"{sheet.name} has no column {name!r}; its columns are {_columns_of(sheet)}: choose with {option}= (--{option})."
+    )
+
+
+def _columns_of(sheet: Sheet) -> str:
+    return ", ".join(repr(name[:40]) for name in sheet.names[:40])
+
+
+def _usual(sheet: Sheet, names: Sequence[str]) -> str | None:
+    lower = {known.lower(): known for known in reversed(sheet.names) if known not in sheet.nested}
+    return next((lower[name] for name in names if name in lower), None)
+
+
+def _text_columns(sheet: Sheet, text: Names, single: bool) -> list[str]:
+    if text is not None:
+        names = _listed(text)
+        if isinstance(text, str) and len(names) > 1:
+            names = names[:1] if text in sheet.names else names[1:]
+        if not 1 <= len(names) <= (1 if single else 2):
+            raise BadData(f"text= names {len(names)} columns; {'one is' if single else 'one or two are'} needed.")
+        return [_named(sheet, name, "text") for name in names]
+    if not single:
+        for first, second in PAIRS:
+            pair = (_usual(sheet, [first]), _usual(sheet, [second]))
+            if pair[0] and pair[1]:
+                return [pair[0], pair[1]]
+    found = _usual(sheet, SINGLES)
+    if found is None:
+        raise BadData(
+            f"I do not know which column of {sheet.name} holds the text; its columns are {_columns_of(sheet)}: name one "
+            "with text= (--text), or by its number (from 1) where the file has no header."
+        )
+    return [found]
+
+
+def _label_column(sheet: Sheet, label: Names, usual: Sequence[str]) -> str:
+    if label is not None:
+        return _named(sheet, str(label), "label")
+    found = _usual(sheet, usual)
+    if found is None:
+        raise BadData(
+            f"{sheet.name} has no column of labels that I know; its columns are {_columns_of(sheet)}: name one with "
+            "label= (--label), or give the labelled file (GLUE's test files have no labels, its dev files do)."
+        )
+    return found
+
+
+def _image_column(sheet: Sheet, text: Names) -> list[str]:
+    names = _listed(text)
+    found = _named(sheet, names[0], "text") if names else _usual(sheet, IMAGES)
+    if found is None:
+        raise BadData(
+            f"{sheet.name} has no column of pictures; its columns are {_columns_of(sheet)}: choose with text= (--text)."
+        )
+    return [found]
+
+
+def _target_columns(sheet: Sheet, text: Names, target: Any) -> list[str]:
+    if text is None and target is None:
+        for source, goal in TARGETS:
+            pair = (_usual(sheet, [source]), _usual(sheet, [goal]))
+            if pair[0] and pair[1]:
+                return [pair[0], pair[1]]
+    if text is None or target is None:
+        raise BadData(
+            f"I do not know which columns of {sheet.name} hold source and target; its columns are {_columns_of(sheet)}: "
+            "name them with text= and target= (--text, --target)."
+        )
+    return [_named(sheet, str(text), "text"), _named(sheet, str(target), "target")]
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _values(sheet: Sheet, column: str) -> list[Any]:
+    return [None if isinstance(value, float) and math.isnan(value) else value for value in sheet.column(column)]
+
+
+def _unmarked(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.strip() in UNMARKED)
+
+
+def _written(value: Any) -> str:
+    """A label as it would stand in a text file: True, 1, 1.0 and "1" are the same."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool | int) or (hasattr(value, "__index__")):
+        return str(int(value))
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _number(sheet: Sheet, column: str, row: int, value: Any) -> float | None:
+    if _unmarked(value):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadData(
+            f"Row {row} of {sheet.name} has {value!r:.60} in column {column!r}, which is not a finite number; "
+            "name the column of scores with label= (--label), or use the kind classification."
+        )
+    return number
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+def _column_groups(sheet: Sheet, group: str | int | Path | None) -> list[str | None] | None:
+    """What the rows of a table belong to, by the column of that name; None where a cell is empty."""
+    if group is None:
+        return None
+    values = _values(sheet, _named(sheet, str(group), "group"))
+    return [None if value is None else _written(value) or None for value in values]
+
+
+def _line_groups(group: str | int | Path | None, name: str, lines: int) -> list[str | None] | None:
+    """What the lines of a plain text belong to, by a file that names it line by line; None where a line is blank."""
+    if group is None:
+        return None
+    path = located(str(group))
+    if path is None or path.is_dir():
+        raise BadData(
+            f"{name} is plain text without columns, and there is no file {str(group)!r:.80}; give as group= (--group) a "
+            "file with the name of a group for every line."
+        )
+    names = read_lines(path)
+    if len(names) != lines:
+        raise BadData(f"{name} has {lines} lines and {shown(path)} has {len(names)}; every line needs its group.")
+    return [line.strip() or None for line in names]
+
+
+# --- parallel files -------------------------------------------------------------------------------------------------
+
+
+def _pair_of_files(data: Any, text: Names, target: Any) -> tuple[Path, Path] | None:
+    """Source and target file, from a pair of paths, a path and `target`, or a stem and two endings; else None."""
+    if isinstance(data, list | tuple) and len(data) == 2 and all(isinstance(one, str | Path) for one in data):
+        first, second = (located(one) for one in data)
+        if first is None or second is None:
+            missing = data[0] if first is None else data[1]
+            raise BadData(f"There is no file {str(missing)!r}; give the files of source and target.")
+        return first, second
+    if not isinstance(data, str | Path) or not isinstance(target, str | Path):
+        return None
+    source = located(data) or (located(f"{data}.{text}") if isinstance(text, str) else None)
+    if source is None:
+        return None
+    stem = source.with_suffix("") if source.suffix in PACKINGS else source
+    beside = located(stem.with_suffix(f".{target}")) if "/" not in str(target) else None
+    goal = located(target) or beside
+    if goal is None and ending(source) not in TABLES:
+        raise BadData(
+            f"There is no file {str(target)!r} that goes with {source}; give the file of targets as target= (--target)."
+        )
+    return None if goal is None or goal.is_dir() or source.is_dir() else (source, goal)
+
+
+def _parallel(source: Path, target: Path, group: str | int | Path | None) -> Table:
+    columns = []
+    for path in (source, target):
+        sheet = read_sheet(path)
+        if not sheet.plain:
+            raise BadData(f"{sheet.name} is a table; of two files, each must be plain text with one sentence a line.")
+        columns.append(sheet.column("text"))
+    if len(columns[0]) != len(columns[1]):
+        raise BadData(
+            f"{shown(source)} has {len(columns[0])} lines and {shown(target)} has {len(columns[1])}; "
+            "every source needs its target on the same line."
+        )
+    lines = len(columns[0])
+    groups = _line_groups(group, shown(source), lines)
+    return Table(shown(source), tuple(columns), rows=range(1, lines + 1), groups=groups)

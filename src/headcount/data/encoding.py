@@ -1,0 +1,206 @@
+"""Texts and pictures into padded batches of tensors. Everything here knows the tokenizer and nothing of the model."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import BadData
+
+LONGEST = 512  # tokens, where the tokenizer does not know its model's limit
+LONGEST_BLOCK = 1024  # tokens of running text that are read at once, unless the user says otherwise
+MASKED_SHARE = 0.15  # Devlin et al. (2019)
+KEPT_PIXELS = 2**30  # bytes of prepared pictures that stay in memory
+IGNORED = -100  # transformers' mark for a position that is no label
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Token lists by the name of the model's argument, what each is filled up with and on which side."""
+
+    columns: Mapping[str, Sequence[Sequence[int]]]
+    fill: Mapping[str, int]
+    side: str = "right"
+    shortened: frozenset[int] = frozenset()
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of every example."""
+        return [len(tokens) for tokens in self.columns["input_ids"]]
+
+    def padded(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """The examples of these numbers as tensors (examples, longest of them)."""
+        return {
+            name: padded([lists[number] for number in numbers], self.fill.get(name, 0), self.side)
+            for name, lists in self.columns.items()
+        }
+
+
+def padded(lists: Sequence[Sequence[int]], fill: int, side: str = "right") -> Tensor:
+    """Lists of numbers as one tensor, filled up to the longest."""
+    longest = max(map(len, lists))
+    rest = [[fill] * (longest - len(one)) for one in lists]
+    left = side == "left"
+    return torch.tensor(
+        [[*more, *one] if left else [*one, *more] for one, more in zip(lists, rest, strict=True)], dtype=torch.long
+    )
+
+
+def loaded_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer itself, or the one in that folder or of that name."""
+    return _from_pretrained(tokenizer, "AutoTokenizer", "a tokenizer")
+
+
+def loaded_processor(processor: Any) -> Any:
+    """The image processor (any callable) itself, or the one in that folder or of that name."""
+    return _from_pretrained(processor, "AutoImageProcessor", "an image processor")
+
+
+def _from_pretrained(thing: Any, auto: str, what: str) -> Any:
+    if thing is None:
+        raise BadData(f"The task needs {what}; give tokenizer=, the object or the folder of the model.")
+    if not isinstance(thing, str | Path):
+        return thing
+    import transformers
+
+    try:
+        return getattr(transformers, auto).from_pretrained(thing)
+    except (OSError, ValueError, ImportError) as error:
+        raise BadData(
+            f"There is no {what.split(' ', 1)[1]} in {str(thing)!r} ({str(error).splitlines()[0]:.160}); give the object, "
+            "or the folder that has it."
+        ) from error
+
+
+def padding_token(tokenizer: Any) -> int:
+    """The token that fills up batches: the padding token, or the end-of-text token where there is none (GPT-2)."""
+    found = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token for token in found if token is not None)
+
+
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Tokens that stand for no piece of a text ([CLS], [SEP], </s>, padding); a mask or an unknown word stands for one."""
+    words = (tokenizer.mask_token_id, tokenizer.unk_token_id)
+    marks = (tokenizer.bos_token_id, tokenizer.eos_token_id)  # GPT-2's end of text is its unknown word, too
+    return frozenset(tokenizer.all_special_ids) - {token for token in words if token not in marks}
+
+
+def longest_input(tokenizer: Any, max_length: int | None) -> int:
+    """The number of tokens after which texts are cut off: the user's, the tokenizer's, or 512."""
+    if max_length is not None:
+        if max_length < 2:
+            raise BadData(f"max_length is {max_length}; it is a number of tokens, at least 2.")
+        return max_length
+    known = getattr(tokenizer, "model_max_length", None)
+    return known if isinstance(known, int) and 0 < known < 1_000_000 else LONGEST
+
+
+def encode(tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int, *, target: bool = False) -> Encoded:
+    """One or two columns of texts as tokens, cut off after `max_length`; `target` reads them as targets of translation."""
+
+    def tokens(numbers: Sequence[int], **options: Any) -> Mapping[str, list[list[int]]]:
+        columns = [[column[number] for number in numbers] for column in texts]
+        named = {"text_target": columns[0]} if target else dict(zip(("text", "text_pair"), columns, strict=False))
+        return tokenizer(**named, padding=False, verbose=False, **options)
+
+    size = len(texts[0])
+    whole = tokens(range(size), truncation=False)
+    ids = whole["input_ids"]
+    found = {name: list(lists) for name, lists in whole.items() if list(map(len, lists)) == list(map(len, ids))}
+    found.setdefault("attention_mask", [[1] * len(one) for one in ids])
+    shortened = [number for number in range(size) if len(ids[number]) > max_length]
+    if shortened:
+        again = tokens(shortened, truncation=True, max_length=max_length)
+        for name, lists in found.items():
+            for place, number in enumerate(shortened):
+                lists[number] = again[name][place] if name in again else lists[number][: len(again["input_ids"][place])]
+    # All zeros is what models assume without them; models that have none (GPT-2) would add the embedding of token 0.
+    if not any(map(any, found.get("token_type_ids", []))):
+        found.pop("token_type_ids", None)
+    fill = {"input_ids": padding_token(tokenizer), "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
+    # A text that begins with a token for the whole of it (BERT's [CLS]) is read there: padding must not push it away.
+    whole_text = getattr(tokenizer, "cls_token_id", None)
+    begins = whole_text is not None and all(one[:1] == [whole_text] for one in found["input_ids"])
+    side = "right" if begins else getattr(tokenizer, "padding_side", "right")
+    return Encoded(found, fill, side, frozenset(shortened))
+
+
+class Block(NamedTuple):
+    """Some tokens of a running text, and the character of it with which they begin, where the tokenizer tells."""
+
+    ids: list[int]
+    start: int | None
+
+
+def blocks(tokenizer: Any, text: str, max_length: int | None) -> list[Block]:
+    """A running text in pieces of at most `max_length` tokens, each begun as the tokenizer begins a text (BOS or nothing)."""
+    length = (
+        min(longest_input(tokenizer, None), LONGEST_BLOCK)
+        if max_length is None
+        else longest_input(tokenizer, max_length)
+    )
+    where = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
+    read = tokenizer(text, add_special_tokens=False, verbose=False, **where)
+    ids, places = read["input_ids"], read.get("offset_mapping")
+    first = list(tokenizer("", verbose=False)["input_ids"])[:1]
+    begin = first if first and first[0] == tokenizer.bos_token_id else []
+    step = length - len(begin)
+    cut = [
+        Block([*begin, *ids[start : start + step]], None if places is None else places[start][0])
+        for start in range(0, len(ids), step)
+    ]
+    return [block for block in cut if len(block.ids) > 1]
+
+
+def hidden_places(ids: Sequence[int], special: Collection[int], seed: str) -> list[int]:
+    """The places to mask: 15 % of those that hold no special token, at least one; none where there are none."""
+    places = [place for place, token in enumerate(ids) if token not in special]
+    return sorted(random.Random(seed).sample(places, max(1, round(len(places) * MASKED_SHARE)))) if places else []
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def picture_reader(processor: Any, pictures: Sequence[Any], place: Callable[[int], str]) -> Callable[[int], Tensor]:
+    """A function from numbers to prepared pictures (channels, height, width), which keeps the first gigabyte of them.
+
+    `processor` is an image processor of transformers, or any function from a PIL image to a tensor.
+    """
+    kept: dict[int, Tensor] = {}
+
+    def read(number: int) -> Tensor:
+        if number in kept:
+            return kept[number]
+        prepared = _prepared(processor, _opened(pictures[number], place(number)))
+        if (len(kept) + 1) * prepared.numel() * prepared.element_size() <= KEPT_PIXELS:  # they are all of one size
+            kept[number] = prepared
+        return prepared
+
+    return read
+
+
+def _prepared(processor: Any, picture: Any) -> Tensor:
+    if hasattr(processor, "preprocess"):
+        return torch.as_tensor(processor(images=picture, return_tensors="pt")["pixel_values"])[0]
+    return torch.as_tensor(processor(picture))
+
+
+def _opened(picture: Any, place: str) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise BadData("Pictures need pillow; install headcount[images].") from error
+    if isinstance(picture, Mapping):  # how Parquet files of the hub hold pictures
+        picture = io.BytesIO(picture["bytes"]) if picture.get("bytes") else picture.get("path")
+    try:
+        opened = picture if isinstance(picture, Image.Image) else Image.open(picture)
+        return opened.convert("RGB")
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        raise BadData(f"The picture in {place} cannot be read ({error!s:.120}); mend or delete it.") from error

@@ -1,0 +1,132 @@
+"""Which examples a command uses for what: some to score on, some to show a guarantee on, some to report on, none twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import BadData
+from . import seen_examples as seeing
+from . import splits
+from .seen_examples import Seen
+
+if TYPE_CHECKING:
+    from .tasks import Task
+
+# Shares of one file: what the guarantee is shown on needs the most examples. A role that is not needed, or has data of its own,
+# leaves its share to the other one, so that the part to report on is always the same.
+THREE_WAYS = {"score": 0.25, "select": 0.45, "report": 0.3}
+USES = {
+    "score": "to score the units",
+    "select": "to show the guarantee",
+    "report": "to measure before and after, never to choose",
+}
+
+
+class Sets(NamedTuple):
+    """The examples of each role, which share none, and in words where they come from."""
+
+    score: Task | None
+    select: Task | None
+    report: Task
+    how: str
+    offered: Task | None = None  # those of which some were left out to select on, being used before
+
+    def tasks(self) -> dict[str, Task]:
+        """Those that there are, by role."""
+        given = {"score": self.score, "select": self.select, "report": self.report, "offered": self.offered}
+        return {role: task for role, task in given.items() if task is not None}
+
+    def fresh(self, rest: Task | None) -> Sets:
+        """The sets with what is left to show the guarantee on after promises tried before; all there was is `offered`."""
+        assert self.select is not None
+        assert rest is not None
+        gone = self.select.size - rest.size
+        told = f"{gone} examples that a promise was tested on before were left out"
+        how = "; ".join([self.how] * bool(self.how) + [told] * bool(gone))
+        return self._replace(select=rest, how=how, offered=self.select)
+
+
+def sets_of(
+    tasks: tuple[Task, Task | None, Task | None],
+    needs: tuple[bool, bool],
+    seed: int,
+    chosen_on: dict[str, Any] | None = None,
+    seen: Seen | None = None,
+) -> Sets:
+    """Examples to score on, to show the guarantee on and to report on: three sets that share no example.
+
+    `tasks` are the examples of --data, --score-data and --select-data; a set without data of its own is a part of the first.
+    What a plan has `seen` is left out, in whatever role; only what
+    it was scored on may be tuned on again. Of a plan that an older headcount noted to be `chosen_on` a part of a file,
+    that part is left out.
+    """
+    whole, to_score, to_select = tasks
+    needed = [role for role, wanted in zip(("score", "select"), needs, strict=True) if wanted]
+    notes, old = list[str](), seen or {}
+    told, found = seeing.everything(old), dict[str, Any]()
+    whole = _once(whole, notes)
+    task = _unseen(whole, told, "--data", chosen_on)
+    left_out = whole.size - task.size
+    if to_score is not None:
+        whole = _once(to_score, notes)
+        found["score"] = _unseen(whole, seeing.everything({**old, "score": frozenset()}), "--score-data")
+        left_out += whole.size - found["score"].size
+    if to_select is not None:
+        whole = _once(to_select, notes)
+        found["select"] = _unseen(whole, told, "--select-data")
+        left_out += whole.size - found["select"].size
+    notes += [f"{left_out} examples that the plan has seen were left out"] * bool(left_out)
+    missing = [role for role in needed if role not in found]
+    if missing:
+        both = THREE_WAYS["score"] + THREE_WAYS["select"]
+        shares = THREE_WAYS if len(missing) == 2 else {missing[0]: both, "report": 1 - both}
+        salt = f"a plan {seeing.salt(old)}" if told else "a plan" if chosen_on is not None else ""
+        found |= splits.shared_out(task, shares, seed, salt)
+        notes.append(f"{task.name} was split in {len(shares)}, no example in two of them")
+    report, used = found.pop("report", task), frozenset[bytes]()
+    for role in needed:
+        found[role] = _apart(found[role], used, role, notes)
+        used |= splits.marks(found[role])
+    report = _apart(report, used, "report", notes)
+    return Sets(found.get("score"), found.get("select"), report, "; ".join(notes))
+
+
+def _unseen(task: Task, seen: frozenset[bytes], flag: str, chosen_on: dict[str, Any] | None = None) -> Task:
+    """The task without examples that a plan has seen."""
+    later = task if chosen_on is None else splits.later(task, chosen_on["seed"], chosen_on["share"])
+    found = None if later is None else seeing.unseen(later, seen)
+    if found is None:
+        raise BadData(
+            f"The plan has seen all {task.size} examples of {task.name}: it was chosen on them, or its numbers were reported on "
+            f"them; give others with {flag}."
+        )
+    return found
+
+
+def _once(task: Task, notes: list[str]) -> Task:
+    alone = splits.distinct(task)
+    if alone.size < task.size:
+        notes.append(
+            f"{task.size - alone.size} of {task.size} examples of {task.name} were there before and count once"
+        )
+    return alone
+
+
+def _apart(task: Task, used: frozenset[bytes], role: str, notes: list[str]) -> Task:
+    """The task without examples that were used before."""
+    fresh = splits.without(task, used)
+    if fresh is None:
+        raise BadData(
+            f"All {task.size} examples of {task.name} to {role} on are also among those to choose on; never choose and "
+            "report on the same ones: give other data, or --data alone to have it split."
+        )
+    if fresh.size < task.size:
+        notes.append(f"{task.size - fresh.size} examples to {role} on were left out, being among those to choose on")
+    return fresh
+
+
+def used_text(sets: Sets) -> list[str]:
+    """Lines that say which examples were used for what."""
+    told = {role: task for role, task in sets.tasks().items() if role in USES}
+    lines = [f"{task.size:>7} examples of {task.name} {USES[role]}" for role, task in told.items()]
+    return lines + ([f"note: {sets.how}"] if sets.how else [])

@@ -1,0 +1,440 @@
+"""Reading data: files, folders, tables in memory and data sets by name become one `Sheet` of named columns.
+
+What a file is, is told by its first bytes and its ending: gzip, xz and Parquet announce themselves, .tsv, .csv, .json
+and .jsonl are tables, everything else is plain text with one sentence a line. Nothing is guessed silently: a row with
+a wrong number of cells, bytes that are not UTF-8, an empty or a binary file are errors with the place.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadData
+
+PACKINGS = (".gz", ".xz")
+TABLES = (".tsv", ".tab", ".csv", ".jsonl", ".ndjson", ".json", ".parquet")
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+VALIDATION = ("validation", "dev", "valid")  # splits that are taken when none is named
+COLA = ("source", "label", "star", "sentence")
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """Named columns of equal length. `column(name)` gives the values; `classes` the names that go with whole numbers.
+
+    `plain` says that the rows are the lines of a plain text, blank ones among them. `nested` are those of the names that
+    stand inside the objects of another column: they count where they are asked for, and are never taken for what they
+    happen to be called.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    column: Callable[[str], list[Any]]
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    plain: bool = False
+    nested: frozenset[str] = frozenset()
+
+
+def read_sheet(data: Any, *, split: str | None = None, expected: Collection[str] = (), table: bool = False) -> Sheet:
+    """The columns of a file, of a table in memory, of a folder of pictures, or of a data set by name.
+
+    `split` goes with a data set, and a name may bring its own: glue/sst2@train.
+
+    `expected` are names by which a header row is recognised, in small letters; numbers among them say that columns are
+    asked for by place. `table` says that plain text will not do, so that a text file with tabs is read as a table.
+    """
+    if not isinstance(data, str | Path):
+        return _in_memory(data, split)
+    path = located(data)
+    if path is None:
+        return _by_name(*_name_and_split(str(data), split), str(data))
+    if path.is_dir():
+        return _pictures(path, split)
+    if split is not None:
+        raise BadData(
+            f"{path.name} is a file and has no split {split!r}; leave split out, or give the file of that split."
+        )
+    return _file(path, expected, table)
+
+
+def located(data: str | Path) -> Path | None:
+    """The file or folder of that name, with or without .gz or .xz; None where there is none."""
+    path = Path(data).expanduser()
+    return next((one for one in (path, *(Path(f"{path}{end}") for end in PACKINGS)) if one.exists()), None)
+
+
+def ending(path: Path) -> str:
+    """The ending that says what a file holds: that of `dev.tsv.gz` is `.tsv`."""
+    return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, unpacked, without the newlines that end them."""
+    return _lines(_decoded(path, _unpacked(path)))
+
+
+def shown(path: Path) -> str:
+    """A file's name for people: with the folder it lies in, `SST-2/dev.tsv`."""
+    parent = path.absolute().parent.name
+    return f"{parent}/{path.name}" if parent else path.name
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path, expected: Collection[str], table: bool) -> Sheet:
+    content = _unpacked(path)
+    if not content.strip():
+        raise BadData(f"{path} is empty; give a file with at least one row.")
+    if content[:4] == b"PAR1" or ending(path) == ".parquet":
+        return _parquet(path, content)
+    text, kind = _decoded(path, content), ending(path)
+    if kind not in TABLES and table and "\t" in text.split("\n", 1)[0]:
+        kind = ".tsv"
+    if kind in (".tsv", ".tab"):
+        # no quoting: quotation marks in GLUE's files are part of the sentences, and not balanced
+        rows = [(number, line.split("\t")) for number, line in enumerate(_lines(text), 1) if line.strip()]
+        return _rows(path, rows, expected)
+    if kind == ".csv":
+        return _rows(path, _csv(path, text), expected)
+    if kind in (".jsonl", ".ndjson"):
+        return _records(shown(path), _json_lines(path, text))
+    if kind == ".json":
+        return _json(path, text)
+    lines = _lines(text)
+    return Sheet(shown(path), ("text",), lambda _: list(lines), plain=True)
+
+
+def _unpacked(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            return gzip.decompress(content)
+        return lzma.decompress(content) if content[:6] == b"\xfd7zXZ\x00" else content
+    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise BadData(f"{path} is compressed and damaged ({error}); fetch or compress it again.") from error
+    except OSError as error:
+        raise BadData(f"{path} cannot be read ({error.strerror}); look at its permissions.") from error
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise BadData(f"{path} is in UTF-16; convert it to UTF-8: iconv -f utf-16 -t utf-8.")
+    if b"\0" in content:
+        raise BadData(
+            f"{path} is a binary file; give text: TSV, CSV, JSON, JSON Lines, Parquet or one sentence a line."
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadData(
+            f"{path} is not in UTF-8: line {line} has the byte 0x{content[error.start]:02x}; "
+            "convert it, for example with iconv -f latin1 -t utf-8."
+        ) from error
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text, which end with a newline and with nothing else: str.splitlines breaks inside sentences."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _csv(path: Path, text: str) -> list[tuple[int, list[str]]]:
+    largest = csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows, start = [], 1
+    try:
+        for row in reader:
+            if row:
+                rows.append((start, row))
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise BadData(
+            f"Line {start} of {path} is not CSV ({error}); quote cells that hold commas or quotation marks, "
+            "or name the file .tsv if its cells are parted by tabs."
+        ) from error
+    finally:
+        csv.field_size_limit(largest)
+    return rows
+
+
+def _rows(path: Path, rows: list[tuple[int, list[str]]], expected: Collection[str]) -> Sheet:
+    names, first = _header([row for _, row in rows[:50]], expected)
+    body = rows[first:]
+    if not body:
+        raise BadData(f"{path} has a header and no rows; give a file with at least one row.")
+    for number, row in body:
+        if len(row) != len(names):
+            raise BadData(
+                f"Line {number} of {path} has {len(row)} columns and the others have {len(names)} "
+                f"({', '.join(names):.200}); mend or delete that line."
+            )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadData(f"{path} has two columns called {twice!r}; rename one of them.")
+    return Sheet(shown(path), names, lambda name: [row[names.index(name)] for _, row in body])
+
+
+def _header(rows: list[list[str]], expected: Collection[str]) -> tuple[tuple[str, ...], int]:
+    """The names of the columns, and how many rows they take up: 1, or 0 where a file has no header."""
+    first = rows[0]
+    if any(cell.strip().lower() in expected and not cell.strip().isdecimal() for cell in first):
+        return tuple(cell.strip() for cell in first), 1
+    if all(len(row) == 4 and row[1] in ("0", "1") and row[2] in ("", "*") for row in rows):
+        return COLA, 0
+    if any(name.isdecimal() for name in expected):
+        return tuple(str(place) for place in range(1, len(first) + 1)), 0
+    return tuple(cell.strip() for cell in first), 1
+
+
+def _json_lines(path: Path, text: str) -> list[Any]:
+    records = []
+    for number, line in enumerate(_lines(text), 1):
+        if line.strip():
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                raise BadData(f"Line {number} of {path} is not JSON ({error}); mend or delete that line.") from error
+            if not isinstance(records[-1], dict):
+                raise BadData(f"Line {number} of {path} is {line.strip()!r:.60}; every line must be an object {{...}}.")
+    return records
+
+
+def _json(path: Path, text: str) -> Sheet:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        if "Extra data" in str(error):  # one object a line, whatever the file is called
+            return _records(shown(path), _json_lines(path, text))
+        raise BadData(f"{path} is not JSON ({error}); mend it.") from error
+    if isinstance(data, dict):
+        tables = [value for value in data.values() if isinstance(value, list)]
+        if len(tables) == 1 and all(isinstance(row, dict) for row in tables[0]):
+            data = tables[0]  # {"version": ..., "data": [...]}
+    if isinstance(data, dict) and data and all(isinstance(value, list) for value in data.values()):
+        return _columns(shown(path), data)
+    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        return _records(shown(path), data)
+    raise BadData(f"{path} holds no table; I read a list of objects, an object of lists, or one object a line.")
+
+
+def _parquet(path: Path, content: bytes) -> Sheet:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise BadData(f"{path} is Parquet, which needs pyarrow; install headcount[data].") from error
+    try:
+        table = pyarrow.parquet.read_table(io.BytesIO(content))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadData(
+            f"{path} is not a whole Parquet file ({str(error).splitlines()[0]:.120}); fetch it again."
+        ) from error
+    if not table.num_rows:
+        raise BadData(f"{path} has no rows; give a file with at least one row.")
+    kept = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = kept.get("info", {}).get("features") or {}
+    classes = {
+        name: tuple(one["names"]) for name, one in features.items() if isinstance(one, dict) and one.get("names")
+    }
+    inner = {one.name: _texts_in(one.type) for one in table.schema if pyarrow.types.is_struct(one.type)}
+    return _flat(shown(path), table.column_names, lambda name: table.column(name).to_pylist(), inner, classes)
+
+
+def _texts_in(struct: Any) -> list[str]:
+    """The fields of a column of objects in Parquet that hold text."""
+    return [one.name for one in struct if str(one.type) in ("string", "large_string", "string_view")]
+
+
+# --- tables in memory -----------------------------------------------------------------------------------------------
+
+
+def _in_memory(data: Any, split: str | None) -> Sheet:
+    if isinstance(data, Mapping) and data and all(hasattr(one, "column_names") for one in data.values()):
+        return _in_memory(_chosen_split(data, split, "the data set"), None)
+    if split is not None:
+        raise BadData(
+            f"The data is one table and has no split {split!r}; leave split out, or give the table of that split."
+        )
+    name = "the data"
+    if isinstance(data, Mapping):
+        return _columns(name, data)
+    if hasattr(data, "column_names") and hasattr(data, "features"):
+        return _data_set(data, name)
+    if hasattr(data, "columns") and hasattr(data, "dtypes"):  # pandas, polars
+        return _columns(name, {str(one): _listed(data[one]) for one in data.columns})
+    if isinstance(data, Iterable):
+        rows = list(data)
+        if rows and all(isinstance(row, str) for row in rows):
+            return _columns(name, {"text": rows})
+        if rows and all(isinstance(row, Mapping) for row in rows):
+            return _records(name, rows)
+        if not rows:
+            raise BadData("The data is empty; give at least one row.")
+    raise BadData(
+        f"The data is a {type(data).__name__}; I read a path, a list of dicts, a dict of columns, a data frame or a data set."
+    )
+
+
+def _listed(column: Any) -> list[Any]:
+    own = getattr(column, "to_list", None) or getattr(column, "tolist", None)  # pandas and polars; numpy
+    return own() if own is not None else list(column)
+
+
+def _columns(name: str, columns: Mapping[str, Any]) -> Sheet:
+    lists = {str(key): _listed(values) for key, values in columns.items()}
+    sizes = {key: len(values) for key, values in lists.items()}
+    if not sizes or not max(sizes.values()):
+        raise BadData(f"There are no rows in {name}; give at least one.")
+    if len(set(sizes.values())) > 1:
+        raise BadData(f"The columns of {name} differ in length ({sizes}); give as many values in each.")
+    return _flat(name, list(lists), lists.__getitem__, {key: _keys(values) for key, values in lists.items()})
+
+
+def _records(name: str, records: Sequence[Mapping[str, Any]]) -> Sheet:
+    keys = list(dict.fromkeys(str(key) for record in records for key in record))
+    inner = {key: _keys(record.get(key) for record in records) for key in keys}
+    return _flat(name, keys, lambda key: [record.get(key) for record in records], inner)
+
+
+def _keys(values: Iterable[Any]) -> list[str]:
+    """The keys under which a column of objects holds text; a column of anything else is left after its first value."""
+    known = (value for value in values if value is not None)
+    first = next(known, None)
+    if not isinstance(first, Mapping):
+        return []
+    pairs = (pair for one in (first, *known) if isinstance(one, Mapping) for pair in one.items())
+    return list(dict.fromkeys(key for key, value in pairs if isinstance(key, str) and isinstance(value, str)))
+
+
+def _flat(
+    name: str,
+    names: Sequence[str],
+    column: Callable[[str], Iterable[Any]],
+    inner: Mapping[str, Sequence[str]],
+    classes: Mapping[str, tuple[str, ...]] | None = None,
+) -> Sheet:
+    """A sheet in which each key of a column of objects, `{"de": ..., "en": ...}`, is a column too, if no other has its name.
+
+    `inner` has the keys of the columns of objects. What is in a column is read when it is asked for.
+    """
+    owners = {key: outer for outer in reversed(names) for key in inner.get(outer, ()) if key not in names}
+    # the two sides of a column that is called "translation" are what its rows are about, so they may be guessed
+    plain = [key for key in inner.get("translation", ()) if owners.get(key) == "translation"]
+
+    def chosen(key: str) -> list[Any]:
+        if key not in owners:
+            return list(column(key))
+        return [one.get(key) if isinstance(one, Mapping) else None for one in column(owners[key])]
+
+    rest = [key for key in owners if key not in plain]
+    return Sheet(name, (*plain, *names, *rest), chosen, classes or {}, nested=frozenset(rest))
+
+
+# --- data sets and folders ------------------------------------------------------------------------------------------
+
+
+def _data_set(data: Any, name: str) -> Sheet:
+    if not hasattr(data, "__len__"):
+        raise BadData(
+            "The data set is streamed; load it whole (streaming=False), because examples are drawn from all of it."
+        )
+    if not len(data):
+        raise BadData(f"There are no rows in {name}; give at least one.")
+    classes = {key: tuple(one.names) for key, one in data.features.items() if getattr(one, "names", None)}
+    inner = {key: _texts_of(one) for key, one in data.features.items()}
+    return _flat(name, list(data.column_names), lambda key: data[key], inner, classes)
+
+
+def _texts_of(feature: Any) -> list[str]:
+    """The keys under which a column of a data set holds text, as its features say, without a look at the rows."""
+    if hasattr(feature, "languages") and hasattr(feature, "flatten"):  # a Translation
+        feature = feature.flatten()
+    if not isinstance(feature, Mapping):
+        return []
+    return [key for key, one in feature.items() if getattr(one, "dtype", None) in ("string", "large_string")]
+
+
+def _name_and_split(data: str, split: str | None) -> tuple[str, str | None]:
+    """glue/sst2@train is the split train of glue/sst2, and must be the one that is asked for beside it, if any is."""
+    name, sign, own = data.rpartition("@")
+    if not sign or "/" in own:  # not ours: an @ in the name of a folder
+        return data, split
+    path = located(name) if name else None
+    if path is not None:
+        raise BadData(
+            f"{path} is a {'folder' if path.is_dir() else 'file'}, and only a data set by name takes a split after @; "
+            f"leave @{own} out."
+        )
+    if not name or not own:
+        raise BadData(f"{data!r} is not a data set and a split; write them as NAME@SPLIT, such as glue/sst2@train.")
+    if split is not None and split != own:
+        raise BadData(f"{data} names the split {own!r} and split= (--split) is {split!r}; leave one of them out.")
+    return name, own
+
+
+def _by_name(name: str, split: str | None, title: str) -> Sheet:
+    looks_like_a_file = {Path(one).suffix.lower() for one in (name, title)} & {*TABLES, *PACKINGS, ".txt"}
+    if looks_like_a_file or name.startswith((".", "/", "~")) or Path(name.split("/")[0]).exists() or not name:
+        raise BadData(
+            f"There is no file {title!r}; give the path of the data, or the name of a data set such as glue/sst2."
+        )
+    try:
+        import datasets
+    except ImportError as error:
+        raise BadData(
+            f"There is no file {title!r}, and data sets by name need datasets; install headcount[data]."
+        ) from error
+    *folder, last = name.split("/")
+    # "glue/sst2" is a data set and one of its parts, "stanfordnlp/sst2" a data set: both are tried
+    tries = [("/".join(folder), last), (name, None)] if folder else [(name, None)]
+    problem = ""
+    for path, part in tries:
+        try:
+            found = datasets.load_dataset(path, part, split=split)
+        except Exception as error:  # whatever the hub, the network or the files of others raise
+            problem = problem or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            continue
+        return _data_set(_chosen_split(found, split, name) if isinstance(found, Mapping) else found, title)
+    raise BadData(f"There is neither a file nor a data set {title!r} ({problem:.200}); check the name and the split.")
+
+
+def _chosen_split(splits: Mapping[str, Any], split: str | None, name: str) -> Any:
+    wanted = split or (
+        next(iter(splits)) if len(splits) == 1 else next((one for one in VALIDATION if one in splits), None)
+    )
+    if wanted not in splits:
+        raise BadData(
+            f"There is no split {split or 'validation'!r} in {name}; choose with split= among {', '.join(splits)}."
+        )
+    return splits[wanted]
+
+
+def _pictures(folder: Path, split: str | None) -> Sheet:
+    """The files of a folder that has one folder of pictures for every class, in the order of their names."""
+    if split is not None:
+        folder = folder / split
+    places = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+    found = [
+        (file, place.name) for place in places for file in sorted(place.rglob("*")) if file.suffix.lower() in PICTURES
+    ]
+    if not found:
+        inside = sorted(one.name for one in folder.iterdir())[:12] if folder.is_dir() else []
+        raise BadData(
+            f"{folder} is a folder without pictures in folders named after their classes; give a file"
+            f"{' (there are: ' + ', '.join(inside) + ')' if inside else ''}."
+        )
+    names = tuple(dict.fromkeys(name for _, name in found))
+    columns = {"image": [file for file, _ in found], "label": [names.index(name) for _, name in found]}
+    return Sheet(shown(folder), ("image", "label"), columns.__getitem__, {"label": names})

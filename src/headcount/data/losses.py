@@ -1,0 +1,318 @@
+"""What a model is asked in each kind of task: the loss of every example, and the values that its metric is made of.
+
+Losses are in float32, summed over an example's tokens, and do not depend on the padding or on the rest of the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.functional import pad as filled
+
+from ..errors import BadData
+from ..stats.metrics import translation_rows
+from .encoding import IGNORED
+from .labels import Labels
+
+Batch = Mapping[str, Any]
+AT_ONCE = (
+    2**27
+)  # logits that are turned into losses at a time: float32 copies of all would not fit for large vocabularies
+NOT_INPUTS = ("labels", "references", "limits")
+
+
+class Goal(NamedTuple):
+    """What a model said, and what it should have said: its logits and the targets, in the numbers of its outputs.
+
+    Classes: (examples, classes) and (examples,); tokens: (examples, tokens, vocabulary) and (examples, tokens), -100 where
+    there is nothing to guess; numbers: (examples,) and (examples,), both floating point.
+    """
+
+    logits: Tensor
+    targets: Tensor
+
+
+# --- calling the model ----------------------------------------------------------------------------------------------
+
+
+def model_inputs(batch: Batch) -> dict[str, Any]:
+    """The part of a batch that the model takes."""
+    return {name: value for name, value in batch.items() if name not in NOT_INPUTS}
+
+
+def fitting_inputs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs that the model's forward takes, with positions where padding on the left would shift them."""
+    config = getattr(model, "config", None)
+    ids = inputs.get("input_ids")
+    positions = getattr(config, "max_position_embeddings", None)
+    if ids is not None and isinstance(positions, int) and ids.shape[1] > positions > 0:
+        raise BadData(
+            f"A text has {ids.shape[1]} tokens and the model has {positions} positions; give the task max_length={positions}."
+        )
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT wraps the model it adapts
+    taken = inspect.signature(inner.forward).parameters
+    if all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken.values()):
+        return inputs
+    if "token_type_ids" not in taken:
+        inputs = {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    mask = inputs.get("attention_mask")
+    if mask is not None and "position_ids" in taken and not bool(mask[:, 0].all()) and _counts_from_zero(inner):
+        inputs = {**inputs, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    return inputs
+
+
+def _counts_from_zero(model: nn.Module) -> bool:
+    """Whether positions are 0, 1, 2, ...: RoBERTa's begin after its padding token, and it counts them itself."""
+    tables = (one for name, one in model.named_modules() if name.endswith("position_embeddings"))
+    return all(getattr(table, "padding_idx", None) is None for table in tables)
+
+
+@contextmanager
+def _padding_known(model: nn.Module, pad: int | None) -> Iterator[None]:
+    """Within the block the config names the token that fills the batch: by it decoders find the last token of a text."""
+    config = getattr(model, "config", None)
+    if pad is None or config is None or getattr(config, "is_encoder_decoder", False):
+        yield
+        return
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    before = [(one, getattr(one, "pad_token_id", None)) for one in {id(one): one for one in (config, text)}.values()]
+    try:
+        for one, _ in before:
+            one.pad_token_id = pad
+        yield
+    finally:
+        for one, token in before:
+            one.pad_token_id = token
+
+
+def logits_of(model: nn.Module, inputs: dict[str, Any], pad: int | None = None) -> Tensor:
+    """The first thing that the model gives out, or what it calls logits, as it is."""
+    with _padding_known(model, pad):
+        output = model(**fitting_inputs(model, inputs))
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    elif isinstance(output, tuple | list):
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise BadData(
+            f"{type(model).__name__} gives out {type(output).__name__} without logits; load the model with the head of this "
+            "task (AutoModelForSequenceClassification, AutoModelForSeq2SeqLM, AutoModelForCausalLM, ...)."
+        )
+    return output
+
+
+def _as_rows(*columns: Tensor) -> np.ndarray:
+    return np.stack([column.detach().double().cpu().numpy() for column in columns], axis=1)
+
+
+def count_targets(batch: Batch) -> int:
+    """How many targets the goal of a batch has, without asking a model."""
+    labels = batch.get("labels")
+    if labels is None:  # language modelling: every token but the first
+        return int(batch["attention_mask"][:, 1:].sum())
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+# --- classes and numbers --------------------------------------------------------------------------------------------
+
+
+def class_goal(labels: Labels, pad: int | None, model: nn.Module, batch: Batch, outputs: int | None = None) -> Goal:
+    """A row of logits and a class per example; `outputs` is how many there must be, where something depends on it."""
+    logits = logits_of(model, model_inputs(batch), pad)
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise BadData(
+            f"{type(model).__name__} gives out numbers of shape {tuple(logits.shape)}; classification needs one row of two or "
+            "more per example: load it with AutoModelForSequenceClassification, or use the kind that fits it."
+        )
+    places = labels.outputs_for(getattr(model, "config", None), logits.shape[1])
+    if outputs is not None and logits.shape[1] != outputs:
+        raise BadData(
+            f"{labels.source} has {outputs} labels and the model has {logits.shape[1]} outputs, which this metric must know; "
+            "pass labels=[...] (--labels), one for each of the model's outputs in their order, or use accuracy."
+        )
+    return Goal(logits, torch.tensor(places, device=logits.device)[batch["labels"].to(logits.device)])
+
+
+def classified(goal: Goal) -> tuple[Tensor, Tensor, Tensor]:
+    """Label, prediction and cross entropy of every example, in the numbers of the model's outputs."""
+    logits, meant = goal
+    return meant, logits.argmax(1), cross_entropy(logits.float(), meant, reduction="none")
+
+
+def class_loss(labels: Labels, pad: int | None, model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy of every example."""
+    return classified(class_goal(labels, pad, model, batch))[2]
+
+
+def class_rows(labels: Labels, pad: int | None, outputs: int | None, model: nn.Module, batch: Batch) -> np.ndarray:
+    """Label, prediction, loss; `outputs` is how many the model must have, where the metric depends on it."""
+    return _as_rows(*classified(class_goal(labels, pad, model, batch, outputs)))
+
+
+def number_goal(pad: int | None, model: nn.Module, batch: Batch) -> Goal:
+    """A number and what it should be, per example."""
+    logits = logits_of(model, model_inputs(batch), pad)
+    if logits.dim() != 2 or logits.shape[1] != 1:
+        raise BadData(
+            f"{type(model).__name__} gives out numbers of shape {tuple(logits.shape)}; regression needs one per example: "
+            "take a model with num_labels=1, or use classification."
+        )
+    return Goal(logits[:, 0].float(), batch["labels"].to(logits.device).float())
+
+
+def number_loss(pad: int | None, model: nn.Module, batch: Batch) -> Tensor:
+    """Squared error of every example."""
+    guess, meant = number_goal(pad, model, batch)
+    return (guess - meant) ** 2
+
+
+def number_rows(pad: int | None, model: nn.Module, batch: Batch) -> np.ndarray:
+    """Label, prediction, squared error."""
+    guess, meant = number_goal(pad, model, batch)
+    return _as_rows(meant, guess, (guess - meant) ** 2)
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def summed_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy summed over each row's labels, those that are -100 left out: (rows, tokens, words) -> (rows,)."""
+    together = max(1, AT_ONCE // max(1, logits[0].numel()))
+    losses = [
+        cross_entropy(part.float().flatten(0, 1), goal.flatten(), ignore_index=IGNORED, reduction="none")
+        .view(goal.shape)
+        .sum(1)
+        for part, goal in zip(logits.split(together), labels.split(together), strict=True)
+    ]
+    return torch.cat(losses)
+
+
+def _matching(model: nn.Module, logits: Tensor, labels: Tensor, auto: str) -> Goal:
+    if logits.dim() != 3 or logits.shape[:2] != labels.shape:
+        raise BadData(
+            f"{type(model).__name__} gives out numbers of shape {tuple(logits.shape)} for {tuple(labels.shape)} tokens; "
+            f"this task needs one for every word of the vocabulary at every token: load it with {auto}."
+        )
+    return Goal(logits, labels)
+
+
+Guessed = Callable[[nn.Module, Batch], Goal]
+
+
+def next_tokens(model: nn.Module, batch: Batch) -> Goal:
+    """The tokens after the first, each read from those before it."""
+    _needs(model, encoder_decoder=False, kind="language-modelling")
+    if "MaskedLM" in type(model).__name__:
+        raise BadData(f"{type(model).__name__} sees the words it would guess; use the kind masked-language-modelling.")
+    logits = logits_of(model, model_inputs(batch))
+    goals = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED).to(logits.device)
+    goals = filled(goals[:, 1:], (0, 1), value=IGNORED)
+    return _matching(model, logits, goals, "AutoModelForCausalLM")
+
+
+def hidden_tokens(model: nn.Module, batch: Batch) -> Goal:
+    """The masked tokens."""
+    logits = logits_of(model, model_inputs(batch))
+    return _matching(model, logits, batch["labels"].to(logits.device), "AutoModelForMaskedLM")
+
+
+def target_tokens(model: nn.Module, batch: Batch) -> Goal:
+    """The target's tokens, each read from the source and the target before it."""
+    _needs(model, encoder_decoder=True, kind="translation")
+    labels = batch["labels"]
+    logits = logits_of(model, {**model_inputs(batch), "labels": labels})  # the model shifts them its own way
+    return _matching(model, logits, labels.to(logits.device), "AutoModelForSeq2SeqLM")
+
+
+def token_loss(guessed: Guessed, model: nn.Module, batch: Batch) -> Tensor:
+    """The summed loss of every example."""
+    return summed_losses(*guessed(model, batch))
+
+
+def token_rows(guessed: Guessed, model: nn.Module, batch: Batch) -> np.ndarray:
+    """Summed loss, tokens."""
+    logits, targets = guessed(model, batch)
+    return _as_rows(summed_losses(logits, targets), (targets != IGNORED).sum(1))
+
+
+def _needs(model: nn.Module, *, encoder_decoder: bool, kind: str) -> None:
+    config = getattr(model, "config", None)
+    if config is None or bool(getattr(config, "is_encoder_decoder", False)) == encoder_decoder:
+        return
+    if encoder_decoder:
+        raise BadData(
+            f"{type(model).__name__} is no encoder-decoder, which {kind} needs; use the kind language-modelling."
+        )
+    raise BadData(f"{type(model).__name__} is an encoder-decoder, which {kind} cannot use; use the kind translation.")
+
+
+# --- generation -----------------------------------------------------------------------------------------------------
+
+
+class Translations(NamedTuple):
+    """What a model made of some sources, and which of them it had not ended when they were as long as they may get."""
+
+    texts: list[str]
+    unfinished: np.ndarray  # (examples,), bool
+
+
+def translated(tokenizer: Any, beams: int, model: nn.Module, batch: Batch) -> Translations:
+    """What the model makes of every source: greedy or by beam search, as many tokens as the batch's `limits` at most.
+
+    Each is what it would be if it were alone: no limit counts but its own. The end token is not counted. Penalties and the
+    like are the model's own generation settings; sampling is switched off.
+    """
+    _needs(model, encoder_decoder=True, kind="translation")
+    if not hasattr(model, "generate"):
+        raise BadData(
+            f"{type(model).__name__} cannot generate; load it with AutoModelForSeq2SeqLM, or use metric='loss'."
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    limits = batch["limits"]  # (examples,)
+    limits = limits.clamp(max=positions - 1) if isinstance(positions, int) and positions > 1 else limits
+    own, longest = model.generation_config, int(limits.max()) + 1  # with the end token
+    ends = [] if own.eos_token_id is None else torch.as_tensor(own.eos_token_id).reshape(-1).tolist()
+    # without an end token anything will do: what comes after the limit is cut off below
+    end = ends[0] if ends else own.pad_token_id or 0
+    # max_length counts the start token as well; max_new_tokens next to the model's own max_length is a warning per batch
+    length = {"max_length": longest + 1} if own.max_new_tokens is None else {"max_new_tokens": longest}
+    settings = {"num_beams": beams, "do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
+    ending = [_ending(limits.repeat_interleave(beams), end)]
+    ids = model.generate(**fitting_inputs(model, model_inputs(batch)), **length, **settings, logits_processor=ending)
+    new = ids[:, 1:]  # (examples, tokens), without the start token
+    within = torch.arange(new.shape[1], device=ids.device) < limits[:, None]
+    ended = (within & torch.isin(new, torch.tensor(ends, dtype=ids.dtype, device=ids.device))).any(1)
+    kept = [row[: 1 + limit] for row, limit in zip(ids.tolist(), limits.tolist(), strict=True)]
+    return Translations(tokenizer.batch_decode(kept, skip_special_tokens=True), (~ended).cpu().numpy())
+
+
+def _ending(limits: Tensor, end: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A logits processor that leaves a row nothing but the end token when it has as many new tokens as its limit.
+
+    `limits` (rows,) has one for every beam of every example. Forced so, the beams of an example keep their order.
+    """
+    first = int(limits.min())
+
+    def processed(ids: Tensor, scores: Tensor) -> Tensor:  # (rows, start token and new ones), (rows, words)
+        new = ids.shape[1] - 1
+        if new < first:
+            return scores
+        only = torch.full_like(scores, -math.inf)
+        only[:, end] = 0.0
+        return torch.where((limits <= new)[:, None], only, scores)
+
+    return processed
+
+
+def translation_scores(name: str, tokenizer: Any, beams: int, model: nn.Module, batch: Batch) -> np.ndarray:
+    """What bleu or chrf needs of every translation, and whether it had to be ended."""
+    texts, unfinished = translated(tokenizer, beams, model, batch)
+    return np.column_stack([translation_rows(name, texts, batch["references"]), unfinished])

@@ -1,0 +1,1 @@
+"""Sentences with their words, parses and translations, for looking at what heads do."""

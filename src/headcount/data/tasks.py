@@ -1,0 +1,316 @@
+"""A task: examples, how to make batches of them, and what to ask a model about each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadData
+from ..stats.metrics import Metric, metric
+from .losses import Batch, Goal
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+Rows = Callable[[nn.Module, Batch], np.ndarray]
+
+
+class Measure(NamedTuple):
+    """A metric, the function that makes its rows, and whether that generates text."""
+
+    metric: Metric
+    rows: Rows
+    generates: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Examples and what is asked of a model about them; nothing here belongs to one model.
+
+    `collate(numbers)` makes a batch on the CPU; `loss(model, batch)` gives one differentiable number per example and
+    `rows(model, batch)` the values that `metric` is made of; `goal(model, batch)` gives logits and targets, from which
+    a model is trained (None: by the mean of `loss`). `shortened` are the examples that were cut off after the longest
+    input, `skipped` counts rows of the data without a label or without anything to guess. `special` are tokens that
+    stand for no piece of a text. `rowwise` is False where a batch cannot be split or repeated example by example.
+    `decoding` says how text is generated, where the metric is one of generated text.
+
+    `clusters` has the number of the cluster (the group) that each example belongs to, from 0 on in the order in which they
+    come; `cluster_names` says for every cluster what it is called in the data (None: an example that names no group).
+    `texts` gives what an example says, where that is text; `note` is what ought to be said about the examples.
+    """
+
+    kind: str
+    name: str
+    size: int
+    measure: Callable[[str], Measure]
+    metric: Metric
+    rows: Rows
+    loss: Loss
+    collate: Callable[[Sequence[int]], dict[str, Any]]
+    inputs: Callable[[Batch], dict[str, Any]]
+    digest: Callable[[int], bytes]
+    describe: Callable[[int], str]
+    lengths: Sequence[int]
+    batch_size: int
+    generates: bool = False
+    settings: str = ""
+    groups: tuple[tuple[int, ...], ...] | None = None
+    rowwise: bool = True
+    shortened: frozenset[int] = frozenset()
+    skipped: int = 0
+    special: frozenset[int] = frozenset()
+    goal: Callable[[nn.Module, Batch], Goal] | None = None
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    clusters: tuple[int, ...] | None = None
+    cluster_names: tuple[str | None, ...] = ()
+    texts: Callable[[int], tuple[str, ...]] | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.clusters is not None and not self.cluster_names:  # numbers alone were given: they are the names
+            object.__setattr__(self, "cluster_names", tuple(map(str, range(max(self.clusters) + 1))))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the examples and of all that changes inputs or metric; the batch size does not."""
+        found = hashlib.sha256(json.dumps([self.kind, self.metric.name, self.settings]).encode())
+        for number in range(self.size):
+            found.update(self.digest(number))
+        if self.clusters is not None:  # intervals and splits depend on them; without them nothing is added
+            found.update(json.dumps([self.clusters, self.cluster_names]).encode())
+        return found.hexdigest()
+
+    def split_key(self, number: int) -> bytes:
+        """What decides where an example goes when examples are split: the name of its group, or the example itself."""
+        name = None if self.clusters is None else self.cluster_names[self.clusters[number]]
+        return self.digest(number) if name is None else group_key(name)
+
+    @property
+    def truncated(self) -> int:
+        """How many examples were longer than the longest input and cut off."""
+        return len(self.shortened)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        notes = [f"in {len(self.cluster_names)} groups"] * (self.clusters is not None)
+        notes += [f"{self.truncated} cut off"] * bool(self.truncated) + [f"{self.skipped} skipped"] * bool(self.skipped)
+        return f"Task({', '.join([self.kind, self.name, f'{self.size} examples', self.metric.name, *notes])})"
+
+    def batches(self, batch_size: int | None = None) -> list[tuple[int, ...]]:
+        """The numbers of all examples in batches of examples of like length, the longest first."""
+        size = self.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise BadData(f"The batch size is {size}; it must be at least 1.")
+        everything = tuple(sorted(range(self.size), key=lambda number: (-self.lengths[number], number)))
+        groups = (everything,) if self.groups is None else self.groups
+        return [group[start : start + size] for group in groups for start in range(0, len(group), size)]
+
+    def batch(self, size: int = 8) -> dict[str, Any]:
+        """What the model takes for the first examples, without labels: for `cut(model, plan, check=task.batch())`."""
+        first = tuple(range(self.size)) if self.groups is None else self.groups[0]
+        return self.inputs(self.collate(first[:size]))
+
+    def subset(self, numbers: Sequence[int]) -> Task:
+        """The task on the examples of these numbers only, in this order."""
+        numbers = tuple(int(number) for number in numbers)
+        if not numbers or len(set(numbers)) != len(numbers) or not all(0 <= one < self.size for one in numbers):
+            raise BadData(
+                f"A subset needs different numbers from 0 to {self.size - 1}, at least one; I got {numbers!r:.80}."
+            )
+        new = {old: place for place, old in enumerate(numbers)}
+        kept = [tuple(new[one] for one in group if one in new) for group in self.groups or ()]
+        texts, clusters = self.texts, self.clusters
+        old = None if clusters is None else tuple(dict.fromkeys(clusters[one] for one in numbers))
+        again = {} if old is None else {cluster: place for place, cluster in enumerate(old)}
+        return replace(
+            self,
+            size=len(numbers),
+            collate=lambda chosen: self.collate([numbers[one] for one in chosen]),
+            digest=lambda one: self.digest(numbers[one]),
+            describe=lambda one: self.describe(numbers[one]),
+            lengths=tuple(self.lengths[one] for one in numbers),
+            groups=None if self.groups is None else tuple(group for group in kept if group),
+            shortened=frozenset(new[one] for one in self.shortened if one in new),
+            clusters=None if clusters is None else tuple(again[clusters[one]] for one in numbers),
+            cluster_names=() if old is None else tuple(self.cluster_names[cluster] for cluster in old),
+            texts=None if texts is None else lambda one: texts(numbers[one]),
+        )
+
+    def split(self, *fractions: float, seed: int = 0) -> tuple[Task, ...]:
+        """Tasks on parts of the examples, no row in two of them, shuffled by the seed: `select, report = task.split(0.5, 0.5)`.
+
+        Examples of one group are in one part: parts are then as near to their share as whole groups allow.
+        """
+        if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
+            raise BadData(f"The fractions of a split are above 0 and add up to at most 1; I got {fractions}.")
+        together: dict[int, list[int]] = {}
+        for number in range(self.size):
+            together.setdefault(number if self.clusters is None else self.clusters[number], []).append(number)
+        drawn = list(together.values())
+        random.Random(seed).shuffle(drawn)
+        ends = [round(sum(fractions[:place]) * self.size) for place in range(1, len(fractions) + 1)]
+        parts: list[list[int]] = [[] for _ in range(len(fractions) + 1)]  # the last is what is left over
+        for group, end in zip(drawn, accumulate(map(len, drawn)), strict=True):
+            parts[bisect_right(ends, end - len(group) / 2)] += group  # where the middle of the group falls
+        if not all(parts[:-1]):
+            what = f"{self.size} examples" + (f" in {len(drawn)} groups" if self.clusters is not None else "")
+            raise BadData(f"{what} cannot be split by {fractions}: a part would be empty; give more examples.")
+        return tuple(self.subset(sorted(part)) for part in parts[:-1])
+
+    def with_metric(self, name: str) -> Task:
+        """The same examples, measured by another metric that this kind of task has."""
+        measure = self.measure(name)
+        return replace(self, metric=measure.metric, rows=measure.rows, generates=measure.generates)
+
+
+def group_key(name: str) -> bytes:
+    """What decides where a group goes when examples are split."""
+    return hashlib.sha256(f"group|{name}".encode()).digest()
+
+
+def clustered(names: Sequence[Hashable | None]) -> dict[str, Any]:
+    """`clusters` and `cluster_names` of a task from the name of each example's group; None is a group of its own."""
+    numbers: dict[str, int] = {}
+    clusters, called = list[int](), list[str | None]()
+    for name in names:
+        number = len(called) if name is None else numbers.setdefault(str(name), len(called))
+        clusters.append(number)
+        if number == len(called):
+            called.append(None if name is None else str(name))
+    return {"clusters": tuple(clusters), "cluster_names": tuple(called)}
+
+
+# --- the user's own batches -----------------------------------------------------------------------------------------
+
+
+def own_task(
+    batches: Sequence[Mapping[str, Any]],
+    *,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
+    values: Callable[[nn.Module, Any], Any] | None = None,
+    higher_is_better: bool | None = None,
+    name: str = "own batches",
+    batch_size: int | None = None,
+    group: Sequence[Hashable | None] | None = None,
+) -> Task:
+    """A task on the user's own batches and functions: `own_task(batches, loss=fn, values=fn)`; its metric is the mean.
+
+    `loss(model, batch)` and `values(model, batch)` give one number per example; the first must be differentiable.
+    Without `values` the loss is measured, where less is better. A batch whose tensors all have the same first dimension
+    can be taken apart and repeated (lists of that length go along, all else is handed on as it is); any other batch
+    counts as one example. `group` names for every example, in the order of the batches, what it belongs to.
+    """
+    whole = [dict(batch) for batch in batches]
+    if not whole or (loss is None and values is None):
+        raise BadData("A task of one's own needs at least one batch, and loss= or values= or both.")
+    sizes = [_rows_in(batch) for batch in whole]
+    places = [(number, row) for number, size in enumerate(sizes) for row in range(size or 1)]
+    ends = [sum(size or 1 for size in sizes[:number]) for number in range(len(sizes) + 1)]
+    rowwise = all(size is not None for size in sizes)
+    if group is not None and len(group) != len(places):
+        raise BadData(f"group= names {len(group)} groups for {len(places)} examples; it must name one for each.")
+    better = values is not None if higher_is_better is None else higher_is_better
+    mean = metric("mean", higher_is_better=better)
+
+    def collate(numbers: Sequence[int]) -> dict[str, Any]:
+        chosen = {places[number][0] for number in numbers}
+        if len(chosen) != 1:
+            raise BadData(
+                "Examples of different batches cannot be put together; take the numbers that Task.batches gives."
+            )
+        batch = whole[next(iter(chosen))]
+        size = _rows_in(batch)
+        return batch if size is None else _picked(batch, size, [places[number][1] for number in numbers])
+
+    def measured(model: nn.Module, batch: Batch) -> np.ndarray:
+        given = _one_each(values or loss, "values" if values else "loss", model, batch)
+        return given.detach().double().cpu().numpy()[:, None]
+
+    def lost(model: nn.Module, batch: Batch) -> Tensor:
+        if loss is None:
+            raise BadData("This needs gradients, and the task was made without loss=; give own_task a loss function.")
+        return _one_each(loss, "loss", model, batch)
+
+    def measure(asked: str) -> Measure:
+        if asked != "mean":
+            raise BadData(
+                f"A task of one's own is measured by the mean of its values; there is no {asked!r:.60} of them."
+            )
+        return Measure(mean, measured)
+
+    return Task(
+        kind="own",
+        name=name,
+        size=len(places),
+        measure=measure,
+        metric=mean,
+        rows=measured,
+        loss=lost,
+        collate=collate,
+        inputs=dict,
+        digest=lambda number: hashlib.sha256(_bytes(collate([number]))).digest(),
+        describe=lambda number: f"example {places[number][1] + 1} of batch {places[number][0] + 1} of {name}",
+        lengths=[1] * len(places),
+        batch_size=batch_size or max(size or 1 for size in sizes),
+        settings=json.dumps([_code(loss), _code(values), better]),
+        groups=tuple(tuple(range(start, end)) for start, end in pairwise(ends)),
+        rowwise=rowwise,
+        **({} if group is None else clustered(group)),
+    )
+
+
+def _rows_in(batch: Batch) -> int | None:
+    """The first dimension that all tensors of a batch share; None where they do not."""
+    sizes = {value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()}
+    return sizes.pop() if len(sizes) == 1 and min(sizes) > 0 else None
+
+
+def _picked(batch: Batch, size: int, rows: list[int]) -> dict[str, Any]:
+    def one(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[rows] if value.dim() else value
+        return [value[row] for row in rows] if isinstance(value, list) and len(value) == size else value
+
+    return {key: one(value) for key, value in batch.items()}
+
+
+def _one_each(function: Any, what: str, model: nn.Module, batch: Batch) -> Tensor:
+    given, size = torch.as_tensor(function(model, batch)), _rows_in(batch)
+    if size is None:
+        size, given = 1, given.reshape(1) if given.numel() == 1 else given
+    if given.shape != (size,):
+        raise BadData(
+            f"{what}= gave numbers of shape {tuple(given.shape)} for a batch of {size}; it must give one per example, ({size},): "
+            "reduce over everything but the first dimension (reduction='none')."
+        )
+    return given
+
+
+def _bytes(value: Any) -> bytes:
+    """The content of a batch, for hashing: tensors by shape, type and numbers, the rest as it is written."""
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        return repr((str(plain.dtype), tuple(plain.shape), plain.tolist())).encode()
+    if isinstance(value, Mapping):
+        return b"".join(str(key).encode() + b"=" + _bytes(one) + b";" for key, one in value.items())
+    return b",".join(map(_bytes, value)) if isinstance(value, list | tuple) else repr(value).encode()
+
+
+def _code(function: Any) -> str:
+    """What tells a function from others: its name and its instructions, where it has them."""
+    code = getattr(function, "__code__", None)
+    constants = [repr(one) for one in code.co_consts if not hasattr(one, "co_code")] if code else []
+    body = code.co_code.hex() + repr((code.co_names, constants)) if code else ""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{name} {hashlib.sha256(body.encode()).hexdigest()[:16]}"

@@ -1,0 +1,272 @@
+"""`Scores`: a number for every unit, bigger = matters more, with its spread; and `plan`: what to remove by them. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import BadPlan
+from ..plans import Plan, Unit, read_json
+
+FORMAT = 1
+LARGEST_FILE = 500_000_000  # bytes; scores of every neuron of a 70-billion-parameter model have a tenth of that
+NORMS = ("layer", "type", "global", None)
+
+
+class Stability(NamedTuple):
+    """How well two rankings agree that were made from different examples, `n` each."""
+
+    n: int
+    correlation: float  # Spearman, mean over the resamples
+    low: float
+    high: float
+    overlap: float  # share of the less important half of the units that both have in common
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """A number per unit; bigger means that the unit matters more. Knows no model.
+
+    `samples` (rows, units), where there are any, are values whose mean over rows is the raw score: one row per example,
+    for neurons one per block of examples. From them come the standard errors and the stability of the ranking.
+    """
+
+    units: tuple[Unit, ...]
+    raw: np.ndarray
+    by: str
+    kinds: Mapping[str, str]  # site -> "head", "neuron" or "layer"
+    types: Mapping[str, str | None]  # site -> "encoder", "decoder", "cross", or None
+    normalize: str | None = None  # l2 over "layer" (each attention or MLP), "type", "global"
+    signature: str = ""
+    samples: np.ndarray | None = None
+    _norms: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.normalize not in NORMS:
+            raise BadPlan(f'normalize is "layer", "type", "global" or None; I got {self.normalize!r:.40}.')
+        object.__setattr__(self, "_norms", self._norms_of(self.raw))
+
+    @property
+    def values(self) -> np.ndarray:
+        """The scores, normalised as `normalize` says, in the order of `units`."""
+        return self.raw / self._norms
+
+    @property
+    def stderr(self) -> np.ndarray | None:
+        """Standard errors of the scores (the norm that divides them taken as known); None without samples."""
+        if self.samples is None or len(self.samples) < 2:
+            return None
+        return self.samples.std(0, ddof=1) / math.sqrt(len(self.samples)) / self._norms
+
+    def __getitem__(self, unit: Unit | str) -> float:
+        return float(self.values[self._places()[str(unit)]])
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.units)
+
+    def only(self, *what: str) -> Scores:
+        """The scores of some units alone: of a kind ("head"), an attention type ("cross") or a site ("3")."""
+        wanted = {word[:-1] if word in ("heads", "neurons", "layers") else word for word in what}
+        keep = [n for n, unit in enumerate(self.units) if wanted & self._names(unit)]
+        if not keep:
+            names = sorted({name for unit in self.units for name in self._names(unit) if name[0].islower()})
+            raise BadPlan(f"No unit scored here is {' or '.join(what)}; there are {', '.join(names[:8])}.")
+        return self._picked(keep)
+
+    def at(self, sites: Container[str]) -> Scores:
+        """The scores of the units of these sites and stacks, by their exact names."""
+        return self._picked([n for n, unit in enumerate(self.units) if unit.site in sites])
+
+    def _picked(self, keep: list[int]) -> Scores:
+        samples = None if self.samples is None else self.samples[:, keep]
+        return replace(self, units=tuple(self.units[n] for n in keep), raw=self.raw[keep], samples=samples)
+
+    def normalized(self, how: str | None) -> Scores:
+        """The same scores divided by the l2 norm of their layer, of their attention type, of all, or by nothing."""
+        return replace(self, normalize=how)
+
+    def order(self, least: int = 0, gone: Container[Unit] = ()) -> list[Unit]:
+        """The units from the least important on; the best `least` of every site are left out. Ties: as they come.
+
+        Units that are `gone` already are not in the order, and do not count among the best.
+        """
+        values = self.values
+        there = [n for n, unit in enumerate(self.units) if unit not in gone]
+        places: dict[str, list[int]] = {}
+        for n in there:
+            places.setdefault(self.units[n].site, []).append(n)
+        staying = {n for members in places.values() for n in sorted(members, key=lambda n: (-values[n], n))[:least]}
+        left = set(there) - staying
+        return [self.units[n] for n in np.argsort(values, kind="stable") if n in left]
+
+    def stability(self, resamples: int = 100, seed: int = 0) -> list[Stability]:
+        """Rank correlation of scores from disjoint sets of examples, for growing sets: were there enough of them?
+
+        Up to half of the examples can be compared in this way; all of them agree better still.
+        """
+        if self.samples is None or len(self.samples) < 4 or len(self.units) < 2:
+            return []
+        rng = np.random.default_rng(seed)
+        half = len(self.samples) // 2
+        sizes = sorted({max(2, half >> shift) for shift in range(5)})
+        return [self._agreement(size, resamples, rng) for size in sizes]
+
+    def _agreement(self, size: int, resamples: int, rng: np.random.Generator) -> Stability:
+        from scipy.stats import rankdata
+
+        assert self.samples is not None
+        correlations, overlaps = [], []
+        for _ in range(resamples):
+            drawn = rng.permutation(len(self.samples))[: 2 * size]
+            means = [self.samples[drawn[:size]].mean(0), self.samples[drawn[size:]].mean(0)]
+            ranks = np.stack([rankdata(mean / self._norms_of(mean)) for mean in means])
+            constant = (ranks.std(1) == 0).any()
+            correlations.append(0.0 if constant else float(np.corrcoef(ranks)[0, 1]))
+            cut = len(self.units) // 2
+            low = [set(np.argsort(rank, kind="stable")[:cut]) for rank in ranks]
+            overlaps.append(len(low[0] & low[1]) / max(1, cut))
+        a, b = np.quantile(correlations, [0.025, 0.975])
+        return Stability(size, float(np.mean(correlations)), float(a), float(b), float(np.mean(overlaps)))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form, without the samples."""
+        sites: dict[str, dict[str, Any]] = {}
+        values, errors = self.values, self.stderr
+        for n, unit in enumerate(self.units):
+            site = sites.setdefault(
+                unit.site, {"kind": self.kinds[unit.site], "type": self.types[unit.site], "units": [], "raw": []}
+            )
+            site["units"].append(unit.index)
+            site["raw"].append(float(self.raw[n]))
+            site.setdefault("score", []).append(float(values[n]))
+            if errors is not None:
+                site.setdefault("stderr", []).append(float(errors[n]))
+        head = {"format": FORMAT, "by": self.by, "normalize": self.normalize, "signature": self.signature}
+        return {**head, "sites": sites}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Scores:
+        """The scores in `data`, or `BadPlan` with what is wrong."""
+        try:
+            if data["format"] != FORMAT:
+                raise BadPlan(
+                    f"The scores have format {data['format']!r:.20}; this headcount reads {FORMAT}: update it."
+                )
+            sites = data["sites"]
+            units = tuple(Unit(str(name), int(index)) for name, site in sites.items() for index in site["units"])
+            raw = np.array([float(value) for site in sites.values() for value in site["raw"]])
+            kinds = {str(name): str(site["kind"]) for name, site in sites.items()}
+            types = {str(name): site["type"] for name, site in sites.items()}
+            whole = all(len(site["raw"]) == len(set(site["units"])) == len(site["units"]) for site in sites.values())
+            if not whole or not np.isfinite(raw).all():
+                raise BadPlan("The scores are damaged: numbers are missing or not finite; compute them again.")
+            return cls(units, raw, str(data["by"]), kinds, types, data["normalize"], str(data["signature"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadPlan(
+                f"These are not scores that headcount wrote ({type(error).__name__}: {error!s:.60})."
+            ) from None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Scores:
+        """The scores in a JSON file."""
+        return cls.from_json(read_json(Path(path), LARGEST_FILE))
+
+    def write(self, path: str | Path) -> None:
+        """Write the scores as JSON; an existing file is not replaced."""
+        try:
+            with Path(path).open("x", encoding="utf-8") as file:
+                file.write(json.dumps(self.to_json(), indent=1) + "\n")
+        except OSError as error:
+            raise BadPlan(f"I cannot write the scores to {path}: {error.strerror}; give another name.") from None
+
+    def __str__(self) -> str:
+        how = f", l2 per {self.normalize}" if self.normalize else ""
+        lines = [f"{self.by}{how}: {len(self.units)} units, bigger = matters more"]
+        values = self.values
+        sites: dict[str, list[str]] = {}
+        for n, unit in enumerate(self.units):
+            sites.setdefault(unit.site, []).append(f"{values[n]:.3f}")
+        width = max(map(len, sites), default=0)
+        for name, shown in sites.items():
+            more = f" ... ({len(shown)})" if len(shown) > 16 else ""
+            lines.append(f"{name:<{width}}  {' '.join(shown[:16])}{more}")
+        return "\n".join(lines)
+
+    def _names(self, unit: Unit) -> set[str]:
+        first = unit.site.split(".")[0]  # of an encoder-decoder; attentions have a type, which says more
+        side = {first} if self.kinds[unit.site] != "head" and first in ("encoder", "decoder") else set()
+        return {unit.site, self.kinds[unit.site], str(self.types[unit.site]), *side}
+
+    def _places(self) -> dict[str, int]:
+        return {str(unit): n for n, unit in enumerate(self.units)}
+
+    def _norms_of(self, raw: np.ndarray) -> np.ndarray:
+        """What each value is divided by: the l2 norm of its group, or one."""
+        if self.normalize is None:
+            return np.ones(len(raw))
+        keys = [self._group(unit) for unit in self.units]
+        squares: dict[str, float] = {}
+        for key, value in zip(keys, raw, strict=True):
+            squares[key] = squares.get(key, 0.0) + float(value) ** 2
+        return np.array([math.sqrt(squares[key]) or 1.0 for key in keys])
+
+    def _group(self, unit: Unit) -> str:
+        kind, what = self.kinds[unit.site], self.types[unit.site]
+        if self.normalize == "layer":
+            return unit.site
+        return f"{kind} {what}" if self.normalize == "type" else kind
+
+
+def plan(scores: Scores, remove: float | int | str, *, least: int = 0, only: str | Iterable[str] = ()) -> Plan:
+    """The least important units: `remove` is how many (12), or which share of them (0.4 or "40%", rounded down).
+
+    `least` units of every site stay; `only` restricts the choice ("encoder", "cross", "head").
+    """
+    names = [only] if isinstance(only, str) else list(only)
+    chosen = scores.only(*names) if names else scores
+    count = how_many(remove, len(chosen))
+    order = chosen.order(least)
+    if count > len(order):
+        raise BadPlan(
+            f"I was asked to remove {count} of {len(chosen)} units, and with at least {least} left per site only "
+            f"{len(order)} can go; remove fewer."
+        )
+    return Plan(frozenset(order[:count]), f"the {count} of {len(chosen)} units with the lowest scores by {scores.by}")
+
+
+def how_many(amount: float | int | str, of: int) -> int:
+    """A count (12), a fraction (0.4) or a percentage ("40%") of `of`, as a count, rounded down."""
+    if isinstance(amount, str):
+        text = amount.strip()
+        if re.fullmatch(r"\d+", text):
+            amount = int(text)
+        elif re.fullmatch(r"\d+(\.\d+)?%", text):
+            # 29 % of 100 is 29, and floating point says 28.999999999999996
+            return _within(math.floor(round(float(text[:-1]) * of / 100, 9)), of, text)
+        elif re.fullmatch(r"0?\.\d+", text):
+            amount = float(text)
+        else:
+            raise BadPlan(f'How many units? I got {amount!r:.40}; write a count (12) or a share ("40%" or 0.4).')
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise BadPlan(f"How many units? I got {amount!r:.40}; write a count (12) or a share (0.4).")
+    if isinstance(amount, int):
+        return _within(amount, of, amount)
+    if not 0 <= amount <= 1:
+        raise BadPlan(f"A share of the units lies between 0 and 1; I got {amount}: write a whole number for a count.")
+    return _within(math.floor(round(amount * of, 9)), of, amount)
+
+
+def _within(count: int, of: int, said: object) -> int:
+    if not 0 <= count <= of:
+        raise BadPlan(f"I was asked for {said} units and there are {of}.")
+    return count

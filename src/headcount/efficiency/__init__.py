@@ -1,0 +1,1 @@
+"""What a model costs: FLOPs, parameters, memory and seconds."""

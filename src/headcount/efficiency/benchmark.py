@@ -1,0 +1,428 @@
+"""How fast models are, measured side by side, and how much of the speed-up that the multiply-adds allow arrives.
+
+Machines are shared and noisy, so models are never timed one after the other: every repetition runs each of them once, and
+a ratio is the median over repetitions of pairs that ran next to each other. `bench` is the verb, `Bench` what it gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from math import ceil
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import BadMeasure, OutOfMemory
+from ..evaluation.evaluator import device_of, is_out_of_memory, to_device
+from ..model.equivalence import evaluating
+from ..model.tensor_trees import memory_of
+from ..progress import Bar
+from ..runs import Arrays, Run, piece
+from .flops import UNKNOWN, counted, gpu_peak
+from .random_inputs import has_length, random_batch
+
+SHORTEST = 0.05  # seconds: a timing lasts at least so long; a quicker pass is run several times over
+FEWEST, MOST = 5, 25  # repetitions, where the time allowed decides
+NO_GAIN = 1.005  # up to this limit there is no gain to speak of, and its share would be noise
+
+
+class Time(NamedTuple):
+    """Seconds of one timing: on the wall, and of work, which is the processor time of all threads on a CPU."""
+
+    wall: float
+    work: float
+
+
+Clock = Callable[[Callable[[], object], torch.device], Time]
+Inputs = Callable[[nn.Module, int, int | None], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that was measured: its name, its class, its parameters, and the bytes of its weights in memory."""
+
+    name: str
+    kind: str
+    parameters: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One model at one batch size and length. Medians over the repetitions; `low` and `high` are quartiles.
+
+    `ratio` is the speed over that of the first model, `limit` what the multiply-adds allow (`flops` are two for each),
+    `arrived` the share of that gain which was measured (None where there is none), `peak_memory` in bytes.
+    """
+
+    model: str
+    batch: int
+    length: int | None
+    examples_per_second: float
+    low: float
+    high: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    flops: int
+    limit: float
+    arrived: float | None
+    peak_memory: int | None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Models measured side by side, the first being the one that the others are compared to; `notes` say what is missing."""
+
+    device: str
+    dtype: str
+    compile: bool
+    torch: str
+    repeats: int
+    models: tuple[Subject, ...]
+    rows: tuple[Speed, ...]
+    notes: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """What came out for each of the other models at the largest batch and length, in plain words."""
+        found = []
+        for subject in self.models[1:]:
+            row = max(
+                (r for r in self.rows if r.model == subject.name), key=lambda r: (r.batch, r.length or 0), default=None
+            )
+            if row is not None:
+                found.append(_in_words(row, self.models[0].name))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The document bench.json."""
+        rows = [asdict(row) for row in self.rows]
+        models = [{"class" if key == "kind" else key: v for key, v in asdict(one).items()} for one in self.models]
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**values, "models": models, "rows": rows, "notes": list(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Bench:
+        """What `to_json` wrote, or `BadMeasure`."""
+        try:
+            models = [{"kind" if key == "class" else key: v for key, v in one.items()} for one in data["models"]]
+            rest = {f.name: data[f.name] for f in fields(cls) if f.name not in ("models", "rows", "notes")}
+            return cls(
+                **rest,
+                models=tuple(Subject(**one) for one in models),
+                rows=tuple(Speed(**row) for row in data["rows"]),
+                notes=tuple(data.get("notes", ())),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {str(error)[:80]}"
+            raise BadMeasure(f"This is not what bench wrote ({why}); give the content of a bench.json.") from None
+
+
+def bench(
+    models: Mapping[str, nn.Module],
+    *,
+    batch_sizes: Sequence[int] = (1, 4, 16, 64),
+    lengths: Sequence[int] = (128,),
+    repeats: int | None = None,
+    seconds: float = 120.0,
+    inputs: Inputs | None = None,
+    compile: bool = False,
+    seed: int = 0,
+    run: Run | None = None,
+    clock: Clock | None = None,
+) -> Bench:
+    """The speed of models at each batch size and length, compared to the first one, and the memory that they need.
+
+    Examples of random tokens (or pixels) are made for each model; `inputs(model, batch, length)` makes others. With
+    `repeats` each model runs so often, without it as often as about `seconds` in all allow, 5 to 25 times. Dtype and
+    device are the models'. With `run`, each finished batch size is kept in the run folder and not measured again.
+    """
+    _check(models, batch_sizes, lengths, repeats, seconds)
+    names, subjects = list(models), [_subject(name, model) for name, model in models.items()]
+    with_length = inputs is not None or any(has_length(model) for model in models.values())
+    longs = sorted(set(lengths)) if with_length else [None]
+    shapes = [(batch, length) for length in longs for batch in sorted(set(batch_sizes))]
+    work = _Work(models, inputs or partial(random_batch, seed=seed), clock or timed, compile)
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(evaluating(model))
+        stack.enter_context(torch.no_grad())
+        looks = {}
+        with Bar("looking at the models", len(shapes)) as bar:
+            for shape in shapes:
+                looks[shape] = piece(run, f"bench-look-{_file_part(shape)}", partial(_look, work, shape))
+                bar.advance()
+        fitting = [shape for shape in shapes if looks[shape]["seconds"].size]
+        cost = {shape: float(np.maximum(looks[shape]["seconds"], SHORTEST).sum()) for shape in fitting}
+        if repeats is None:
+            repeats = min(MOST, max(FEWEST, int(seconds / max(sum(cost.values()), 1e-9))))
+        found, orders = {}, orders_of(len(names), repeats, seed)
+        with Bar("measuring", repeats * sum(cost.values())) as bar:  # its unit is the second expected
+            for shape in fitting:
+                bar.label = f"measuring {_shape_text(*shape)} (seconds)"
+                step = partial(bar.advance, cost[shape] / len(names))
+                take = partial(_measured, work, shape, looks[shape], orders, step)
+                found[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
+    rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], found[shape])]
+    if not rows:
+        raise OutOfMemory(f"Not even {_shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
+    left_out = [shape for shape in shapes if not any((row.batch, row.length) == shape for row in rows)]
+    notes = [f"{_shape_text(*shape).capitalize()} does not fit into memory and was left out." for shape in left_out]
+    return Bench(
+        device=device_text(work.device),
+        dtype=", ".join(dict.fromkeys(_dtype_text(model) for model in models.values())),
+        compile=compile,
+        torch=str(torch.__version__),
+        repeats=repeats,
+        models=tuple(subjects),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+def timed(run: Callable[[], object], device: torch.device) -> Time:
+    """The clock. On a CPU wall time and processor time; on a GPU both are the time between two events on the device.
+
+    `bench` is about wall time, which is what people wait for. Processor time is steadier on a machine with other work on
+    it: `by_processor` is a clock for that. Threads that spin while they wait for others count as working there, unless
+    OMP_WAIT_POLICY is passive.
+    """
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            took = start.elapsed_time(end) / 1000
+        return Time(took, took)
+    synchronize = getattr(getattr(torch, device.type), "synchronize", None)  # of other accelerators
+    if synchronize is not None:
+        synchronize()
+    wall, processor = time.perf_counter(), time.process_time()
+    run()
+    if synchronize is not None:
+        synchronize()
+    took, worked = time.perf_counter() - wall, time.process_time() - processor
+    return Time(took, worked if device.type == "cpu" else took)
+
+
+def by_processor(run: Callable[[], object], device: torch.device) -> Time:
+    """A clock for `bench` that tells processor time only: for ratios on machines with other work on them."""
+    work = timed(run, device).work
+    return Time(work, work)
+
+
+def orders_of(count: int, repeats: int, seed: int = 0) -> list[list[int]]:
+    """In which order the models run in each repetition: drawn, then the same backwards, so that a drift cancels out."""
+    draw = Random(seed)
+    orders: list[list[int]] = []
+    for number in range(repeats):
+        orders.append(orders[-1][::-1] if number % 2 else draw.sample(range(count), count))
+    return orders
+
+
+def quartiles(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile."""
+    low, middle, high = np.quantile(np.asarray(values, dtype=float), [0.25, 0.5, 0.75])
+    return float(low), float(middle), float(high)
+
+
+# -- measuring -----------------------------------------------------------------------------------------------------------
+
+
+class _Work(NamedTuple):
+    """One call of `bench`: what is measured, on what, and with which clock."""
+
+    models: Mapping[str, nn.Module]
+    inputs: Inputs
+    clock: Clock
+    compile: bool
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(next(iter(self.models.values())))
+
+    def batches(self, shape: tuple[int, int | None]) -> list[dict[str, Any]]:
+        return [to_device(self.inputs(model, *shape), self.device) for model in self.models.values()]
+
+
+def _look(work: _Work, shape: tuple[int, int | None]) -> Arrays:
+    """Multiply-adds, memory and about the seconds of one pass of each model; nothing where memory runs out."""
+    try:
+        costs, took = [], []
+        for (name, model), batch in zip(work.models.items(), work.batches(shape), strict=True):
+            with _explained(name):
+                if work.device.type != "cpu":
+                    model(**batch)  # libraries allocate on their first call
+                costs.append(counted(model, batch))
+                took.append(work.clock(lambda model=model, batch=batch: model(**batch), work.device).wall)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {name: np.empty(0) for name in ("flops", "peak", "seconds")}
+    flops, peak = zip(*costs, strict=True)
+    return {"flops": np.array(flops), "peak": np.array(peak), "seconds": np.array(took)}
+
+
+def _measured(
+    work: _Work, shape: tuple[int, int | None], look: Arrays, orders: list[list[int]], step: Callable[[], None]
+) -> Arrays:
+    """Seconds of one pass of each model, a row per repetition, and the memory; no rows where memory runs out."""
+    count = len(work.models)
+    times = ceil(SHORTEST / max(float(look["seconds"].min()), 1e-6))
+    wall, processor = np.empty((len(orders), count)), np.empty((len(orders), count))
+    peak = look["peak"]
+    try:
+        batches = work.batches(shape)
+        with _compiled(work) if work.compile else nullcontext(list(work.models.values())) as models:
+            if work.compile:
+                peak = np.array([_warm(model, batch) for model, batch in zip(models, batches, strict=True)])
+            else:
+                for model, batch in zip(models, batches, strict=True):
+                    model(**batch)  # a run that was resumed has not seen this shape yet
+            for number, order in enumerate(orders):
+                for place in order:
+                    one = partial(_several, models[place], batches[place], times)
+                    wall[number, place], processor[number, place] = work.clock(one, work.device)
+                    step()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"wall": np.empty((0, count)), "work": np.empty((0, count)), "peak": peak}
+    return {"wall": wall / times, "work": processor / times, "peak": peak}
+
+
+def _several(model: Callable[..., object], batch: dict[str, Any], times: int) -> None:
+    for _ in range(times):
+        model(**batch)
+
+
+def _rows(names: list[str], shape: tuple[int, int | None], look: Arrays, found: Arrays) -> Iterator[Speed]:
+    """The row of each model from the seconds of all of them; none if there are no seconds."""
+    if not len(found["wall"]):
+        return
+    for place, name in enumerate(names):
+        low, middle, high = quartiles(shape[0] / found["wall"][:, place])
+        ratio_low, ratio, ratio_high = quartiles(found["wall"][:, 0] / found["wall"][:, place])
+        flops, peak = int(look["flops"][place]), int(found["peak"][place])
+        limit = int(look["flops"][0]) / flops if flops else 1.0
+        arrived = (ratio - 1) / (limit - 1) if limit > NO_GAIN else None
+        speeds = (middle, low, high, ratio, ratio_low, ratio_high)
+        yield Speed(name, *shape, *speeds, flops, limit, arrived, None if peak == UNKNOWN else peak)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """A model that cannot run on its batch is refused in one sentence; memory that runs out is another matter."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0][:120]
+        raise BadMeasure(
+            f"{name} fails on the batch made for it ({type(error).__name__}: {first}); give bench inputs=, "
+            "a function of model, batch and length that makes one."
+        ) from error
+
+
+@contextmanager
+def _compiled(work: _Work) -> Iterator[list[Callable[..., object]]]:
+    """Within the block the models as `torch.compile` gives them, to be run on one shape.
+
+    Models of one class share their code, and torch falls back to uncompiled code without a word when one code has been
+    compiled for too many models and shapes: so each shape starts afresh, with room for uneven layers of all models.
+    """
+    torch.compiler.reset()
+    try:
+        with torch._dynamo.config.patch(recompile_limit=64 * len(work.models)):
+            yield [torch.compile(model, dynamic=False) for model in work.models.values()]
+    finally:
+        torch.compiler.reset()
+
+
+def _warm(model: Callable[..., object], batch: dict[str, Any]) -> int:
+    """Bytes at the peak on a GPU, once two passes have compiled the model; on a CPU nothing sees inside compiled code."""
+    try:
+        for _ in range(2):
+            model(**batch)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0][:120]
+        if "compiler" in first.lower() or "Compiler" in type(error).__name__:
+            raise BadMeasure(f"torch.compile finds no working compiler ({first}); install one (g++).") from error
+        raise BadMeasure(f"torch.compile fails ({type(error).__name__}: {first}); measure uncompiled.") from error
+    with gpu_peak(model, batch) as peak:
+        model(**batch)
+    return peak[0]
+
+
+# -- words and checks ----------------------------------------------------------------------------------------------------
+
+
+def _check(
+    models: Mapping[str, nn.Module],
+    batch_sizes: Sequence[int],
+    lengths: Sequence[int],
+    repeats: int | None,
+    seconds: float,
+) -> None:
+    if not models:
+        raise BadMeasure(
+            "There is no model to measure; give at least one, and the first is what others are compared to."
+        )
+    for what, values in (("batch size", batch_sizes), ("length", lengths)):
+        wrong = [value for value in values if type(value) is not int or value < 1]
+        if wrong or not values:
+            got = f"{wrong[0]!r:.40}" if wrong else "none"
+            raise BadMeasure(f"A {what} is a whole number from 1 on; I got {got}: give for example 16.")
+    if repeats is not None and (type(repeats) is not int or repeats < 1):
+        raise BadMeasure(f"Repetitions are a whole number from 1 on; I got {repeats!r:.40}: give for example 15.")
+    if not seconds > 0:
+        raise BadMeasure(f"The time allowed is a number of seconds above 0; I got {seconds!r:.40}.")
+    devices = {str(device_of(model)) for model in models.values()}
+    if len(devices) > 1:
+        raise BadMeasure(f"The models are on {' and '.join(sorted(devices))}; move them to one device to compare them.")
+
+
+def _subject(name: str, model: nn.Module) -> Subject:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return Subject(name, type(model).__name__, count, memory_of([*model.parameters(), *model.buffers()]))
+
+
+def _in_words(row: Speed, first: str) -> str:
+    said = f"At {_shape_text(row.batch, row.length)}, {row.model} is {row.ratio:.2f} times as fast as {first}"
+    if row.arrived is None:
+        return f"{said}; by the count of multiply-adds there is no gain to expect."
+    return f"{said}, of {row.limit:.2f} that the multiply-adds allow: {max(row.arrived, 0):.0%} of the gain arrived."
+
+
+def _shape_text(batch: int, length: int | None) -> str:
+    return f"batch {batch}" + ("" if length is None else f", length {length}")
+
+
+def _file_part(shape: tuple[int, int | None]) -> str:
+    return f"{shape[0]:05d}" + ("" if shape[1] is None else f"-{shape[1]:05d}")
+
+
+def device_text(device: torch.device) -> str:
+    """A device in a person's words."""
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"cpu, {threads} thread{'s' * (threads > 1)}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _dtype_text(model: nn.Module) -> str:
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return str(kind).removeprefix("torch.")

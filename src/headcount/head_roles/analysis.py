@@ -1,0 +1,258 @@
+"""`roles`: what each head does, seen on sentences (Voita et al. 2019, section 5; Clark et al. 2019). Only sums are kept.
+
+The model runs with its eager attention for as long as it is looked at. Each batch's probabilities are counted where they
+are (`counts`) and forgotten; what is kept is one small table of sums per attention, however many sentences there are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import runs
+from ..documents.roles import Roles, Seen, Tally
+from ..errors import BadData, Refused
+from ..evaluation.evaluator import device_of, to_device
+from ..importance.attention import watched
+from ..model.anatomy import Site
+from ..model.architectures import Dialect
+from ..model.discovery import find, unwrap
+from ..model.equivalence import evaluating
+from ..progress import Bar
+from .counts import Ground, Laid, must_fit, run_on, summed, tallied
+from .induction import STATISTICS
+from .induction import probe as probe_repetitions
+from .rules import named
+
+if TYPE_CHECKING:
+    from ..data.sentences.passages import Passages, Side
+    from ..runs import Run
+
+CHUNK = 1024  # sentences to a finished piece of a run
+LONGEST_EXAMPLE = 14  # tokens
+TELLING = 7  # tokens that an example should have, if there are such sentences
+HEADS_WITH_EXAMPLES = (400, 1500)  # beyond the first there is one sentence, beyond the second none
+_FROM = {"first": "that of its first token", "mean": "the mean over its tokens"}
+
+
+def roles(
+    model: nn.Module,
+    passages: Passages,
+    *,
+    words: str = "first",
+    batch_size: int | None = None,
+    seed: int = 0,
+    examples: int = 2,
+    probe: bool = True,
+    run: Run | None = None,
+    name: str = "roles",
+    dialects: Iterable[Dialect] = (),
+) -> Roles:
+    """What each head of the model does on these passages: its roles, with intervals, and all numbers behind them.
+
+    Attention to a word is the sum over its tokens; attention from a word is that of its "first" token, or the "mean" over
+    them (`words`). `examples` short sentences, drawn by `seed`, are kept with the attention of every head. With `probe`,
+    decoders also read random tokens twice. Of an encoder-decoder without translations, the encoder alone is looked at.
+    With a run, every thousand sentences are written as they are done and read back the next time. The model is as it was
+    afterwards.
+    """
+    watch = _Watch(unwrap(model), find(model, dialects).heads, passages, words)
+    order = [number for some in passages.batches(batch_size) for number in some]
+    size = passages.batch_size if batch_size is None else batch_size
+    total: dict[str, np.ndarray] = {}
+    with evaluating(watch.root), torch.no_grad(), Bar("attention", total=passages.size) as bar:
+        with watch.on():
+            for start in range(0, len(order), CHUNK):
+                some = order[start : start + CHUNK]
+                found = runs.piece(run, f"{name}-{start:07d}", partial(watch.chunk, some, size, bar))
+                total = {site: total[site] + found[site] if total else found[site] for site in found}
+            shown = runs.document(run, f"{name}-examples", partial(watch.examples, examples, seed))
+        probed: dict[str, np.ndarray] = {}
+        decoders = [site for site in watch.sites if site.attention == "decoder"]
+        if probe and decoders:
+            reading = partial(probe_repetitions, watch.root, decoders, watch.passages, seed=seed, batch_size=batch_size)
+            probed = runs.piece(run, f"{name}-repetitions", reading)
+    marks = (mark for one in passages.source.special for mark in one)
+    return named(
+        watch.seen(total, probed),
+        model=type(watch.root).__name__,
+        sentences=passages.size,
+        tokens=sum(not mark for mark in marks),
+        sets=watch.told(words),
+        order=[str(unit) for site in watch.sites for unit in site.units],
+        examples=shown,
+    )
+
+
+class _Watch:
+    """A model, the attentions that are looked at, and on what ground each type of them stands."""
+
+    def __init__(self, root: nn.Module, sites: Sequence[Site], passages: Passages, words: str) -> None:
+        self.root, config = root, getattr(root, "config", None)
+        self.pairs = bool(getattr(config, "is_encoder_decoder", False))
+        if passages.read is not None and not self.pairs:
+            raise BadData(
+                f"{type(root).__name__} has no decoder that could read translations; leave target (--target) out."
+            )
+        # the model knows which token its decoder begins with
+        self.passages = passages.begun(getattr(config, "decoder_start_token_id", None))
+        passages = self.passages
+        self.sites = tuple(site for site in sites if len(site) and self._runs(site))
+        self.runner = root.get_encoder() if self.pairs and passages.read is None else root
+        self.grounds: dict[str | None, Ground] = {}
+        for site in self.sites:
+            if site.attention not in self.grounds:
+                self.grounds[site.attention] = self._ground(site.attention, words)
+        self._see: Callable[[Site, Tensor], None] = lambda site, weights: None
+
+    def _runs(self, site: Site) -> bool:
+        return not (self.pairs and self.passages.read is None) or site.attention in ("encoder", None)
+
+    def _ground(self, kind: str | None, words: str) -> Ground:
+        given = self.passages
+        if not self.pairs or given.read is None or kind not in ("decoder", "cross"):
+            return Ground(kind, given.source, given.source, words=words)
+        if kind == "decoder":
+            return Ground(kind, given.read, given.read, words=words)
+        return Ground(kind, given.read, given.source, given.written, given.links, words)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Within the block the model hands its attention out; it is switched once, not for every batch."""
+        with watched(self.root, self.sites, lambda site, weights: self._see(site, weights)):
+            yield
+
+    def passed(self, numbers: Sequence[int], see: Callable[[Site, Tensor], None]) -> None:
+        """Run the model on these sentences; every attention must have been seen."""
+        seen = set()
+
+        def both(site: Site, weights: Tensor) -> None:
+            ground = self.grounds[site.attention]
+            lengths = [max(len(side.ids[number]) for number in numbers) for side in (ground.query, ground.key)]
+            must_fit(site, weights, len(numbers), *lengths)
+            see(site, weights)
+            seen.add(site.name)
+
+        self._see = both
+        run_on(self.runner, to_device(self.passages.inputs(numbers), device_of(self.root)), self.passages)
+        if silent := [site.name for site in self.sites if site.name not in seen]:
+            raise Refused(
+                f"{silent[0]} does not run on {self.passages.name}, so there is nothing that it looks at; give a model "
+                "of which every attention reads these texts."
+            )
+
+    def told(self, words: str) -> str:
+        """One sentence: what was read, with which parses and alignments, and what counts as attention of words."""
+        given = self.passages
+        parts = [f"{given.size:,} sentences of {given.name} with {_parses(given)}"]
+        parts += [given.aligned] if given.aligned and given.read is not None else []
+        parts += ["the encoder alone, because there are no translations"] if self.pairs and given.read is None else []
+        return "; ".join([*parts, f"attention to a word is the sum over its tokens, from a word {_FROM[words]}"])
+
+    def chunk(self, numbers: Sequence[int], size: int, bar: Bar) -> dict[str, np.ndarray]:
+        """The sums of all statistics over these sentences, (2, 6, statistics, heads) by site: every other one, and the rest."""
+        total: dict[str, np.ndarray] = {}
+        for start in range(0, len(numbers), size):
+            some = numbers[start : start + size]
+            found = summed(self.batch, self.passages, some)
+            total = {site: total[site] + found[site] if total else found[site] for site in found}
+            bar.advance(len(some))
+        return total
+
+    def batch(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        """The sums of all statistics over one batch."""
+        device = device_of(self.root)
+        laid: dict[str | None, Laid] = {kind: one.laid(numbers, device) for kind, one in self.grounds.items()}
+        sums: dict[
+            str, tuple[Tensor, int]
+        ] = {}  # with the number of times that the attention ran (ALBERT's: each layer)
+
+        def see(site: Site, weights: Tensor) -> None:
+            counted = self.grounds[site.attention].counted(laid[site.attention], weights)
+            before, times = sums.get(site.name, (torch.zeros_like(counted), 0))
+            sums[site.name] = before + counted, times + 1
+
+        self.passed(numbers, see)
+        rows = [
+            [row for row, number in enumerate(numbers) if part_of(self.passages, number) == part] for part in (0, 1)
+        ]
+        out = {}
+        for site in self.sites:
+            e, times = sums[site.name]
+            n = laid[site.attention].n * times
+            out[site.name] = np.stack([tallied(e[some], n[some]) for some in rows])
+        return out
+
+    def seen(self, total: dict[str, np.ndarray], probed: dict[str, np.ndarray]) -> list[Seen]:
+        """The sums by type of attention instead of by site."""
+        out = []
+        for kind, ground in self.grounds.items():
+            sites = [site for site in self.sites if site.attention == kind]
+            units = tuple(str(unit) for site in sites for unit in site.units)
+            one, other = (
+                Tally(ground.names, sums) for sums in np.concatenate([total[site.name] for site in sites], axis=3)
+            )
+            tally = one + other
+            if not tally[("confidence",)].n.any():
+                raise BadData(f"There is no token in {self.passages.name} that is not special; give sentences.")
+            twice = None
+            if probed and kind == "decoder":
+                twice = Tally(STATISTICS, np.concatenate([probed[site.name] for site in sites], axis=2))
+            out.append(Seen(kind, units, tally, ground.tested, twice, (one, other)))
+        return out
+
+    def examples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """A few short sentences with the attention of every head on them, two letters to a weight."""
+        heads = sum(map(len, self.sites))
+        count = 0 if heads > HEADS_WITH_EXAMPLES[1] else min(count, 1) if heads > HEADS_WITH_EXAMPLES[0] else count
+        out = []
+        for kind, ground in self.grounds.items():
+            sizes = [max(len(q), len(k)) for q, k in zip(ground.query.ids, ground.key.ids, strict=True)]
+            short = [number for number, size in enumerate(sizes) if size <= LONGEST_EXAMPLE]
+            short = [number for number in short if sizes[number] >= TELLING] or short
+            chosen = random.Random(f"examples {kind} {seed}").sample(short, min(count, len(short)))
+            out += [self._example(ground, number) for number in sorted(chosen)]
+        return out
+
+    def _example(self, ground: Ground, number: int) -> dict[str, Any]:
+        sums: dict[str, list[Tensor]] = {}
+
+        def see(site: Site, weights: Tensor) -> None:
+            if site.attention == ground.type:
+                sums.setdefault(site.name, []).append(weights[0].detach().float().cpu())
+
+        self.passed([number], see)
+        attention: dict[str, str] = {}
+        for site in self.sites:
+            if site.attention == ground.type:
+                mean = torch.stack(sums[site.name]).mean(0).clamp(0, 1)
+                rows = (mean * 255).round().to(torch.uint8).flatten(1).numpy()
+                attention |= {str(unit): row.tobytes().hex() for unit, row in zip(site.units, rows, strict=True)}
+        return {
+            "name": ground.query.sentences[number].name,
+            "type": ground.type,
+            "queries": _texts(ground.query, number),
+            "keys": None if ground.own else _texts(ground.key, number),
+            "attention": attention,
+        }
+
+
+def part_of(passages: Passages, number: int) -> int:
+    """Which half of the sentences this one is in, 0 or 1: by its tokens, so that neither order nor repetition matters."""
+    return crc32(repr(list(passages.source.ids[number])).encode()) % 2
+
+
+def _parses(passages: Passages) -> str:
+    return passages.parsed.removesuffix(f" of {passages.name}") or "no parses"
+
+
+def _texts(side: Side, number: int) -> list[str]:
+    return [side.texts.get(token) or side.names.get(token) or str(token) for token in side.ids[number]]

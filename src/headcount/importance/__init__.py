@@ -1,0 +1,1 @@
+"""What each unit is worth: one number per unit, by many criteria."""

@@ -1,0 +1,218 @@
+"""What heads look at: attention probabilities, batch by batch, reduced on the spot. The matrices are never kept.
+
+Fused kernels do not hand probabilities out, so the model is switched to its eager attention for the time of the block, and
+back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import runs
+from ..errors import Refused
+from ..evaluation.evaluator import device_of, fitting, halves, to_device
+from ..model.anatomy import Anatomy, Site
+from ..model.equivalence import evaluating
+from ..model.source_code import text
+from ..model.tensor_trees import tensors
+from ..progress import Bar
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+    from ..runs import Run
+
+See = Callable[[Site, Tensor], None]  # takes probabilities (batch, heads, queries, keys)
+
+
+@contextmanager
+def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
+    """Within the block, `see(site, probabilities)` is called whenever one of these attentions runs."""
+    with ExitStack() as stack:
+        stack.enter_context(_eagerly(root, sites))
+        for site in sites:
+            stack.callback(site.module.register_forward_hook(partial(_show, site, see)).remove)
+        yield
+
+
+def _show(site: Site, see: See, _: nn.Module, __: Any, output: Any) -> None:
+    for tensor in tensors(output):
+        if tensor.dim() == 4 and tensor.shape[1] == len(site) and _is_distribution(tensor):
+            return see(site, tensor)
+    raise Refused(
+        f"{site.name} ({type(site.module).__name__}) does not hand out its attention probabilities, so what it looks at "
+        'cannot be measured; score it by "taylor" or "ablation" instead.'
+    )
+
+
+def _is_distribution(tensor: Tensor) -> bool:
+    """Whether the last axis sums to one, wherever anything may be looked at; position biases do not, also zeros."""
+    sums = tensor.detach().float().sum(-1)
+    return bool((((sums - 1).abs() < 0.02) | (sums == 0)).all()) and bool((sums > 0).any())
+
+
+@contextmanager
+def _eagerly(root: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
+    """Within the block the model computes attention in the open, and is asked for its probabilities if it wants that."""
+    # attentions of the older manner look at this setting; for the others transformers would leave hooks of its own behind
+    asks = any(re.search("(if|and) (not )?output_attentions", text(type(site.module))) for site in sites)
+    configs = {id(m.config): m.config for m in root.modules() if hasattr(m, "config")}.values()
+    before = [(config, dict(vars(config))) for config in configs]
+    names = {id(config): getattr(config, "_attn_implementation", None) for config in configs}
+    try:
+        # each model within the model by itself: up to transformers 5.19, the whole one passes over those whose config is a
+        # copy of its own, as the stacks of T5
+        for module in root.modules():
+            if hasattr(module, "set_attn_implementation") and module.config._attn_implementation != "eager":
+                module.set_attn_implementation("eager")
+        for config in configs if asks else ():
+            config._output_attentions = True
+        yield
+    finally:
+        for config, values in before:
+            vars(config).clear()
+            vars(config).update(values)
+            if getattr(config, "_attn_implementation", None) != names[id(config)]:
+                config._attn_implementation = names[id(config)]
+
+
+def confidence_and_entropy(
+    root: nn.Module,
+    anatomy: Anatomy,
+    task: Task,
+    *,
+    batch_size: int | None = None,
+    run: Run | None = None,
+    name: str = "score",
+) -> dict[str, dict[str, np.ndarray]]:
+    """Samples whose mean over examples is, for each head, the mean over all tokens of the largest weight, and of the entropy.
+
+    Confidence is that of Voita et al. 2019, who leave the end of the sentence out: special tokens are neither asked nor
+    looked at, and what the others get is not scaled up. Entropy is that of all that is not padding, in nats. Arrays
+    (examples, heads) by site.
+    """
+    sites = anatomy.heads
+    # sums over the tokens of each example, (examples, heads), and how many tokens these are, (examples, 1)
+    sums = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
+    counts = {kind: {s.name: np.zeros((task.size, 1)) for s in sites} for kind in sums}
+    with evaluating(root), torch.no_grad(), Bar("attention", total=task.size) as bar:
+        for number, numbers in enumerate(task.batches(batch_size)):
+            compute = partial(halved, partial(_batch, root, sites, task), "attention", task, numbers)
+            arrays = runs.piece(run, f"{name}-tokens-{number:06d}", compute)
+            for kind in sums:
+                for site in sites:
+                    sums[kind][site.name][list(numbers)] = arrays[f"{kind}.{site.name}"]
+                    counts[kind][site.name][list(numbers)] = arrays[f"{kind}-tokens.{site.name}"]
+            bar.advance(len(numbers))
+    return {
+        kind: {site: per_token(array, counts[kind][site]) for site, array in by_site.items()}
+        for kind, by_site in sums.items()
+    }
+
+
+def per_token(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Samples (examples, heads) whose mean is the mean over all tokens: sum of the sums / sum of the counts.
+
+    A long example has more tokens, and so more weight. The samples are those of a ratio estimator: the ratio, and what each
+    example adds to it to first order. Their standard error is the ratio's; sums in units of the mean length would have that
+    of the lengths in it.
+    """
+    tokens = counts.mean(0)
+    if not tokens.all():
+        return np.zeros_like(sums)  # no token was asked
+    ratio = sums.mean(0) / tokens
+    return ratio + (sums - ratio * counts) / tokens
+
+
+def halved(
+    compute: Callable[[Sequence[int]], dict[str, np.ndarray]], what: str, task: Task, numbers: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """What `compute` gives for a batch, or for its halves one after the other where memory runs out.
+
+    Attention probabilities grow with the square of the length.
+    """
+    found = fitting(lambda: compute(numbers), what, task, numbers)
+    if found is not None:
+        return found
+    parts = [halved(compute, what, task, some) for some in halves(numbers)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+    size, batch = len(numbers), to_device(task.collate(numbers), device_of(root))
+    decodes = bool(getattr(getattr(root, "config", None), "is_encoder_decoder", False))
+    sums: dict[str, list[Tensor]] = {}
+
+    def see(site: Site, weights: Tensor) -> None:
+        weights = weights.detach().float()
+        real = tokens(batch, site, weights)
+        asked, seen = (~mask for mask in _special(batch, task.special, site, weights, decodes))
+        asked = asked * real
+        surest = ((weights * seen[:, None, None]).amax(-1) * asked[:, None]).sum(-1)
+        entropy = -(torch.special.xlogy(weights, weights).sum(-1) * real[:, None]).sum(-1)
+        counts = (asked.sum(-1, keepdim=True), real.sum(-1, keepdim=True))
+        each = [_per_example(t, size) for t in (surest, entropy, *counts)]
+        sums[site.name] = each if site.name not in sums else [a + b for a, b in zip(sums[site.name], each, strict=True)]
+
+    with watched(root, sites, see):
+        task.loss(root, dict(batch))
+    silent = [site.name for site in sites if site.name not in sums]
+    if silent:
+        raise Refused(
+            f"{silent[0]} does not run on {task.name}, so there is nothing that it looks at; score it on data that it sees."
+        )
+    out = {}
+    for name, (surest, entropy, asked, real) in sums.items():
+        out[f"confidence.{name}"], out[f"confidence-tokens.{name}"] = surest.cpu().numpy(), asked.cpu().numpy()
+        out[f"entropy.{name}"], out[f"entropy-tokens.{name}"] = entropy.cpu().numpy(), real.cpu().numpy()
+    return out
+
+
+def tokens(batch: dict[str, Any], site: Site, weights: Tensor) -> Tensor:
+    """Which queries are tokens and not padding: (batch, queries), ones where the batch does not say."""
+    rows, length = weights.shape[0], weights.shape[2]
+    if site.attention == "encoder" or "decoder_attention_mask" not in batch:
+        mask = batch.get("attention_mask")
+        labels = batch.get("labels")
+        if site.attention in ("decoder", "cross") and isinstance(labels, Tensor) and labels.dim() == 2:
+            mask = labels != -100
+    else:
+        mask = batch["decoder_attention_mask"]
+    if isinstance(mask, Tensor) and mask.shape == (rows, length):
+        return mask.to(weights.device, weights.dtype)
+    return torch.ones(rows, length, device=weights.device)
+
+
+def _special(
+    batch: dict[str, Any], special: frozenset[int], site: Site, weights: Tensor, decodes: bool
+) -> tuple[Tensor, Tensor]:
+    """Which queries and which keys are special tokens: (batch, queries) and (batch, keys), none where ids do not say.
+
+    The decoder of an encoder-decoder reads a start token, and then the targets but for the last.
+    """
+    marks = torch.tensor(sorted(special), device=weights.device)
+
+    def marked(ids: Any, length: int) -> Tensor:
+        none = torch.zeros(weights.shape[0], length, dtype=torch.bool, device=weights.device)
+        fits = isinstance(ids, Tensor) and ids.shape == none.shape and not ids.is_floating_point()
+        return torch.isin(ids.to(none.device), marks) if special and fits else none
+
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    queries, keys = weights.shape[2:]
+    if not decodes or site.attention not in ("decoder", "cross"):
+        return marked(ids, queries), marked(ids, keys)
+    read = marked(labels, queries).roll(1, dims=1)
+    read[:, 0] = bool(special)
+    return read, marked(ids, keys) if site.attention == "cross" else read
+
+
+def _per_example(values: Tensor, size: int) -> Tensor:
+    """Sums of rows that belong to one example (windows of a picture); rows come example by example."""
+    return values.reshape(size, -1, values.shape[-1]).sum(1)

@@ -1,0 +1,309 @@
+"""`score`: which units matter. One function per criterion; all give `Scores` in which bigger means that it matters more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..documents.scores import NORMS, Scores
+from ..errors import BadPlan, NotFound, Refused
+from ..evaluation.ablation import ablate
+from ..evaluation.evaluator import signature
+from ..model.anatomy import Anatomy, Site, Stack
+from ..model.architectures import Dialect
+from ..model.discovery import find, unwrap
+from ..plans import Plan, Unit
+from . import layer_orders
+from .attention import confidence_and_entropy
+from .gradients import Contributions, contributions
+from .lrp.relevance import RULES, relevances
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+    from ..runs import Run
+
+SCORED_ON = 1024  # examples of the training data that a criterion looks at
+GRANULARITIES = ("example", "token", "batch", "signed")
+KINDS = {"heads": "head", "neurons": "neuron", "layers": "layer"}
+LOOKED_AT = {
+    "taylor": "loss",
+    "fisher": "loss",
+    "gradient-activation": "logit",
+    "lrp-epsilon": "logit",
+    "lrp-alpha-beta": "logit",
+    "confidence": "attention",
+    "entropy": "attention",
+    "contribution": "layers",
+}  # instead of the metric
+BY_PAPER = "by paper"  # the normalisation that the criterion was published with
+PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One call of `score`."""
+
+    model: nn.Module
+    anatomy: Anatomy
+    parts: tuple[Site | Stack, ...]
+    task: Task | None
+    granularity: str
+    seed: int
+    batch_size: int | None
+    run: Run | None
+    name: str
+    dialects: tuple[Dialect, ...]
+
+    @property
+    def data(self) -> Task:
+        if self.task is None:
+            raise BadPlan("This criterion looks at data; give a task.")
+        return self.task
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(unit for part in self.parts for unit in part.units)
+
+
+def score(
+    model: nn.Module,
+    task: Task | None = None,
+    by: str = "taylor",
+    *,
+    units: str | Iterable[str] = "heads",
+    granularity: str = "example",
+    normalize: str | None = BY_PAPER,
+    seed: int = 0,
+    batch_size: int | None = None,
+    run: Run | None = None,
+    name: str = "score",
+    dialects: Iterable[Dialect] = (),
+) -> Scores:
+    """A number for every unit: bigger = matters more. `units` are "heads", "neurons" and "layers", or several of them.
+
+    - `taylor`: the mean over examples of |dL/dgate| (Michel et al. 2019). `granularity="token"` takes the absolute value
+      at every position, as their code does; "batch" sums blocks of 32 examples first; "signed" is the first-order
+      estimate of the loss when the unit is closed, sign and all.
+    - `fisher`: half the mean of (dL/dgate)^2 (Theis et al. 2018, Kwon et al. 2022).
+    - `gradient-activation`: as taylor, of the top-1 logit (the mean over the steps of an example) in the place of the
+      loss.
+    - `lrp-epsilon`, `lrp-alpha-beta`: the mean over examples of the relevance of the unit for the top-1 logit, by
+      layer-wise relevance propagation (Bach et al. 2015, Voita et al. 2019); it has a sign. For heads and neurons.
+    - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed.
+    - `confidence`, `entropy`: the mean over all tokens of the largest attention weight (Voita et al. 2019), and of minus
+      the entropy.
+    - `magnitude`: the l2 norm of all weights that belong to the unit. Needs no task.
+    - `random`: uniform numbers from `seed`. Needs no task.
+    - `top`, `bottom`, `alternate`, `alternate-top`, `symmetric`: which layers go first by their place alone (Sajjad et
+      al. 2020). For layers, and without a task.
+    - `contribution`: 1 - the mean cosine of what goes into a layer and what comes out (ibid.). For layers.
+
+    `normalize` divides by the l2 norm of each "layer" (each attention, each MLP), each "type", or "global"; by default
+    as the criterion was published: per layer for `taylor`, relevance (Voita et al. normalise over the heads of a layer)
+    and `gradient-activation`, not at all for the others. With a run, what is computed is
+    kept in it under `name`.
+    """
+    if by not in CRITERIA:
+        raise BadPlan(f"I can score by {', '.join(CRITERIA)}; I got {by!r:.40}.")
+    if granularity not in GRANULARITIES:
+        raise BadPlan(f"Granularities are {', '.join(GRANULARITIES)}; I got {granularity!r:.40}.")
+    if granularity != "example" and by != "taylor":
+        raise BadPlan(f"Only taylor has granularities; {by} has one way of being computed: leave granularity out.")
+    if normalize not in (BY_PAPER, *NORMS):
+        raise BadPlan(f'normalize is "layer", "type", "global" or None; I got {normalize!r:.40}.')
+    rows = tuple(dialects)
+    anatomy = find(model, rows)
+    parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
+    asked = _Asked(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
+    raw, samples = CRITERIA[by](asked)
+    how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
+    kinds = {part.name: part.kind for part in parts}
+    types = {part.name: getattr(part, "attention", None) for part in parts}
+    said = {
+        "by": by,
+        "granularity": granularity if by == "taylor" else None,
+        "norm": how,
+        "seed": seed if by == "random" else None,
+    }
+    line = "|".join(f"{key}:{value}" for key, value in said.items() if value is not None)
+    looked_at = LOOKED_AT.get(by)
+    about = type(unwrap(model)).__name__
+    if task is not None:
+        about = signature(model, task, **({"metric": looked_at} if looked_at else {}))
+    return Scores(asked.units, raw, by, kinds, types, how, f"{line}|{about}", samples)
+
+
+def parts_of(anatomy: Anatomy, units: list[str]) -> tuple[Site | Stack, ...]:
+    """The attentions, MLPs or stacks of layers whose units these words name."""
+    wanted = [word.strip() for text in units for word in text.split(",")]
+    unknown = [word for word in wanted if word not in KINDS]
+    if unknown or not wanted:
+        raise BadPlan(
+            f"Units to score are {', '.join(KINDS)}, or several of them; I got {', '.join(unknown) or 'none'}."
+        )
+    everything: list[Site | Stack] = [*anatomy.sites, *anatomy.stacks]
+    parts = tuple(p for word in dict.fromkeys(wanted) for p in everything if p.kind == KINDS[word] and len(p))
+    for word in wanted:
+        if not any(part.kind == KINDS[word] for part in parts):
+            raise NotFound(f"{anatomy.model_name} has no {word}; `headcount inspect` lists what is there.")
+    return parts
+
+
+Scored = tuple[np.ndarray, np.ndarray | None]  # a number per unit, and the samples whose mean it is
+
+
+def _gradients(asked: _Asked) -> Contributions:
+    root = unwrap(asked.model)
+    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
+    return contributions(root, asked.anatomy, asked.parts, asked.data, **how)
+
+
+def _taylor(asked: _Asked) -> Scored:
+    return _joined(asked, taylor(_gradients(asked), asked.granularity))
+
+
+def taylor(gathered: Contributions, granularity: str = "example") -> dict[str, np.ndarray]:
+    """Samples (rows, units) of each part whose mean is the score at this granularity; all come from one pass."""
+    out = {}
+    for name in gathered.signed:
+        examples = gathered.examples[name].sum()
+        if granularity == "token":
+            values, over = gathered.token[name], gathered.positions[name].sum(0)
+            if np.isnan(values).any():
+                raise Refused(f"{name} never shows its positions one by one: use granularity example, batch or signed.")
+        elif granularity == "batch":
+            values, over = np.abs(gathered.blocks(name)), examples
+        else:
+            values, over = gathered.absolute[name] if granularity == "example" else -gathered.signed[name], examples
+        # a row may stand for several examples: scaled so that the mean over rows is the mean over examples
+        out[name] = values.astype(np.float64) * (len(values) / np.maximum(over, 1))
+    return out
+
+
+def _fisher(asked: _Asked) -> Scored:
+    gathered = _gradients(asked)
+    halves = {
+        name: square.astype(np.float64) * (0.5 * len(square) / gathered.examples[name].sum())
+        for name, square in gathered.squared.items()
+    }
+    return _joined(asked, halves)
+
+
+def _relevance(by: str) -> Callable[[_Asked], Scored]:
+    def propagated(asked: _Asked) -> Scored:
+        how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
+        found = relevances(unwrap(asked.model), asked.anatomy, asked.parts, asked.data, by, **how)
+        # minus: closing a unit takes its relevance away, and "signed" of taylor is what closing does to the loss
+        signed = {name: -value for name, value in taylor(found, "signed").items()}
+        return _joined(asked, signed if RULES[by] else taylor(found))
+
+    return propagated
+
+
+def _joined(asked: _Asked, samples: dict[str, np.ndarray]) -> Scored:
+    """One array of all units; samples are kept where all parts have as many of them."""
+    ordered = [samples[part.name] for part in asked.parts]
+    raw = np.concatenate([sample.mean(0) for sample in ordered])
+    alike = len({len(sample) for sample in ordered}) == 1
+    return raw, np.concatenate(ordered, axis=1) if alike else None
+
+
+def _ablation(asked: _Asked) -> Scored:
+    plans = {str(unit): Plan(frozenset([unit])) for unit in asked.units}
+    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name, "dialects": asked.dialects}
+    found = ablate(asked.model, asked.data, plans, **how)
+    each = found.base.metric.per_example(found.base.rows)
+    if each is None:
+        return found.damage, None
+    sign = 1 if found.base.metric.higher_is_better else -1
+    without = np.stack([found.base.metric.per_example(rows) for rows in found.rows], axis=1)
+    # scaled so that their mean is the damage also where examples have weights (a loss per token)
+    weight = found.base.metric.statistics(found.base.rows)[:, 1].mean()
+    return found.damage, sign * (each[:, None] - without) / weight
+
+
+def _attention(kind: str, sign: int) -> Callable[[_Asked], Scored]:
+    def looked_at(asked: _Asked) -> Scored:
+        if any(part.kind != "head" for part in asked.parts):
+            raise BadPlan(f"Only heads have {kind}; leave out --units, or score others by taylor.")
+        root = unwrap(asked.model)
+        how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
+        found = confidence_and_entropy(root, asked.anatomy, asked.data, **how)
+        return _joined(asked, {name: sign * values for name, values in found[kind].items()})
+
+    return looked_at
+
+
+def _magnitude(asked: _Asked) -> Scored:
+    values = []
+    for part in asked.parts:
+        if isinstance(part, Stack):
+            squares = [sum(float(p.detach().double().square().sum()) for p in b.parameters()) for b in part.blocks]
+            values.append(np.array(squares))
+        else:
+            values.append(_site_magnitude(part))
+    return np.sqrt(np.concatenate(values)), None
+
+
+def _site_magnitude(site: Site) -> np.ndarray:
+    """Squares of all weights of each unit: the rows that fill it and the columns that write it."""
+    matrices, columns = site.matrices, site.columns
+    if columns is None or any(m is None for m in matrices):
+        raise Refused(f"The weights of {site.name} are packed or quantised, so their size cannot be read off per unit.")
+    total = _squares(columns, columns.column_axis).view(-1, site.width).sum(-1)
+    for m, tables in zip(matrices, site.tables(), strict=True):
+        assert m is not None
+        per_row = _squares(m, m.row_axis)
+        for rows in tables:
+            total = total + per_row[rows].view(len(site), -1).sum(-1)
+    return total.numpy()
+
+
+def _squares(m: Any, axis: int) -> torch.Tensor:
+    """The sum of squares along one axis of a matrix, on the CPU."""
+    weight = getattr(m.owner, m.weight).detach().double().cpu()
+    return weight.square().movedim(axis, 0).flatten(1).sum(1)
+
+
+def _random(asked: _Asked) -> Scored:
+    return np.random.default_rng(asked.seed).random(len(asked.units)), None
+
+
+def _by_place(name: str) -> Callable[[_Asked], Scored]:
+    def ranked(asked: _Asked) -> Scored:
+        return np.concatenate([layer_orders.ranks(name, len(stack)) for stack in _stacks(asked, name)]), None
+
+    return ranked
+
+
+def _contribution(asked: _Asked) -> Scored:
+    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
+    stacks = _stacks(asked, "contribution")
+    return _joined(asked, layer_orders.contributions(unwrap(asked.model), asked.anatomy, stacks, asked.data, **how))
+
+
+def _stacks(asked: _Asked, by: str) -> list[Stack]:
+    """The stacks that were asked about, or a sentence if other units were."""
+    if any(not isinstance(part, Stack) for part in asked.parts):
+        raise BadPlan(f"{by} is an order of layers; say units layers (--units layers), or score others by taylor.")
+    return [part for part in asked.parts if isinstance(part, Stack)]
+
+
+CRITERIA: dict[str, Callable[[_Asked], Scored]] = {
+    "taylor": _taylor,
+    "fisher": _fisher,
+    **{name: _relevance(name) for name in RULES},
+    "ablation": _ablation,
+    "confidence": _attention("confidence", 1),
+    "entropy": _attention("entropy", -1),
+    "magnitude": _magnitude,
+    "random": _random,
+    **{name: _by_place(name) for name in layer_orders.ORDERS},
+    "contribution": _contribution,
+}
+NEED_NO_DATA = ("magnitude", "random", *layer_orders.ORDERS, layer_orders.EVERY_OTHER)

@@ -1,0 +1,297 @@
+"""`learn`: a smaller model by training: gates that learn, or units chosen first and a model that recovers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..documents.scores import Scores
+from ..errors import BadPlan, Refused
+from ..evaluation.evaluator import device_of, to_device
+from ..importance.criteria import CRITERIA, KINDS, SCORED_ON
+from ..importance.criteria import score as score_units
+from ..model.anatomy import Anatomy
+from ..model.architectures import Dialect
+from ..model.cutting import rules
+from ..model.cutting.surgery import cut
+from ..model.discovery import find, unwrap
+from ..plans import Plan, Unit
+from ..pruning.selection import cuttable
+from ..training.loop import Trained, train
+from ..training.new_models import reborn
+from ..training.recipe import Recipe
+from .candidates import WHOLE, Chosen, budgets, one_of_each, one_wish, parts_with_gates
+from .gates import learning
+from .methods import METHODS, PUBLISHED, method_of
+from .relaxations import largest
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+    from ..runs import Run
+
+PLAN = "plan"  # the method of a plan that was made elsewhere
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A smaller model, what is gone from it, and how it came about.
+
+    `model` is the one that was given, trained and cut; a new one where it was trained from scratch. `price` is what an
+    open gate cost in the end, and `open` how many were open before their number was made exact, for "l0".
+    """
+
+    model: nn.Module
+    plan: Plan
+    units: str  # "heads", or what else could have gone
+    of: int  # units that could have gone; of mlps and attentions, a whole one is a unit
+    kept: int  # how many of them stay
+    label: str  # what to call it beside others
+    scores: Scores | None = None
+    trained: Trained | None = None
+    recovered: Trained | None = None
+    price: float | None = None
+    open: int | None = None
+    left_alone: tuple[tuple[str, str], ...] = ()  # sites that cannot be cut, and the reason
+
+
+def learn(
+    model: nn.Module,
+    task: Task,
+    method: str = "subset",
+    *,
+    keep: int | float | str | None = None,
+    recipe: Recipe | None = Recipe(),  # noqa: B008 (a frozen value)
+    units: str = "heads",
+    only: str | Iterable[str] = (),
+    pipelined: bool = False,
+    settle: float | None = None,
+    plan: Plan | str | None = None,
+    choose: str | None = None,
+    scratch: bool = False,
+    recover: Recipe | None = None,
+    dev: Task | None = None,
+    teacher: nn.Module | None = None,
+    freeze: Iterable[str] = (),
+    seed: int = 0,
+    run: Run | None = None,
+    save_every: int | None = None,
+    dialects: Iterable[Dialect] = (),
+    **settings: Any,
+) -> Learned:
+    """Train the model so that `keep` of its units are enough, and cut the others. The model is changed.
+
+    `method` is one that learns gates while the model trains, or with `pipelined` while its weights stay ("l0", "subset",
+    "movement", "layerdrop"; see `learning`, also for `units`, `only`, `settle` and `settings`). Or it is a criterion of
+    `score` ("taylor", "random", ...) or "plan": then the units are chosen first and the model without them trains on,
+    which is recovery, and the control that learned gates must beat (Budhraja et al. 2020). With `scratch` it trains from
+    random weights instead: the same shape, nothing inherited (Voita et al. 2019). Without a `recipe` nothing is trained.
+    `choose` is the criterion by which a model trained with layerdrop loses its units; else those that stay are evenly
+    spaced. Without `keep` such a model stays whole, to be cut to any depth later.
+
+    After all of that the smaller model may train once more, by the recipe `recover`. A `teacher`, a copy of the full
+    model, adds distillation. Criteria look at 1024 of the training examples. With a run, it goes on where it was.
+    """
+    rows = tuple(dialects)
+    asked = Asked(method, keep, units, only, pipelined, settle, plan, choose, scratch)
+    anatomy, chosen, left_alone = prepared(model, asked, recipe, recover, rows, settings)
+    gated, kinds = method in METHODS, _kinds(units)
+    if plan is not None:
+        units = units_of(anatomy, anatomy.plan(plan))
+    common: dict[str, Any] = {"dev": dev, "teacher": teacher, "freeze": freeze, "run": run, "save_every": save_every}
+    look: dict[str, Any] = {"task": task, "seed": seed, "run": run, "rows": rows}
+    facts: dict[str, Any] = {"label": label(asked, settings, recipe or recover, recover, teacher is not None)}
+    trained = scores = None
+    if gated:
+        assert recipe is not None
+        how = {"keep": keep, "units": units, "only": only, "settle": settle, "pipelined": pipelined, "seed": seed}
+        skip = [name for name, _ in left_alone]
+        with learning(model, method, **how, skip=skip, dialects=rows, **settings) as gates:
+            trained = train(model, task, recipe, gates=gates, name="learn", **common)
+            gone, scores = gates.plan(), gates.scores()
+            facts |= {"price": gates.price(), "open": gates.open()}
+        if choose is not None:
+            scores = _scored(model, choose, kinds, chosen, **look)
+            gone = _fewest(scores, chosen, keep)
+    elif plan is not None:
+        gone = anatomy.plan(plan)
+        rules.refuse(unwrap(model), anatomy, gone, {})
+        outside = [name for name in gone.by_site() if name not in {part.name for part, _ in chosen}]
+        if outside:
+            raise BadPlan(
+                f"The plan removes {outside[0]}, which is not among the {units} asked about: say units and only."
+            )
+    else:
+        budgets(chosen, keep)
+        scores = _scored(model, method, kinds, chosen, **look)
+        gone = _fewest(scores, chosen, keep)
+    of, kept = _counted(chosen, gone)
+    if gone:
+        cut(model, gone, check=to_device(task.batch(), device_of(unwrap(model))), dialects=rows)
+    smaller = reborn(model, seed) if scratch else model
+    if not gated and recipe is not None:
+        trained = train(smaller, task, recipe, name="learn", **common)
+    again = None if recover is None else train(smaller, task, recover, name="recover", **common)
+    return Learned(
+        smaller, gone, units, of, kept, scores=scores, trained=trained, recovered=again, left_alone=left_alone, **facts
+    )
+
+
+class Asked(NamedTuple):
+    """What `learn` was asked; see there."""
+
+    method: str
+    keep: int | float | str | None
+    units: str
+    only: str | Iterable[str]
+    pipelined: bool
+    settle: float | None
+    plan: Plan | str | None
+    choose: str | None
+    scratch: bool
+
+
+def prepared(
+    model: nn.Module,
+    asked: Asked,
+    recipe: Recipe | None,
+    recover: Recipe | None,
+    rows: tuple[Dialect, ...],
+    settings: Mapping[str, Any],
+) -> tuple[Anatomy, Chosen, tuple[tuple[str, str], ...]]:
+    """The parts whose units may go, and those that cannot be cut; all that can be refused is refused here, before any work."""
+    _sensible(asked, recipe, recover, settings)
+    names = [asked.only] if isinstance(asked.only, str) else list(asked.only)
+    anatomy = find(model, rows)
+    units = asked.units if asked.plan is None else units_of(anatomy, anatomy.plan(asked.plan))
+    allowed, left_alone = cuttable(model, _kinds(units), rows)
+    every = parts_with_gates(anatomy, [units], [name for name in names if name])
+    chosen = [one for one in every if one[0].name in allowed]
+    if not chosen:
+        raise Refused(f"No {units} of {' or '.join(names) or 'the model'} can be cut: {left_alone[0][1]}")
+    if asked.plan is None:
+        budgets(chosen, asked.keep)
+        return anatomy, chosen, left_alone
+    gone = anatomy.plan(asked.plan)
+    rules.refuse(unwrap(model), anatomy, gone, {})
+    outside = [name for name in gone.by_site() if name not in {part.name for part, _ in every}]
+    if outside:
+        raise BadPlan(f"The plan removes units of {outside[0]}, which is not {' or '.join(names)}: leave only out.")
+    return anatomy, chosen, left_alone
+
+
+def units_of(anatomy: Anatomy, plan: Plan) -> str:
+    """The kinds of units that a plan removes, as words."""
+    if not plan:
+        raise BadPlan("The plan removes nothing; name at least one unit.")
+    kinds = {anatomy[name].kind for name in plan.by_site()}
+    return ",".join(word for word, kind in KINDS.items() if kind in kinds)
+
+
+def _kinds(units: str) -> str:
+    """The kinds of units by which others are scored and cut: whole MLPs are neurons."""
+    return ",".join(WHOLE.get(word.strip(), word.strip()) for word in units.split(","))
+
+
+def label(
+    asked: Asked, settings: Mapping[str, Any], trains: Recipe | None, recover: Recipe | None, distilled: bool
+) -> str:
+    """What to call the result beside others: "subset, pipelined", "taylor, recovered"."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    published = PUBLISHED.get(asked.method)
+    words = [asked.method]
+    if published and published.items() <= given.items():
+        words.append("published")
+    elif given.get("form") not in (None, "bounded"):
+        words.append(f"form {given['form']}" if given["form"] == "published" else str(given["form"]))
+    if asked.method in METHODS:
+        words += ["pipelined"] * asked.pipelined + [f"chosen by {asked.choose}"] * (asked.choose is not None)
+        words += ["recovered"] * (recover is not None)
+    else:
+        words.append("not recovered" if trains is None else "from scratch" if asked.scratch else "recovered")
+    return ", ".join([*words, *["distilled"] * distilled])
+
+
+def _sensible(asked: Asked, recipe: Recipe | None, recover: Recipe | None, settings: Mapping[str, Any]) -> None:
+    """Refuse what says nothing, or too much, together."""
+    method, gated = asked.method, asked.method in METHODS
+    given = {name: value for name, value in settings.items() if value is not None}
+    if not gated and method not in CRITERIA and method != PLAN:
+        raise BadPlan(f"Methods are {', '.join([*METHODS, *CRITERIA, PLAN])}; I got {method!r:.40}.")
+    if (asked.plan is not None) != (method == PLAN):
+        raise BadPlan("A plan (--plan) goes with the method plan, and the method plan with a plan.")
+    if method == PLAN and asked.keep is not None:
+        raise BadPlan("The plan says what goes; leave keep out.")
+    if not gated and method != PLAN and asked.keep is None:
+        raise BadPlan("Say how many units stay: keep (--keep), such as 12 or 25%.")
+    if not gated and (asked.pipelined or asked.settle is not None or given):
+        raise BadPlan(
+            f"Nothing is learned about units by {method}: leave pipelined, settle and the settings of gates out."
+        )
+    if asked.choose is not None and (method != "layerdrop" or asked.choose not in CRITERIA):
+        raise BadPlan(
+            f"choose is a criterion for layerdrop: {', '.join(CRITERIA)}; I got {asked.choose!r:.40} for {method}."
+        )
+    if asked.choose is not None and asked.keep is None:
+        raise BadPlan("choose says which units go, and keep how many stay: say both.")
+    if asked.scratch and (gated or (recipe is None and recover is None)):
+        why = f"{method} begins with the model's weights" if gated else f"by {method} nothing would be trained"
+        raise BadPlan(f"Scratch is for a criterion or a plan (--method plan) that is trained from scratch, and {why}.")
+    if gated:
+        _sensible_gates(asked, recipe, given)
+
+
+def _sensible_gates(asked: Asked, recipe: Recipe | None, given: Mapping[str, Any]) -> None:
+    if recipe is None:
+        raise BadPlan(f"{asked.method} learns while the model trains; give it a recipe (--epochs above 0, or --steps).")
+    if asked.method == "layerdrop" and asked.pipelined:
+        raise BadPlan("With layerdrop the weights are all that learns; leave pipelined out.")
+    one_wish(asked.keep, method_of(asked.method, **given))
+
+
+def _scored(
+    model: nn.Module,
+    by: str,
+    units: str,
+    chosen: Chosen,
+    *,
+    task: Task,
+    seed: int,
+    run: Run | None,
+    rows: tuple[Dialect, ...],
+) -> Scores:
+    """Scores of the units that may go, on some of the training examples."""
+    some = task if task.size <= SCORED_ON else task.split(SCORED_ON / task.size, seed=seed)[0]
+    found = score_units(model, some, by, units=units.split(","), seed=seed, run=run, dialects=rows)
+    return found.at({part.name for part, _ in chosen})
+
+
+def _fewest(scores: Scores, chosen: Chosen, keep: int | float | str | None) -> Plan:
+    """The plan after which so many stay, of each kind of units as many as gates would keep."""
+    sizes = [1 if whole else len(part) for part, whole in chosen]
+    values = (
+        scores.values if not any(whole for _, whole in chosen) else scores.raw
+    )  # norms per site hide what a site is
+    worth = {unit: float(value) for unit, value in zip(scores.units, values, strict=True)}
+    each = [[sum(worth[u] for u in part.units)] if whole else [worth[u] for u in part.units] for part, whole in chosen]
+    weights = torch.tensor([value for values in each for value in values], dtype=torch.float64)
+    kept = torch.cat([largest(weights[first:last], stay or 0) for first, last, stay in budgets(chosen, keep)])
+    kept = one_of_each(kept, weights, sizes, [part.kind == "layer" for part, _ in chosen])
+    gone = set[Unit]()
+    for (part, whole), stays in zip(chosen, kept.split(sizes), strict=True):
+        units = [part.units] if whole else [(unit,) for unit in part.units]
+        gone |= {unit for some, stay in zip(units, stays.tolist(), strict=True) if not stay for unit in some}
+    return Plan(frozenset(gone), f"{len(gone)} of {len(scores)} units, the least {scores.by} first")
+
+
+def _counted(chosen: Chosen, gone: Plan) -> tuple[int, int]:
+    """How many units there are, and how many stay; a part that goes as a whole counts once."""
+    of = sum(1 if whole else len(part) for part, whole in chosen)
+    lost = sum(
+        all(unit in gone for unit in part.units) if whole else sum(unit in gone for unit in part.units)
+        for part, whole in chosen
+    )
+    return of, of - lost

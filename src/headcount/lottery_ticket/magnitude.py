@@ -1,0 +1,129 @@
+"""Single weights set to zero: the unstructured counterpart of sub-networks, by magnitude (Prasanna et al. 2020, section 6).
+
+What may go are the weights and biases of the attentions and the matrices and first biases of the MLPs, all in one ranking;
+embeddings, norms, the output bias of an MLP and the head of the model stay whole. A mask is True where a weight stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Refused
+from ..model.anatomy import Anatomy, Site
+from ..model.matrices import Matrix
+
+Masks = Mapping[str, Tensor]
+SHARE, MOST = 0.1, 10  # of the weights that are left, in a step; and steps
+
+
+def weights(root: nn.Module, anatomy: Anatomy) -> dict[str, nn.Parameter]:
+    """The parameters whose entries may go, by name, each once."""
+    names = {id(one): name for name, one in root.named_parameters()}
+    found: dict[str, nn.Parameter] = {}
+    for site in anatomy:
+        for part, with_bias in _matrices(site):
+            for name in (part.weight, part.bias_name if with_bias else None):
+                tensor = None if name is None else getattr(part.owner, name)
+                if tensor is not None and id(tensor) not in names:
+                    raise Refused(
+                        f"The weights of {site.name} are computed from others, so they cannot be set to zero one by one; "
+                        "leave the magnitude pruning out."
+                    )
+                if tensor is not None:
+                    found[names[id(tensor)]] = tensor
+    return found
+
+
+def _matrices(site: Site) -> Iterator[tuple[Matrix, bool]]:
+    """The matrices of a site, and whether their bias belongs to it: that of an MLP's output is its layer's."""
+    for part, with_bias in [*((one, True) for one in site.matrices), (site.columns, site.kind == "head")]:
+        if part is None:
+            raise Refused(
+                f"{site.name} is packed or quantised, so its weights cannot be set to zero one by one; leave the magnitude "
+                "pruning out."
+            )
+        yield part, with_bias
+
+
+def by_magnitude(parameters: Mapping[str, Tensor]) -> Tensor:
+    """The numbers of all entries, counted through the parameters one after the other, the smallest magnitude first."""
+    return torch.cat([one.detach().abs().flatten() for one in parameters.values()]).argsort(stable=True)
+
+
+def search(
+    total: int, value: Callable[[int], float], floor: float, *, share: float = SHARE, most: int = MOST
+) -> tuple[int, list[dict[str, Any]]]:
+    """How many weights stay, and the steps: a share of those left goes each time, while `value(left)` is at least `floor`."""
+    left, steps = total, list[dict[str, Any]]()
+    for _ in range(most):
+        fewer = left - int(share * left)
+        if fewer == left:
+            break
+        found = value(fewer)
+        steps.append({"left": fewer / total, "value": found, "kept": found >= floor})
+        if found < floor:
+            break
+        left = fewer
+    return left, steps
+
+
+def networks(order: Tensor, left: int, seed: int) -> dict[str, Tensor]:
+    """Numbers of the entries that stay, exactly `left` in each: the largest (good), the smallest (bad), and any (random)."""
+    drawn = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))
+    chosen = {"good": order[len(order) - left :], "random": drawn[:left].to(order.device), "bad": order[:left]}
+    return chosen
+
+
+def masks(parameters: Mapping[str, Tensor], stay: Tensor) -> dict[str, Tensor]:
+    """Name -> mask, from the numbers of the entries that stay."""
+    flat = torch.zeros(sum(one.numel() for one in parameters.values()), dtype=torch.bool, device=stay.device)
+    flat[stay] = True
+    parts = flat.split([one.numel() for one in parameters.values()])
+    return {name: part.view_as(one).to(one.device) for (name, one), part in zip(parameters.items(), parts, strict=True)}
+
+
+@contextmanager
+def masked(root: nn.Module, chosen: Masks) -> Iterator[None]:
+    """Within the block, the weights that do not stay are zero; afterwards all of them are what they were, bit for bit."""
+    named = dict(root.named_parameters())
+    before = {name: named[name].detach().clone() for name in chosen}
+    try:
+        _blank(named, chosen)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in before.items():
+                named[name].copy_(tensor)
+
+
+@contextmanager
+def held(root: nn.Module, chosen: Masks) -> Iterator[None]:
+    """Within the block, the model may train and the weights that do not stay are zero; they are zero afterwards, too.
+
+    Their gradient is taken away before the optimiser sees it. With nothing in its moments and nothing to decay, AdamW
+    leaves a zero a zero.
+    """
+    named = dict(root.named_parameters())
+    with ExitStack() as stack:
+        _blank(named, chosen)
+        stack.callback(_blank, named, chosen)
+        for name, mask in chosen.items():
+            if named[name].requires_grad:
+                stack.callback(named[name].register_hook(partial(_without, mask)).remove)
+        yield
+
+
+def _without(mask: Tensor, gradient: Tensor) -> Tensor:
+    return gradient.masked_fill(~mask, 0)  # and not a product: an overflow times zero is not a number
+
+
+def _blank(named: Mapping[str, Tensor], chosen: Masks) -> None:
+    with torch.no_grad():
+        for name, mask in chosen.items():
+            named[name].masked_fill_(~mask, 0)

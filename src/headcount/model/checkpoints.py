@@ -1,0 +1,379 @@
+"""Saving a cut model and loading it again: an ordinary `save_pretrained` folder with the plan inside its config.
+
+`load` lets the model be *born cut*: while its class's constructor runs, the plan is carried out on the empty skeleton, and
+transformers' own loader then fills it, so key renaming, tying, dtypes, shards and device maps stay transformers' business.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import BadCheckpoint, BadPlan, HeadcountError, NotFound, Refused
+from ..plans import Plan, read_json
+from .architectures import Dialect
+from .cutting import layers
+from .cutting.surgery import cut, record, removed
+from .discovery import unwrap
+from .portable import empty_model, portable_config, stock_differences
+
+VARIANT = "headcount"
+RECORD = "headcount.json"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
+OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
+
+
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    tokenizer: Any = None,
+    source: str | Path | None = None,
+    portable: bool = False,
+    force: bool = False,
+    max_shard_size: str = "50GB",
+) -> Path:
+    """Write the model (and a tokenizer or processor) to a folder that `load` reads; returns its path.
+
+    `source` is the folder or hub name the model came from: what else is there (tokenizer, processor, pooling) comes along.
+    The folder appears whole or not at all, and an existing one is replaced only with `force`. With `portable`, it can be
+    read by a stock `from_pretrained` without headcount; where the cut is not expressible by a stock config, that is
+    `Refused` with the reason. A `torch.nn` model without a config is written as weights and a record: give `load` a
+    fresh one to fill.
+    """
+    root, target = unwrap(model), Path(folder)
+    may_be_written(target, force, keep=[] if source is None else [Path(source)])
+    with appears_whole(target) as draft:
+        if not hasattr(root, "save_pretrained"):
+            _save_plain(root, draft, portable)
+        elif portable:
+            _save_portable(root, draft, max_shard_size)
+        else:
+            _save_cut(root, draft, max_shard_size)
+        if source is not None:
+            _bring_along(source, draft)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(draft)
+        for path in weight_files(draft):  # safetensors lets only the owner read them, whatever the umask says
+            path.chmod((draft / "config.json").stat().st_mode if (draft / "config.json").is_file() else 0o644)
+    return target
+
+
+def may_be_written(target: Path, force: bool, keep: Iterable[Path] = (), only_models: bool = False) -> None:
+    """Refuse a target that is not ours to write: one that is not empty, unless `force` says that it may be replaced.
+
+    Even then it is not, if it is the folder we are in, or holds that or anything of `keep`. With `only_models` it must be a
+    folder with a model in it, and not itself one of `keep`.
+    """
+    here = target.resolve()
+    parent = next(folder for folder in (here, *here.parents) if folder.exists())
+    if not os.access(parent, os.W_OK) or (parent != here and not parent.is_dir()):
+        raise BadCheckpoint(
+            f"I cannot write to {target}: {parent} is not a folder that I may write to; choose another."
+        )
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not force:
+        raise BadCheckpoint(
+            f"{target} exists and is not empty; choose another folder, or use force (--force) to replace it."
+        )
+    if only_models and not any((target / name).is_file() for name in ("config.json", RECORD)):
+        raise BadCheckpoint(f"{target} is not a model folder, so it is not replaced; choose another folder.")
+    places = [path.resolve() for path in keep if path.exists()]
+    lost = [path for path in places if here in path.parents or (only_models and here == path)]
+    if lost or here in (Path.cwd(), *Path.cwd().parents):
+        what = lost[0] if lost else "the folder we are in"
+        raise BadCheckpoint(f"{target} is or holds {what}, so it is not replaced; choose another folder.")
+
+
+def load(name: str | Path, *, into: nn.Module | None = None, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """The model in a folder or of that name on the hub, cut as it was saved, in evaluation mode.
+
+    The class is the one that was saved; keywords such as `dtype` and `device_map` go to `from_pretrained`. A folder that
+    was never cut loads as usual. `into` is a fresh model for a folder saved from a plain `torch.nn` module.
+    """
+    if into is not None or ((Path(name) / RECORD).is_file() and not (Path(name) / "config.json").is_file()):
+        return _load_plain(Path(name), into)
+    config = _read_config(name, trust_remote_code, kwargs)
+    written = getattr(config, "headcount", None)
+    kind = _model_class(config, name, trust_remote_code)
+    options = {"trust_remote_code": trust_remote_code, **kwargs}
+    if written is None:
+        return _from_pretrained(kind, name, **options).eval()
+    plan, dialects = read_record(written)
+    restore_config(config, written)
+    if (Path(name) / _weights_name(VARIANT)).is_file() or (Path(name) / _weights_name(VARIANT, True)).is_file():
+        options["variant"] = VARIANT
+    with _born_cut(kind, plan, dialects, written.get("config", {})):
+        model, info = _from_pretrained(kind, name, config=config, output_loading_info=True, **options)
+    wrong = [key for group in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in info.get(group, ())]
+    if wrong:
+        raise BadCheckpoint(f"The weights in {name} do not fit its plan, first at {wrong[0]}: nothing was loaded.")
+    return model.eval()
+
+
+def _from_pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
+    """`from_pretrained`, with whatever goes wrong in one sentence."""
+    try:
+        return kind.from_pretrained(name, **options)
+    except (HeadcountError, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error)
+        if "ignore_mismatched_sizes" in text:  # transformers prints a report, and points to it
+            raise BadCheckpoint(
+                f"The weights in {name} have other shapes than its plan says: nothing loaded."
+            ) from error
+        first = (text.strip().splitlines() or [type(error).__name__])[0]
+        raise BadCheckpoint(f"{name} does not load ({type(error).__name__}: {first[:300]}).") from error
+
+
+def skeleton(name: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """The model of a folder or hub name without its weights, cut as it was saved: enough to look at, in no memory."""
+    config = _read_config(name, trust_remote_code, kwargs)
+    written = getattr(config, "headcount", None)
+    kind = _model_class(config, name, trust_remote_code)
+    if hasattr(kind, "_model_mapping"):
+        kind = kind._model_mapping[type(config)]
+    if written is None:
+        return empty_model(kind, config).eval()
+    plan, dialects = read_record(written)
+    restore_config(config, written)
+    with _born_cut(kind, plan, dialects, written.get("config", {})):
+        return empty_model(kind, config).eval()
+
+
+def read_record(written: object) -> tuple[Plan, list[Dialect]]:
+    """The plan and the user's dialect rows in a config's record, or `BadPlan` for what is wrong with it."""
+    plan = Plan.from_json(written)
+    assert isinstance(written, dict)
+    rows = written.get("dialects", [])
+    if not isinstance(rows, list):
+        raise BadPlan('The record\'s "dialects" must be a list of rows.')
+    return plan, [Dialect.from_json(row) for row in rows]
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def appears_whole(target: Path) -> Iterator[Path]:
+    """A folder to write in, next to the target, that takes the target's name only when everything is in it."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent))
+        draft.chmod(0o755)
+    except OSError as error:
+        raise BadCheckpoint(f"I cannot write to {target.parent}: {error.strerror}.") from None
+    old = draft.with_name(draft.name + ".old")
+    try:
+        yield draft
+        if target.exists():
+            os.replace(target, old)
+        os.replace(draft, target)
+    except BaseException:
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+        raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if old.is_file():
+            old.unlink()
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _bring_along(source: str | Path, draft: Path) -> None:
+    """Copy what belongs to the model and is not the model: everything but weights, configs and the old model card."""
+    if Path(source).is_dir():
+        for path in Path(source).rglob("*"):
+            inside = path.relative_to(source)
+            hidden = any(part.startswith(".") for part in inside.parts)
+            own = str(inside) in OWN_FILES or path.suffix in WEIGHTS or ".index." in inside.name
+            own |= any((Path(source) / folder / "plan.json").is_file() for folder in list(inside.parents)[:-1])
+            if path.is_file() and not hidden and not own and not (draft / inside).exists():
+                (draft / inside).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, draft / inside)
+        return
+    from transformers import AutoProcessor, AutoTokenizer
+
+    for kind in (AutoTokenizer, AutoProcessor):
+        try:
+            kind.from_pretrained(source).save_pretrained(draft)
+        except (OSError, ValueError, KeyError, ImportError):
+            continue  # this model has none of that kind
+
+
+def _save_cut(root: Any, draft: Path, max_shard_size: str) -> None:
+    differences = stock_differences(root, root.config) if removed(root) else []
+    # A stock loader refuses tensors of another shape. Where only the code would behave differently, nothing would stop
+    # it, so the weights get a name that it does not look for.
+    silent = bool(differences) and not any(difference.shape for difference in differences)
+    variant = VARIANT if silent else None
+    root.save_pretrained(draft, max_shard_size=max_shard_size, variant=variant)
+
+
+def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
+    stock = f"a stock {type(root).__name__}"
+    try:
+        config = portable_config(root)
+        type(config).from_dict(config.to_dict())  # some configs check themselves, and would refuse to be read again
+    except Exception as error:  # whatever a config raises on numbers it was not written for
+        first = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        raise Refused(f"This cut is not expressible by {stock}: {first[:200]}; save it without portable.") from None
+    differences = stock_differences(root, config)
+    if differences:
+        raise Refused(f"This cut is not expressible by {stock}: {differences[0].text}; save it without portable.")
+    own = root.config
+    try:
+        root.config = config
+        root.save_pretrained(draft, max_shard_size=max_shard_size)
+    finally:
+        root.config = own
+    (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def _save_plain(root: nn.Module, draft: Path, portable: bool) -> None:
+    from safetensors.torch import save_model
+
+    if portable:
+        raise Refused("A torch.nn model has no stock config to be portable by; save it without portable.")
+    save_model(root, str(draft / "model.safetensors"))
+    (draft / RECORD).write_text(json.dumps(record(root), indent=2) + "\n", encoding="utf-8")
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------
+
+
+def _read_config(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise BadCheckpoint(f"{name} has no config.json; give a folder written by save or save_pretrained.")
+        try:
+            read_json(Path(name) / "config.json")
+        except BadPlan as error:
+            raise BadCheckpoint(str(error)) from None
+    elif os.sep in str(name) and (Path(name).is_absolute() or str(name).startswith(".")):
+        raise BadCheckpoint(f"There is no folder {name}; give a model folder or a name on the hub.")
+    hub = {key: kwargs[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in kwargs}
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **hub)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = "" if Path(name).exists() else "there is no such folder here, and as a name on the hub: "
+        raise BadCheckpoint(f"I cannot read the config of {name}: {where}{first[:300]}") from error
+
+
+def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
+    """The class that was saved; where the config names none, the one its type stands for."""
+    import transformers
+
+    saved = (getattr(config, "architectures", None) or [None])[0]
+    if saved is None:
+        return (
+            transformers.AutoModel
+            if getattr(config, "headcount", None) is None
+            else transformers.MODEL_MAPPING[type(config)]
+        )
+    found = getattr(transformers, saved, None) if isinstance(saved, str) else None
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    references = [ref for key, ref in (getattr(config, "auto_map", None) or {}).items() if ref.endswith(f".{saved}")]
+    if trust_remote_code and references:
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        return get_class_from_dynamic_module(references[0], str(name))
+    raise BadCheckpoint(
+        f"{name} was saved from {saved}, which transformers does not have; "
+        "if it ships its own code and you trust it, pass trust_remote_code."
+    )
+
+
+def restore_config(config: Any, written: dict[str, Any]) -> None:
+    """Give the config back the numbers of layers it had before the cut, so that the whole skeleton is built first."""
+    values = written.get("config", {})
+    if not isinstance(values, dict):
+        raise BadPlan('The record\'s "config" must map names to values.')
+    for dotted, value in values.items():
+        *path, name = str(dotted).split(".")
+        owner = config
+        for part in path:
+            owner = getattr(owner, part, None)
+        plain = (type(value) is int and 0 < value <= 10_000) or (isinstance(value, list) and len(value) <= 10_000)
+        if not hasattr(owner, name) or not layers.is_about_layers(name) or not plain:
+            raise BadPlan(
+                f"The record wants to set {str(dotted)[:60]!r} in the config, which is not a count of layers."
+            )
+        setattr(owner, name, value)
+    config.headcount = None
+
+
+@contextmanager
+def _born_cut(kind: Any, plan: Plan, dialects: list[Dialect], counts: dict[str, Any]) -> Iterator[None]:
+    """Within the block, instances of `kind` are cut as soon as they are made; `counts` are the config's before the cut."""
+    own = "__init__" in vars(kind)
+    init = kind.__init__
+
+    def born(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if type(self) is kind:
+            try:
+                cut(self, plan, dialects=dialects)
+            except (NotFound, Refused) as error:
+                raise BadPlan(f"The plan does not fit the model: {error}") from None
+            if record(self)["config"] != counts:
+                raise BadPlan("The record's counts of layers do not agree with the layers that its plan removes.")
+
+    kind.__init__ = born
+    try:
+        yield
+    finally:
+        if own:
+            kind.__init__ = init
+        else:
+            del kind.__init__
+
+
+def _load_plain(folder: Path, into: nn.Module | None) -> nn.Module:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    if into is None:
+        raise BadCheckpoint(f"{folder} holds a torch.nn model: pass into=, a fresh model of the same shape, to fill.")
+    try:
+        written = read_json(folder / RECORD)
+        plan, dialects = read_record(written)
+        model = copy.deepcopy(into)
+        if plan:
+            cut(model, plan, dialects=dialects)
+        load_model(model, str(folder / "model.safetensors"))
+    except (NotFound, Refused) as error:
+        raise BadPlan(f"The plan does not fit the model given: {error}") from None
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise BadCheckpoint(
+            f"The weights in {folder} do not fit the model given: {str(error).splitlines()[0][:200]}"
+        ) from None
+    return model.eval()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files in a folder that hold a model's weights: safetensors where there are any, else torch's own."""
+    for suffix in (".safetensors", ".bin"):
+        found = sorted(path for path in folder.glob(f"*{suffix}") if path.is_file()) if folder.is_dir() else []
+        if found:
+            return found
+    return []
+
+
+def _weights_name(variant: str, sharded: bool = False) -> str:
+    return f"model.safetensors.index.{variant}.json" if sharded else f"model.{variant}.safetensors"

@@ -1,0 +1,339 @@
+"""Removing units for real: `cut`. Everything is checked before the first change, and every change can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import BadPlan, CheckFailed
+from ...plans import Plan, Unit
+from ..anatomy import STAMP, Anatomy, Kept, Site, Stack, Whole
+from ..architectures import Dialect
+from ..discovery import find, unwrap
+from ..equivalence import block_outputs, differs, first_difference, run
+from ..gates import gated, gates_of
+from ..matrices import Bypass, Matrix, Padded, features, take
+from ..multihead import OpenMultiheadAttention, closed_attentions
+from . import layers, per_head, rules
+from .kv_groups import Sharing, layout_rows, original_kv, share, sources, survivors, used_rows
+from .per_head import KERNEL, ConfigView, Counts
+from .transaction import Journal
+
+
+def cut(
+    model: nn.Module,
+    what: str | Unit | Plan | Iterable[str | Unit],
+    *,
+    check: Any = None,
+    scale: Mapping[str, Tensor] | None = None,
+    dialects: Iterable[Dialect] = (),
+) -> Plan:
+    """Remove units from the model, in place; returns the plan that was carried out.
+
+    The cut model computes what the model computes with these units closed. `check` is a batch on which this is proved
+    on the spot: on any difference the model is put back bit for bit and `CheckFailed` says where they part. `scale`
+    maps site names to gates `(units,)`, folded into the writers of the units that stay. What cannot be cut exactly
+    is `Refused` with its reason, before anything is changed.
+    """
+    root, rows = unwrap(model), tuple(dialects)
+    anatomy = find(root, rows)
+    plan = anatomy.plan(what)
+    scales = _checked_scales(anatomy, scale or {})
+    rules.refuse(root, anatomy, plan, scales)
+    gates = gates_of(anatomy, plan)
+    for name, values in scales.items():
+        gates[name] = values * gates.get(name, torch.ones(len(values)))
+    want = None
+    if check is not None:
+        with gated(model, gates, dialects=rows):
+            want = run(model, check)
+    journal = Journal()
+    try:
+        with torch.device("cpu"):  # indices are made here, also while a model is being born on no device at all
+            _carry_out(journal, root, anatomy, plan, scales, rows)
+        if want is not None and (difference := differs(want, run(model, check))):
+            places = block_outputs(model, check, rows)
+            journal.undo()
+            with gated(model, gates, dialects=rows):
+                where = first_difference(block_outputs(model, check, rows), places)
+            raise CheckFailed(f"The cut model differs from the closed one by {difference}, {where}; nothing was cut.")
+    except BaseException:
+        journal.undo()
+        raise
+    return plan
+
+
+def removed(model: nn.Module) -> Plan:
+    """Everything that has been cut from this model so far, by original names; an empty plan if nothing has."""
+    units: set[Unit] = set()
+    for module in unwrap(model).modules():
+        kept: Kept | None = getattr(module, STAMP, None)
+        if kept is not None:
+            units |= {Unit(kept.name, index) for index in set(range(kept.of)) - set(kept.ids)}
+    return Plan(frozenset(units))
+
+
+# -- before the first change ---------------------------------------------------------------------------------------------
+
+
+def _checked_scales(anatomy: Anatomy, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    out = {}
+    for name, values in scale.items():
+        site, values = anatomy[name], torch.as_tensor(values).detach().float().cpu()
+        if isinstance(site, Stack) or values.shape != (len(site),):
+            raise BadPlan(f"A scale for {name} is one number for each of its {len(site)} units; layers have none.")
+        out[site.name] = values
+    return out
+
+
+# -- the changes --------------------------------------------------------------------------------------------------------
+
+
+def _carry_out(
+    journal: Journal,
+    root: nn.Module,
+    anatomy: Anatomy,
+    plan: Plan,
+    scales: Mapping[str, Tensor],
+    rows: tuple[Dialect, ...],
+) -> None:
+    _stamp_all(journal, anatomy)
+    if any(site.kind == "head" and isinstance(site.module, nn.MultiheadAttention) for site in anatomy):
+        for attention in closed_attentions(root):
+            journal.set_class(attention, OpenMultiheadAttention)
+        for module in root.modules():
+            if isinstance(module, nn.TransformerEncoder):
+                journal.set(module, "use_nested_tensor", False)
+    inside = {id(module) for block in layers.deleted_blocks(anatomy, plan) for module in block.modules()}
+    chosen = plan.by_site()
+    parents = {id(child): (module, name) for module in root.modules() for name, child in module.named_children()}
+    for site in anatomy:
+        if (site.name in chosen or site.name in scales) and id(site.module) not in inside:
+            keep = survivors(site, site.positions(chosen.get(site.name, ())))
+            _cut_site(journal, root, site, keep, scales.get(site.name), parents)
+    before = _config_values(root)
+    for stack in anatomy.stacks:
+        if stack.name in chosen:
+            drop = set(stack.positions(chosen[stack.name]))
+            ids = tuple(index for position, index in enumerate(stack.ids) if position not in drop)
+            layers.delete(journal, root, stack, drop)
+            journal.set(stack.container, STAMP, Kept(stack.name, ids, stack.of))
+    _write_record(journal, root, plan.why, rows, before)
+
+
+def _stamp_all(journal: Journal, anatomy: Anatomy) -> None:
+    """Write every site's name and original indices on it, because paths and counts are about to change."""
+    for site in anatomy:
+        if not hasattr(site.writer, STAMP):
+            journal.set(site.writer, STAMP, Kept(site.name, site.ids, site.of, site.width))
+    for stack in anatomy.stacks:
+        if not hasattr(stack.container, STAMP):
+            journal.set(stack.container, STAMP, Kept(stack.name, stack.ids, stack.of))
+
+
+def _cut_site(
+    journal: Journal,
+    root: nn.Module,
+    site: Site,
+    keep: tuple[int, ...],
+    scale: Tensor | None,
+    parents: dict[int, tuple[nn.Module, str]],
+) -> None:
+    """Cut one site down to the units at the positions in `keep`, in its manner, and write on it what it was."""
+    writer = site.columns
+    assert writer is not None
+    index = torch.tensor(keep, dtype=torch.long)
+    columns = torch.arange(len(site) * site.width).view(-1, site.width)[index].flatten()
+    tensors = writer.columns(columns, None if scale is None else scale[index].repeat_interleave(site.width))
+    stamp = Kept(site.name, tuple(site.ids[position] for position in keep), site.of, site.width)
+    home = site.writer
+    if len(keep) == len(site):
+        _replace(journal, writer, tensors)
+        return
+    if rules.is_padded(site, keep):
+        home = _pad(journal, site, keep, columns, tensors, parents)
+        whole = Whole(tuple(site.ids), tuple(site.kv_of), site.kv_heads, site.widths)
+        journal.set(home, STAMP, replace(stamp, whole=site.whole or whole))
+        return
+    sharing = share(site, keep)
+    _cut_claims(journal, site, sharing)
+    if keep:
+        for reader, source in zip(site.matrices, sources(site, sharing), strict=True):
+            assert reader is not None
+            _replace(journal, reader, reader.rows(source))
+        _replace(journal, writer, tensors)
+    else:
+        home = _empty(journal, site, writer, parents)
+    if site.kind == "head":
+        _tell_companions(journal, root, site, sharing)
+    for name in per_head.NEURON_COUNTS if site.kind == "neuron" else ():
+        if type(site.module.__dict__.get(name)) is int and site.module.__dict__[name] == len(site):
+            journal.set(site.module, name, max(1, len(keep)))
+    kv_of = sharing.kv_of if sharing.indexed else None
+    journal.set(home, STAMP, replace(stamp, kv_of=kv_of, kv_ids=sharing.kv_ids))
+
+
+def _cut_claims(journal: Journal, site: Site, sharing: Sharing) -> None:
+    """Cut what the attention has per head, or per kv head, besides its matrices."""
+    heads = sharing.keep or (0,)  # an empty attention runs one phantom head
+    ids = original_kv(site)
+    kv = tuple(ids.index(origin) for origin in sharing.kv_ids) or (0,)
+    for claim in per_head.claims(site):
+        chosen, had = (heads, len(site)) if claim.per == "head" else (kv, site.kv_heads)
+        if claim.name is None:
+            children = list(claim.owner.children())
+            journal.set_children(claim.owner, {str(n): children[position] for n, position in enumerate(chosen)})
+            continue
+        tensor = getattr(claim.owner, claim.name).detach()
+        entries = torch.arange(tensor.shape[claim.axis]).view(had, -1)[list(chosen)].flatten()
+        journal.set_tensor(claim.owner, claim.name, take(tensor, entries, claim.axis))
+        _write_features(journal, claim.owner)
+
+
+def _pad(
+    journal: Journal,
+    site: Site,
+    keep: tuple[int, ...],
+    columns: Tensor,
+    tensors: dict[str, Tensor],
+    parents: dict[int, tuple[nn.Module, str]],
+) -> nn.Module:
+    """Replace the matrices of a site by padded ones; returns the new writer."""
+    for reader, rows in zip(site.matrices, used_rows(site, keep), strict=True):
+        assert reader is not None
+        parent, name = parents[id(reader.owner)]
+        journal.set(
+            parent, name, Padded(reader, reader.rows(rows), *_places(reader.owner, rows, reader.shape[0]), True)
+        )
+    writer = site.columns
+    assert writer is not None
+    parent, name = parents[id(site.writer)]
+    padded = Padded(writer, tensors, *_places(site.writer, columns, writer.shape[1]), False)
+    journal.set(parent, name, padded)
+    return padded
+
+
+def _places(module: nn.Module, chosen: Tensor, of: int) -> tuple[tuple[int, ...], int]:
+    """Where the chosen rows or columns are in the original matrix, and how large that was."""
+    if not isinstance(module, Padded):
+        return tuple(chosen.tolist()), of
+    return tuple(module.places[position] for position in chosen.tolist()), module.of
+
+
+def _replace(journal: Journal, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        journal.set_tensor(matrix.owner, name, tensor)
+    _write_features(journal, matrix.owner)
+
+
+def _write_features(journal: Journal, module: nn.Module) -> None:
+    for name, size in features(module).items():
+        journal.set(module, name, size)
+
+
+def _empty(journal: Journal, site: Site, writer: Matrix, parents: dict[int, tuple[nn.Module, str]]) -> nn.Module:
+    """Replace the matrices of a site that loses every unit; returns the new writer."""
+    none = torch.zeros(0, dtype=torch.long)
+    one = Sharing((0,), (0,), (0,))
+    for reader, rows in zip(site.matrices, layout_rows(site, one), strict=True):
+        assert reader is not None
+        if reader.owner is site.module:
+            _replace(journal, reader, reader.rows(none))
+        else:
+            parent, name = parents[id(reader.owner)]
+            journal.set(parent, name, Bypass(reader, reader.rows(none), rows))
+    parent, name = parents[id(site.writer)]
+    bypass = Bypass(writer, writer.columns(none), writer.shape[0])
+    journal.set(parent, name, bypass)
+    return bypass
+
+
+def _tell_companions(journal: Journal, root: nn.Module, site: Site, sharing: Sharing) -> None:
+    """Make true what the attention and its parts say about heads, and filter what reaches it from outside per head."""
+    module = site.module
+    heads, kv = max(1, len(sharing.keep)), max(1, len(sharing.kv_ids))
+    keep = tuple(site.ids[position] for position in sharing.keep) or (0,)
+    makes_bias = per_head.makes_bias_for_all(module)
+    outside = per_head.outside_biases(module, root)
+    if outside and not makes_bias:
+        _filter_bias(journal, site, outside, keep)
+    counts = Counts(heads, kv, site.width, 1 if sharing.indexed else heads // kv)
+    for owner, name, value in per_head.stale_numbers(site, counts):
+        # an attention that makes the bias for the layers above makes it for all heads; `attend` picks its own
+        if not (makes_bias and owner is module and name in per_head.HEAD_COUNTS):
+            journal.set(owner, name, value)
+    own: dict[str, Any] = {}
+    config = getattr(module, "config", None)
+    base = config.base if isinstance(config, ConfigView) else config
+    if per_head.reads_counts_from_config(module):
+        own |= {name: n for name, n in counts.named().items() if name in per_head.CONFIG_COUNTS and hasattr(base, name)}
+    if sharing.indexed or makes_bias:
+        per_head.register_kernel()
+        own["_attn_implementation"] = KERNEL
+        journal.set(module, "headcount_kv_of", sharing.kv_of if sharing.indexed else None)
+        journal.set(module, "headcount_bias_of", keep if makes_bias else None)
+    elif getattr(module, "headcount_kv_of", None) is not None:
+        journal.set(module, "headcount_kv_of", None)  # uneven before, and even again: its own code repeats them
+    if own or isinstance(config, ConfigView):
+        journal.set(module, "config", ConfigView(base, **own) if own else base)
+
+
+def _filter_bias(journal: Journal, site: Site, arguments: tuple[per_head.Outside, ...], keep: tuple[int, ...]) -> None:
+    hooks = site.module._forward_pre_hooks
+    earlier = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is per_head.slice_bias]
+    if earlier:  # an earlier cut's filter: this one replaces it
+        journal.set(
+            site.module, "_forward_pre_hooks", type(hooks)((k, v) for k, v in hooks.items() if k not in earlier)
+        )
+    hook = partial(per_head.slice_bias, arguments, keep, site.of)
+    journal.add_hook(site.module.register_forward_pre_hook(hook, with_kwargs=True))
+
+
+# -- the record in the config -------------------------------------------------------------------------------------------
+
+
+def _config_values(root: nn.Module) -> dict[str, Any]:
+    config = getattr(root, "config", None)
+    return _flat(config) if hasattr(config, "to_dict") else {}
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Every plain value of a config and of the configs inside it, by dotted name."""
+    out: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if name.startswith("_") or name == "headcount":
+            continue
+        if hasattr(value, "to_dict"):
+            out |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int | list | tuple) and not isinstance(value, bool):
+            out[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _write_record(
+    journal: Journal, root: nn.Module, why: str, rows: tuple[Dialect, ...], before: dict[str, Any]
+) -> None:
+    """Write down what has been removed, in the config where there is one: any folder saved from the model can be loaded."""
+    old = record(root)
+    after = _config_values(root)
+    changed = {name: value for name, value in before.items() if after.get(name) != value}
+    new = {
+        **Plan(removed(root).units, why or old["why"]).to_json(),
+        "dialects": old["dialects"] or [row.to_json() for row in rows],
+        "config": {**changed, **old["config"]},
+    }
+    config = getattr(root, "config", None)
+    journal.set(config if hasattr(config, "to_dict") else root, "headcount", new)
+
+
+def record(model: nn.Module) -> dict[str, Any]:
+    """What has been done to this model, as it is written into its config: the plan, its rows, the config's old counts."""
+    root = unwrap(model)
+    config = getattr(root, "config", None)
+    written = getattr(config if hasattr(config, "to_dict") else root, "headcount", None)
+    return written or {**Plan().to_json(), "dialects": [], "config": {}}

@@ -1,0 +1,98 @@
+"""Running a model on a batch and comparing what comes out: the proof that a cut model equals the closed one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadPlan
+from .architectures import Dialect
+from .discovery import find
+
+# Of the largest entry. A pretrained encoder of six layers differs from itself in float64 by 1e-5 of it, and deeper ones by more.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+NOT_COMPARED = ("past_key_values", "attentions", "cache")  # they have one entry per head, so a cut changes their shape
+
+
+def run(model: nn.Module, batch: Any) -> list[Tensor]:
+    """The floating-point outputs of the model on a batch, in evaluation mode and without gradients."""
+    with evaluating(model), torch.no_grad():
+        if isinstance(batch, Mapping):
+            output = model(**batch)
+        else:
+            output = model(*batch) if isinstance(batch, tuple | list) else model(batch)
+    found = list(_tensors(output))
+    if not found:
+        raise BadPlan("The model gave no floating-point output for this batch, so there is nothing to compare.")
+    return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the block the model is in evaluation mode; afterwards each module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output.detach().clone()
+    elif isinstance(output, Mapping):
+        for name, value in output.items():
+            if not any(word in name for word in NOT_COMPARED):
+                yield from _tensors(value)
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from _tensors(value)
+
+
+def differs(want: list[Tensor], got: list[Tensor]) -> str | None:
+    """By how much two outputs differ, if more than rounding explains; None if they are equal."""
+    if [t.shape for t in want] != [t.shape for t in got]:
+        return "the shape of its output"
+    for a, b in zip(want, got, strict=True):
+        one = a if a.dtype == torch.float64 else a.float()  # float64 as it is: some devices have none
+        other = b.to(one.dtype)
+        limit = TOLERANCE.get(a.dtype, 1e-2) * max(1.0, float(one.nan_to_num().abs().max()) if a.numel() else 1.0)
+        if not torch.allclose(one, other, rtol=0, atol=limit, equal_nan=True):
+            return f"{float((one - other).abs().max()):.2e} (allowed: {limit:.2e})"
+    return None
+
+
+def block_outputs(model: nn.Module, batch: Any, rows: tuple[Dialect, ...]) -> dict[str, list[Tensor]]:
+    """The output of every layer on a batch, by the layer's unit name."""
+    seen: dict[str, list[Tensor]] = {}
+    handles = []
+    for stack in find(model, rows).stacks:
+        for unit, block in zip(stack.units, stack.blocks, strict=True):
+
+            def keep(_: nn.Module, __: Any, output: Any, name: str = str(unit)) -> None:
+                seen[name] = list(_tensors(output))[:1]
+
+            handles.append(block.register_forward_hook(keep))
+    try:
+        run(model, batch)
+    except Exception:  # the outputs up to the failure are what is asked for
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def first_difference(want: dict[str, list[Tensor]], got: dict[str, list[Tensor]]) -> str:
+    """Where two runs part: the first layer whose outputs differ, in words."""
+    for name, value in want.items():
+        if name in got and differs(value, got[name]):
+            return f"first at {name}"
+    return "first after the last layer"

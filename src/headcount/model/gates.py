@@ -1,0 +1,244 @@
+"""Numbers that multiply units while a model runs: `gated` and `closed`. Nothing is changed and nothing is left behind.
+
+A forward pre-hook on the writer multiplies its input, unit by unit, whatever kernel computed it; a layer's gate mixes
+what went into the layer with what came out. A gate of one changes nothing, a gate of zero is a closed unit. Gates that
+change from step to step while the writer's weight trains are multiplied into a copy of the weight instead, where that is
+less work; what comes out is the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadPlan, Refused
+from ..plans import Plan, Unit
+from .anatomy import Anatomy, Site, Stack
+from .architectures import Dialect
+from .discovery import find, unwrap
+from .multihead import opened
+
+
+@contextmanager
+def closed(
+    model: nn.Module, what: str | Unit | Plan | Iterable[str | Unit], *, dialects: Iterable[Dialect] = ()
+) -> Iterator[Plan]:
+    """Within the block, the units named by `what` contribute nothing; gives the plan that they make.
+
+    `closed(model, "3:7")` closes head 7 of layer 3, `"3:*"` that whole attention, `"3.mlp:0-99"` a hundred neurons,
+    `"layers:3"` the whole layer. The model is as it was afterwards, also after an exception.
+    """
+    anatomy = find(model, dialects)
+    plan = anatomy.plan(what)
+    with applied(unwrap(model), anatomy, gates_of(anatomy, plan)):
+        yield plan
+
+
+def gates_of(anatomy: Anatomy, plan: Plan) -> dict[str, Tensor]:
+    """Site name -> gates that are zero for the units of the plan and one for the rest."""
+    gates = {}
+    for name, indices in plan.by_site().items():
+        gate = torch.ones(len(anatomy[name]))
+        gate[anatomy[name].positions(indices)] = 0
+        gates[name] = gate
+    return gates
+
+
+@contextmanager
+def gated(
+    model: nn.Module, gates: Mapping[str, Tensor], *, dialects: Iterable[Dialect] = ()
+) -> Iterator[dict[str, Tensor]]:
+    """Within the block, the units of each named site are multiplied by its gates; gives the gates back.
+
+    A gate has shape `(units,)`, or `(batch, 1, units)` for gates that differ from example to example; gradients flow
+    into it. Sites are those of `find`, stacks of layers included. Contexts may be nested: gates multiply. With
+    gradient checkpointing, call `backward` inside the block, because the forward pass is run again there. Code that
+    went through `torch.compile` runs eagerly inside the block, because compiled code does not see new hooks.
+    """
+    with applied(unwrap(model), find(model, dialects), gates):
+        yield dict(gates)
+
+
+SHADOWED = "headcount_shadowed"
+Live = Callable[[], Tensor]  # gates that change while the block is open: asked for whenever they are needed
+
+
+@contextmanager
+def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor | Live]) -> Iterator[None]:
+    """`gated` for a model whose anatomy is at hand: loops need not find it anew for each of their turns.
+
+    A gate may be a function that gives the tensor of the moment: a number per unit, or per input column of the writer.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_compiled_code_steps_aside())
+        stack.enter_context(opened(root))
+        for name, gate in gates.items():
+            part = anatomy[name]
+            _check_shape(part, gate)
+            if isinstance(part, Stack):
+                for position, block in enumerate(part.blocks):
+                    hook = partial(_mix, part, gate, position)
+                    # before the hooks by which transformers records hidden states: they should see what goes on
+                    handle = block.register_forward_hook(hook, with_kwargs=True, prepend=True)
+                    stack.callback(handle.remove)
+            elif not part.calls_writer:
+                module = part.module
+                fresh = partial(_unshadow, part)  # an interrupted pass may have left its shadow
+                stack.callback(module.register_forward_pre_hook(fresh, prepend=True).remove)
+                stack.callback(module.register_forward_pre_hook(partial(_shadow, part, gate)).remove)
+                stack.callback(module.register_forward_hook(partial(_unshadow, part), always_call=True).remove)
+                stack.callback(_unshadow, part)  # an interrupt in the middle skips the hook
+            else:
+                if callable(gate):
+                    fresh = partial(_unshadow, part)
+                    stack.callback(part.writer.register_forward_pre_hook(fresh, prepend=True).remove)
+                    stack.callback(part.writer.register_forward_hook(fresh, always_call=True).remove)
+                    stack.callback(_unshadow, part)
+                hook = partial(_multiply, part, gate)
+                stack.callback(part.writer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+def _now(gate: Tensor | Live) -> Any:
+    return gate() if callable(gate) else gate
+
+
+_inside = 0  # how many contexts are open: they may end in any order
+_eager = ExitStack()  # holds compiled code back while any is open, and gives the user's own setting back afterwards
+_held_back = False
+_compiler_is_new = False  # whether nothing could have been compiled before the first of them
+
+
+@contextmanager
+def _compiled_code_steps_aside() -> Iterator[None]:
+    """Compiled graphs do not look for hooks added or removed since: run eagerly, and forget graphs that were made here."""
+    global _inside, _eager, _held_back, _compiler_is_new
+    if _inside == 0:
+        _eager, _compiler_is_new = ExitStack(), "torch._dynamo" not in sys.modules
+    if "torch._dynamo" in sys.modules and not _held_back:
+        _eager.enter_context(torch.compiler.set_stance("force_eager"))
+        _held_back = True
+    _inside += 1
+    try:
+        yield
+    finally:
+        _inside -= 1
+        if _inside == 0:
+            _eager.close()
+            _held_back = False
+            if _compiler_is_new and "torch._dynamo" in sys.modules:
+                torch.compiler.reset()
+
+
+def _check_shape(part: Site | Stack, gate: Any) -> None:
+    units = len(part)
+    if callable(gate):
+        return
+    if not isinstance(gate, Tensor):
+        raise BadPlan(
+            f"Gates of {part.name} are a tensor of shape ({units},) or (batch, 1, {units}); I got {gate!r:.60}."
+        )
+    if gate.shape != (units,) and not (gate.dim() == 3 and gate.shape[1:] == (1, units)):
+        raise BadPlan(f"Gates of {part.name} have shape ({units},) or (batch, 1, {units}); I got {tuple(gate.shape)}.")
+    called = isinstance(part, Stack) or part.calls_writer
+    if gate.dim() == 3 and not (part.per_example and called):
+        why = "does not see examples one by one" if called else "never calls its output projection"
+        raise Refused(f"{part.name} {why}: its gates cannot differ from example to example; give one per unit.")
+
+
+def _multiply(
+    site: Site, given: Tensor | Live, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
+    gate = _now(given)
+    name = None if args else next(iter(kwargs))
+    x = args[0] if args else kwargs[name]
+    # a copy of the module, as DataParallel makes for every device, has a weight of its own
+    if callable(given) and module is site.writer and _folds(site, x):
+        _shadow(site, given)
+        return args, kwargs
+    axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
+    columns = _columns(site, gate.to(x.device, x.dtype))
+    if gate.dim() == 3 or axis != x.dim() - 1:
+        shape = [1] * x.dim()
+        shape[axis] = columns.shape[-1]
+        if gate.dim() == 3:
+            columns = per_row(columns[:, 0], x, site.name)
+            shape[0] = x.shape[0]
+        columns = columns.view(shape)
+    x = x * columns
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
+
+
+def _folds(site: Site, x: Tensor) -> bool:
+    """Whether it is cheaper to gate the columns of the weight than the activations: it trains, and is the smaller one.
+
+    The gradient of the weight is computed anyway then, and that of the gates comes from it.
+    """
+    weight = site.writer._parameters.get("weight") if type(site.writer) is nn.Linear else None
+    return weight is not None and weight.requires_grad and torch.is_grad_enabled() and x.numel() > weight.numel()
+
+
+def _columns(site: Site, gate: Tensor) -> Tensor:
+    """A number per input column of the writer, from one per unit, or as it is."""
+    return gate if gate.shape[-1] == len(site) * site.width else gate.repeat_interleave(site.width, -1)
+
+
+def _shadow(site: Site, given: Tensor | Live, *_: Any) -> None:
+    """Pre-hook of an attention that takes its writer's weight without calling it: gate the columns of the weight instead."""
+    weight, gate = site.writer.weight, _now(given)
+    columns = _columns(site, gate.to(weight.device, weight.dtype))
+    own = site.writer.__dict__
+    own.setdefault(SHADOWED, own.get("weight"))  # what stood there before us, as old weight norms have it
+    own["weight"] = weight * columns  # found before the parameter of the same name, which stays
+
+
+def _unshadow(site: Site, *_: Any) -> None:
+    own = site.writer.__dict__
+    if SHADOWED in own:
+        before = own.pop(SHADOWED)
+        own.pop("weight", None)
+        if before is not None:
+            own["weight"] = before
+
+
+def per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:
+    """Gates per example -> gates per row of `x`, which may hold several rows (windows, beams, tokens) per example."""
+    rows, rest = divmod(x.shape[0], gates.shape[0])
+    if rest or not rows:
+        raise BadPlan(
+            f"{name} runs on {x.shape[0]} rows, which gates for {gates.shape[0]} examples do not divide evenly."
+        )
+    return gates.repeat_interleave(rows, 0)
+
+
+def _mix(
+    stack: Stack,
+    given: Tensor | Live,
+    position: int,
+    block: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> Any:
+    """Forward hook of a layer: between its input (gate 0) and its output (gate 1), exactly at both ends."""
+    gate = _now(given)[..., position]
+    before = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
+    after = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple | list) else None
+    if type(output) not in (tuple, list):
+        after = output if isinstance(output, Tensor) else None
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor) or before.shape != after.shape:
+        raise Refused(
+            f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be closed."
+        )
+    weight = gate.to(after.device, after.dtype)
+    if gate.dim() == 2:
+        weight = per_row(weight, after, stack.name).view(-1, *[1] * (after.dim() - 1))
+    mixed = torch.lerp(before, after, weight.expand_as(after) if weight.dim() else weight)
+    return mixed if isinstance(output, Tensor) else type(output)((mixed, *output[1:]))

@@ -1,0 +1,1 @@
+"""Which units go, under which budget or promise, and the smaller checkpoint that is left."""

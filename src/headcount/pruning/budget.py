@@ -1,0 +1,333 @@
+"""Plans under a budget: as much of a model as so many multiply-adds, parameters or seconds can pay for.
+
+Units of all kinds are weighed against each other by what is lost without them per unit of cost. What comes out is counted,
+or measured, on a model that is really cut, and not over the budget then (times vary from one measurement to the next).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ..documents.scores import Scores
+from ..efficiency.benchmark import bench
+from ..efficiency.costs import Costs, one_example, operations, operations_of, parameters
+from ..efficiency.latency import seconds
+from ..errors import BadPlan, NotShown
+from ..evaluation.evaluator import device_of
+from ..model.anatomy import Anatomy
+from ..model.architectures import Dialect
+from ..model.cutting.effects import parameters_removed
+from ..model.cutting.surgery import cut
+from ..model.discovery import find, unwrap
+from ..plans import Plan, Unit
+from .knapsack import Floor, Shelf, fill
+
+NAMES = {"flops": "FLOPs", "params": "parameters", "time": "time"}
+MULTIPLES = {"cpu": 16, "cuda": 64}  # neurons that a width is rounded to: see docs/results/structures.md
+PARTS = 16  # a site is never rounded more coarsely than to so many parts of it
+TRIES = 6  # plans that are cut and measured at most
+CLOSE = {"flops": 0.01, "params": 0.01, "time": 0.05}  # what may be left over of a budget without another try
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What was allowed, what the plan was reckoned to cost, and what the cut model really costs: FLOPs, parameters, seconds."""
+
+    what: str  # "flops", "params" or "time"
+    asked: str | float
+    whole: float
+    allowed: float
+    predicted: float
+    measured: float
+    multiples: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        left, room = self.measured / self.whole, self.allowed / self.whole
+        return f"{left:.1%} of the {NAMES[self.what]} are left, of {room:.1%} allowed"
+
+
+@dataclass(frozen=True, eq=False)
+class Purse:
+    """What a budget is reckoned with: the model, the scores that units have, and what they cost."""
+
+    model: nn.Module
+    scores: Scores
+    costs: Costs
+    least: int = 0
+    multiple: int | None = None
+    length: int | None = None
+    batch_size: int = 16
+    seed: int = 0
+    dialects: tuple[Dialect, ...] = ()
+
+    def buy(self, allowed: float) -> Plan:
+        """The plan that loses least and is reckoned to cost at most `allowed`."""
+        return keeping(find(self.model, self.dialects), self.scores, self.costs, allowed, self.least, self.multiples)
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What numbers of units are rounded to, by their kind: as asked, or what the device likes and the MLPs are wide for."""
+        device = device_of(unwrap(self.model)).type
+        most = MULTIPLES.get(device, MULTIPLES["cuda"])
+        sizes = Counter(unit.site for unit in self.scores if self.scores.kinds[unit.site] == "neuron").values()
+        fits = 2 ** int(np.log2(max(1, min(sizes, default=most) // PARTS)))
+        return {"head": 1, "neuron": self.multiple or min(most, fits)}
+
+    def cheapest(self) -> float:
+        """What is left when everything goes that may go."""
+        floors, fixed = _floors(find(self.model, self.dialects), self.scores, self.costs, self.least, self.multiples)
+        return fixed + _least(floors)
+
+
+def purse(model: nn.Module, scores: Scores, what: str, **settings: Any) -> Purse:
+    """All that is needed to reckon with FLOPs, parameters or time; time is measured here, once per machine and shape."""
+    rows, length = settings.get("dialects", ()), settings.get("length")
+    if what == "params":
+        costs = parameters(model, rows)
+    elif what == "flops":
+        costs = operations(model, length, dialects=rows)
+    else:
+        kinds = {scores.kinds[unit.site] for unit in scores}
+        sizes = {"batch_size": settings.get("batch_size", 16), "length": length or 128, "seed": settings.get("seed", 0)}
+        costs = seconds(model, kinds, **sizes, dialects=rows)
+    return Purse(model, scores, costs, **settings)
+
+
+def within(purse: Purse, asked: str | float) -> tuple[Plan, Budget]:
+    """The plan that loses least of those that keep the budget, and the budget with what the cut model really costs.
+
+    `asked` is the share that may be left ("50%", 0.5), or for time how many times as fast it must run. Where the
+    reckoning was too hopeful, as it can be for time, less is kept until the real cost is within the budget.
+    """
+    costs = purse.costs
+    allowed = must_reach(purse, asked)
+    found = _tried(purse, allowed, purse.cheapest())
+    if found is None:
+        raise NotShown(_not_reached(purse, asked))
+    plan, real = found
+    return plan, Budget(costs.what, asked, costs.whole, allowed, costs.of(plan), real, purse.multiples)
+
+
+def must_reach(purse: Purse, asked: str | float) -> float:
+    """What may be spent; `BadPlan` if more is left even without all units. What they score does not matter here.
+
+    Seconds are a matter of measuring, and never refused here.
+    """
+    costs = purse.costs
+    share = 1 / speedup_of(asked) if costs.what == "time" else share_of(asked)
+    least = purse.cheapest()
+    if least > share * costs.whole and costs.what != "time":
+        raise BadPlan(
+            f"{_percent(share)} of the {NAMES[costs.what]} cannot be reached: without all {len(purse.scores)} units "
+            f"{_percent(least / costs.whole)} are left; ask for more, or for more kinds of units."
+        )
+    return share * costs.whole
+
+
+def _tried(purse: Purse, allowed: float, least: float) -> tuple[Plan, float] | None:
+    """The mildest plan found whose real cost is within what is allowed, and that cost; None if there is none.
+
+    Reckoned and real cost agree but for noise in measured times, and for heads that share keys and values, where the
+    reckoning is a bound: so the first plan is mostly the last one, and otherwise what is aimed at is moved by the error.
+    """
+    room, low, high = max(allowed, least), least, purse.costs.whole
+    best: tuple[Plan, float] | None = None
+    seen: set[Plan] = set()
+    for _ in range(TRIES):
+        plan = purse.buy(room)
+        if not plan or plan in seen:
+            break
+        seen.add(plan)
+        real = _real(purse, plan)
+        if real <= allowed:
+            if best is None or real > best[1]:
+                best = plan, real
+            low = max(low, room)
+            if real >= (1 - CLOSE[purse.costs.what]) * allowed:
+                break
+            room = min(room + 0.95 * (allowed - real), (room + high) / 2)
+        else:
+            high = min(high, room)
+            below = min(room, purse.costs.of(plan)) - 1.05 * (real - allowed)  # less than this plan, or it comes again
+            room = max(below, (low + room) / 2 if best is not None else least)
+    return best
+
+
+def courses(purse: Purse, step: float) -> Iterator[Plan]:
+    """Plans for smaller and smaller budgets, the mildest first, each cheaper than the one before."""
+    least, share, spent = purse.cheapest(), 1.0, purse.costs.whole
+    while share > 0:
+        share = round(share - step, 9)
+        room = max(share * purse.costs.whole, least)
+        plan = purse.buy(room)
+        if plan and purse.costs.of(plan) < spent:
+            spent = purse.costs.of(plan)
+            yield plan
+        if room <= least:
+            return
+
+
+def keeping(
+    anatomy: Anatomy, scores: Scores, costs: Costs, allowed: float, least: int, multiples: Mapping[str, int]
+) -> Plan:
+    """The units to remove so that what is left costs at most `allowed` and the scores that go add up to as little as can be."""
+    floors, fixed = _floors(anatomy, scores, costs, least, multiples)
+    room = allowed - fixed
+    if room < _least(floors) <= room + 1e-9 * costs.whole:
+        room = _least(floors)  # the least that can be kept, but for rounding
+    found = fill(floors, room)
+    names = _named(anatomy, scores, costs)
+    gone: set[Unit] = set()
+    worth = _worth(scores)
+    for (layer, sites), counts in zip(names, found.counts, strict=True):
+        if counts is None:
+            assert layer is not None
+            gone.add(layer)
+            continue
+        for name, count in zip(sites, counts, strict=True):
+            units = sorted(anatomy[name].units, key=lambda unit: worth[unit])  # stable: ties go as they come
+            gone |= set(units[: len(units) - count])
+    left = _percent(costs.of(Plan(frozenset(gone))) / costs.whole)
+    return Plan(frozenset(gone), f"what {left} of the {NAMES[costs.what]} cannot keep, by {scores.by}")
+
+
+Named = list[tuple[Unit | None, list[str]]]
+
+
+def _named(anatomy: Anatomy, scores: Scores, costs: Costs) -> Named:
+    """Layers with the sites of theirs that are scored; sites outside any layer by themselves."""
+    scored = set(scores.kinds) & {unit.site for unit in scores}
+    inside: dict[Unit, list[str]] = {unit: [] for stack in anatomy.stacks for unit in stack.units}
+    alone: Named = []
+    for site in anatomy:
+        if site.name in scored and len(site):
+            home = costs.homes.get(site.name)
+            if home is None:
+                alone.append((None, [site.name]))
+            else:
+                inside[home].append(site.name)
+    kept = [(unit, sites) for unit, sites in inside.items() if sites or unit.site in scored]
+    return [*kept, *alone]
+
+
+def _floors(
+    anatomy: Anatomy, scores: Scores, costs: Costs, least: int, multiples: Mapping[str, int]
+) -> tuple[list[Floor], float]:
+    """What can be kept, for the knapsack; and what is spent whatever is chosen."""
+    worth = _worth(scores)
+    staying = _layers_that_stay(anatomy, worth, least, costs)
+    floors, open_costs = list[Floor](), 0.0
+    for layer, sites in _named(anatomy, scores, costs):
+        shelves = []
+        for name in sites:
+            part, table = anatomy[name], costs.sites[name]
+            values = np.sort([worth[unit] for unit in part.units])[::-1]
+            counts = _numbers(len(part), multiples.get(part.kind, 1), least)
+            kept = np.concatenate([[0.0], np.cumsum(values)])[counts]
+            shelves.append(Shelf(counts, float(values.sum()) - kept, table[counts]))
+            open_costs += float(table[-1])
+        if layer is None or layer not in worth:
+            floors.append(Floor(shelves))
+            continue
+        others = [name for name, home in costs.homes.items() if home == layer and name not in sites]
+        besides = costs.layers.get(layer, 0.0) + sum(float(costs.sites[name][-1]) for name in others)
+        open_costs += besides
+        floors.append(Floor(shelves, None if layer in staying else worth[layer], besides))
+    return floors, costs.whole - open_costs
+
+
+def _worth(scores: Scores) -> dict[Unit, float]:
+    """What is lost without each unit, 0 or more: scores below 0 (entropies, gains of an ablation) say which, not how much."""
+    values = scores.values - scores.values.min(initial=0.0)
+    return {unit: float(value) for unit, value in zip(scores.units, values, strict=True)}
+
+
+def _least(floors: Sequence[Floor]) -> float:
+    """What is spent when as little is kept as can be."""
+    return sum(
+        0.0 if floor.lost is not None else floor.cost + sum(float(shelf.cost.min()) for shelf in floor.shelves)
+        for floor in floors
+    )
+
+
+def _layers_that_stay(anatomy: Anatomy, worth: Mapping[Unit, float], least: int, costs: Costs) -> set[Unit]:
+    """The best layers of every stack: at least one, and one with attention where some have none."""
+    attends = {costs.homes[site.name] for site in anatomy.heads if site.name in costs.homes}
+    out: set[Unit] = set()
+    for stack in anatomy.stacks:
+        ranked = sorted((unit for unit in stack.units if unit in worth), key=lambda unit: -worth[unit])
+        out |= {*ranked[: max(1, least)], *[unit for unit in ranked if unit in attends][:1]}
+    return out
+
+
+def _numbers(units: int, multiple: int, least: int) -> np.ndarray:
+    """How many units may stay: multiples, all of them, and where a floor is given at least so many."""
+    return np.unique([*(count for count in range(0, units, multiple) if count >= least), units])
+
+
+def _real(purse: Purse, plan: Plan) -> float:
+    """What the model costs once the plan is carried out: on a copy that is cut, or for parameters counted."""
+    if purse.costs.what == "params":
+        return purse.costs.whole - parameters_removed(purse.model, plan, dialects=purse.dialects)
+    smaller = copy.deepcopy(purse.model)
+    cut(smaller, plan, dialects=purse.dialects)
+    if purse.costs.what == "flops":
+        return float(operations_of(smaller, one_example(unwrap(purse.model), purse.length)))
+    sizes: dict[str, Any] = {"batch_sizes": (purse.batch_size,), "lengths": (purse.length or 128,), "seed": purse.seed}
+    row = bench({"whole": purse.model, "smaller": smaller}, **sizes, seconds=10.0).rows[-1]
+    # three of four repetitions were at least so much faster, so that noise does not decide
+    return purse.costs.whole / row.ratio_low
+
+
+def share_of(asked: str | float) -> float:
+    """A share such as "50%" or 0.5, above 0 and below 1."""
+    value: float | None = None
+    if isinstance(asked, str) and re.fullmatch(r"\d+(\.\d+)?%", asked.strip()):
+        value = float(asked.strip()[:-1]) / 100
+    elif isinstance(asked, str) and re.fullmatch(r"0?\.\d+", asked.strip()):
+        value = float(asked)
+    elif isinstance(asked, float):
+        value = asked
+    if value is None or not 0 < value < 1:
+        raise BadPlan(f'How much may be left? I got {asked!r:.40}; write a share above 0 and below 1, such as "50%".')
+    return value
+
+
+def speedup_of(asked: str | float) -> float:
+    """A factor above 1."""
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 1 < asked < 100:
+        raise BadPlan(f"A speed-up is a factor above 1, such as 1.3; I got {asked!r:.40}.")
+    return float(asked)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _not_reached(purse: Purse, asked: str | float) -> str:
+    if purse.costs.what == "time":
+        everything = Plan(frozenset(purse.scores.order(purse.least)) - _kept_layers(purse))
+        real = _real(purse, everything)
+        where = f"batch {purse.batch_size}, length {purse.length or 128}"
+        return (
+            f"Without all {len(everything)} units that may go it ran {purse.costs.whole / real:.2f} times as fast here "
+            f"({where}), not {asked:g}; ask for less, or try a larger batch, another length or more kinds of units."
+        )
+    return f"I found no plan that leaves {asked} of the {NAMES[purse.costs.what]}; ask for more, or for more kinds of units."
+
+
+def _kept_layers(purse: Purse) -> frozenset[Unit]:
+    anatomy = find(purse.model, purse.dialects)
+    return frozenset(_layers_that_stay(anatomy, _worth(purse.scores), purse.least, purse.costs))

@@ -1,0 +1,358 @@
+"""`curve`: what is left of a model as more and more units go (Michel et al. 2019, section 4); and several curves at once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..documents.scores import Scores, how_many
+from ..errors import BadPlan, BadRun
+from ..evaluation.evaluator import MEMORY, measure, result_of, signature
+from ..importance.criteria import score
+from ..model.architectures import Dialect
+from ..model.cutting.surgery import cut
+from ..model.gates import closed
+from ..plans import Plan
+from ..stats.results import Comparison, Result, compare
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+    from ..runs import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One point of a curve: what is gone, what the model is worth without it, and the difference to the whole model."""
+
+    plan: Plan
+    result: Result
+    comparison: Comparison
+
+    @property
+    def removed(self) -> int:
+        """How many units are gone."""
+        return len(self.plan)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Points from the whole model on, each without more units than the one before; `of` units could go in all."""
+
+    by: str
+    of: int
+    points: tuple[Point, ...]
+    signature: str = ""
+
+    @property
+    def base(self) -> Result:
+        """The whole model."""
+        return self.points[0].result
+
+    def safe(self, drop: float) -> Point:
+        """The last point before the metric has first fallen by more than `drop` points: a description, not a guarantee."""
+        best = self.points[0]
+        for point in self.points:
+            if point.comparison.damage > drop:
+                return best
+            best = point
+        return best
+
+    def __str__(self) -> str:
+        lines = [f"{self.by}: {self.base}"]
+        lines += [f"{p.removed:>5} of {self.of}  {p.result.value:.4f}  {p.comparison}" for p in self.points[1:]]
+        return "\n".join(lines)
+
+
+def counts(step: float | int | str | Sequence[int], of: int) -> list[int]:
+    """Numbers of units gone at each point: 0, then steps of a count or a share up to all, or the counts as given."""
+    if isinstance(step, Sequence) and not isinstance(step, str):
+        wanted = sorted({0, *(how_many(n, of) for n in step)})
+        return wanted
+    share = _share(step, of)
+    if not 0 < share <= 1:
+        raise BadPlan(f'A step is a count of units (6) or a share of them ("10%"); I got {step!r:.40} of {of} units.')
+    steps = round(1 / share)
+    # multiples of the share, not repeated steps of a rounded one: ten steps of 10 % end at all of them. Of a billion units
+    # the product is off by some ten millionths: what is nearer than that to a whole number is that number
+    return sorted({min(of, int(round(share * n * of, 6))) for n in range(steps + 1)} | {of})
+
+
+def _share(step: float | int | str, of: int) -> float:
+    """The part of all units that one step takes; 0 for what is not a step."""
+    if not isinstance(step, str):
+        return step if isinstance(step, float) else step / of
+    text = step.strip()
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        return 0.0
+    return number / 100 if text.endswith("%") else number if "." in text else number / of
+
+
+def curve(
+    model: nn.Module,
+    task: Task,
+    scores: Scores | Callable[[nn.Module, Plan], Scores],
+    *,
+    step: float | int | str | Sequence[int] = "10%",
+    least: int = 0,
+    only: str | Iterable[str] = (),
+    until_drop: float | None = None,
+    really_cut: bool = False,
+    test: str = "randomization",
+    seed: int = 12345,
+    batch_size: int | None = None,
+    memory: int = MEMORY,
+    run: Run | None = None,
+    name: str = "curve",
+    whole: str = "whole",
+    dialects: Iterable[Dialect] = (),
+) -> Curve:
+    """Close the least important units step by step and measure the model at each.
+
+    `scores` are computed once (as in the paper), on other data than `task`; or a function `(model, plan) -> Scores` that
+    scores the model again with the plan so far closed. Sets are nested: what is gone stays gone. `least` units of each
+    site stay; `only` restricts the choice to a type ("encoder", "decoder", "cross"). `until_drop` stops after the first
+    point that is worse by more than so many points. With `really_cut` a copy of the model is cut instead of closed: the
+    numbers are the same, to rounding.
+    """
+    rows = tuple(dialects)
+    again = scores if callable(scores) else None
+    current = again(model, Plan()) if again is not None else scores
+    assert isinstance(current, Scores)
+    names = [only] if isinstance(only, str) else list(only)
+    chosen = current.only(*names) if names else current
+    reachable = len(chosen.order(least))
+    targets = [n for n in counts(step, len(chosen)) if n <= reachable]
+    if targets[-1] < reachable and (isinstance(step, str) or not isinstance(step, Sequence)):
+        targets.append(reachable)
+    subject = copy.deepcopy(model) if really_cut else model
+    plan, points = Plan(), list[Point]()
+    base: Result | None = None
+    for target in targets:
+        if again is not None and target:
+            current = again(model, plan)
+            chosen = current.only(*names) if names else current
+        plan = _grown(plan, chosen, target, least)
+        here = f"{name}-{target:05d}" if target else whole  # the whole model is the same in every curve of a run
+        if really_cut:
+            if points and len(plan) > points[-1].removed:
+                cut(subject, plan - points[-1].plan, dialects=rows)
+            closed = Plan()
+        else:
+            closed = plan
+        values = measure(
+            subject, task, [closed], batch_size=batch_size, memory=memory, run=run, name=here, dialects=rows
+        )
+        result = result_of(task, values[0], f"{chosen.signature}|without:{target}|{signature(model, task)}")
+        base = base or result
+        point = Point(plan, result, compare(base, result, test=test, seed=seed))
+        points.append(point)
+        if until_drop is not None and point.comparison.damage > until_drop:
+            break
+    return Curve(chosen.by, len(chosen), tuple(points), chosen.signature)
+
+
+def _grown(plan: Plan, scores: Scores, target: int, least: int) -> Plan:
+    """The plan with the least important of the units that are still there, until it has `target` of them."""
+    missing = max(0, target - len(plan))
+    units = plan.units | set(scores.order(least, gone=plan)[:missing])
+    return Plan(frozenset(units), f"{len(units)} of {len(scores)} units, least {scores.by} first")
+
+
+def to_json(made: Curve) -> dict[str, Any]:
+    """A curve as JSON: a row per point, without the values of examples."""
+    return {
+        "by": made.by,
+        "of": made.of,
+        "signature": made.signature,
+        "points": [
+            {
+                "removed": point.removed,
+                "plan": point.plan.to_json(),
+                "result": point.result.to_json(),
+                "comparison": point.comparison.to_json(),
+            }
+            for point in made.points
+        ],
+    }
+
+
+class CurvesAsked(NamedTuple):
+    """Which curves, and how; see `curve`."""
+
+    by: tuple[str, ...] = ("taylor",)
+    step: str = "10%"
+    least: int = 0
+    only: tuple[str, ...] = ()
+    until_drop: float | None = None
+    recompute: bool = False
+    really_cut: bool = False
+    random_seeds: int = 3
+    units: str = "heads"
+    test: str = "randomization"
+    seed: int = 0
+
+
+def curves(
+    model: nn.Module,
+    report: Task,
+    select: Task | None,
+    asked: CurvesAsked,
+    *,
+    fixed: Scores | None = None,
+    run: Run | None = None,
+    prefix: str = "",
+    dialects: Iterable[Dialect] = (),
+) -> list[Curve]:
+    """A curve for each order: scores from `select` (or `fixed`), measured on `report`; "random" gives several.
+
+    What is kept in the run folder has names that begin with `prefix`, the plan of every point among it.
+    """
+    rows = tuple(dialects)
+    units = score(model, by="random", units=asked.units, dialects=rows)  # costs nothing, and shows what there is
+    counts(asked.step, len(units.only(*asked.only) if asked.only else units))  # what is wrong is said before the work
+    orders: list[tuple[str, Scores | Callable[[nn.Module, Plan], Scores]]] = []
+    for by in asked.by:
+        if fixed is not None:
+            orders.append((fixed.by, fixed))
+        elif by == "random":
+            seeds = range(asked.seed, asked.seed + asked.random_seeds)
+            orders += [(f"random-{n}", score(model, by=by, units=asked.units, seed=n, dialects=rows)) for n in seeds]
+        elif asked.recompute:
+            orders.append((by, _again(by, select, asked, run, f"{prefix}score-{by}", rows)))
+        else:
+            orders.append((by, _scored(model, by, select, asked, run, f"{prefix}score-{by}", rows)))
+    for name, order in orders:
+        if run is not None and isinstance(order, Scores):
+            run.write_json(f"{prefix}scores-{name}", order.to_json())
+    made = [
+        curve(
+            model,
+            report,
+            order,
+            step=asked.step,
+            least=asked.least,
+            only=asked.only,
+            until_drop=asked.until_drop,
+            really_cut=asked.really_cut,
+            test=asked.test,
+            seed=asked.seed,
+            run=run,
+            name=f"{prefix}curve-{name}",
+            whole=f"{prefix}whole",
+            dialects=rows,
+        )
+        for name, order in orders
+    ]
+    for one in made if run is not None else ():
+        for point in one.points[1:]:
+            run.write_json(f"{prefix}plan-{name_of(one)}-{point.removed:05d}", point.plan.to_json())
+    return made
+
+
+def name_of(made: Curve) -> str:
+    """What tells a curve from the others of a run: its criterion, and the seed of a random one."""
+    seed = next((part[5:] for part in made.signature.split("|") if part.startswith("seed:")), None)
+    return made.by if seed is None else f"{made.by}-{seed}"
+
+
+def _scored(
+    model: nn.Module, by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
+) -> Scores:
+    return score(model, select, by, units=asked.units, seed=asked.seed, run=run, name=name, dialects=rows)
+
+
+def _again(
+    by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
+) -> Callable[[nn.Module, Plan], Scores]:
+    """Scores of the model as it is with a plan closed; what is gone scores nothing and is not chosen again."""
+
+    def scores(model: nn.Module, plan: Plan) -> Scores:
+        with closed(model, plan, dialects=rows):
+            return _scored(model, by, select, asked, run, f"{name}-{len(plan):05d}", rows)
+
+    return scores
+
+
+# -- over a training -------------------------------------------------------------------------------------------------------
+
+
+class Stage(NamedTuple):
+    """A checkpoint of a training: its name, its place among them from 1 on, and its curves."""
+
+    name: str
+    place: int
+    curves: list[Curve]
+
+
+def checkpoints_in(folder: Path) -> tuple[list[Path], list[str]]:
+    """The model folders inside a folder, by the numbers in their names, and the names of the other folders in it."""
+    if not folder.is_dir():
+        raise BadRun(f"{folder} is not a folder; give the one that holds the checkpoints, such as epoch-01, epoch-02.")
+    inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    inside.sort(key=lambda path: (_numbered(path.name), path.name))
+    found = [path for path in inside if (path / "config.json").is_file()]
+    if not found:
+        raise BadRun(
+            f"{folder} holds no checkpoint: none of its {len(inside)} folders has a config.json; give the folder around "
+            "epoch-01, epoch-02, ... or checkpoint-500, checkpoint-1000, ..."
+        )
+    return found, [path.name for path in inside if path not in found]
+
+
+def by_place(found: Sequence[Path], places: str) -> list[Path]:
+    """Those of the checkpoints whose places, counted from 1, are listed with commas: "1,2,10"; in their own order."""
+    words = [word.strip() for word in places.split(",")]
+    known = {str(place): path for place, path in enumerate(found, 1)}
+    strange = next((word for word in words if word not in known), None)
+    if strange is not None:
+        raise BadRun(
+            f"Checkpoints are chosen by their places from 1 to {len(found)}, such as 1,2; I got {strange!r:.40}, and "
+            f"the last one is {found[-1].name}."
+        )
+    return [path for place, path in known.items() if place in words]
+
+
+def over(
+    load: Callable[[Path], nn.Module],
+    checkpoints: Sequence[Path],
+    report: Task,
+    select: Task | None,
+    asked: CurvesAsked,
+    *,
+    run: Run | None = None,
+    dialects: Iterable[Dialect] = (),
+) -> list[Stage]:
+    """The curves of every checkpoint on the same examples, each by its own scores: Figure 5 of Michel et al. 2019.
+
+    `load` gives the model of a folder; each is let go before the next one is asked for.
+    """
+    rows, stages = tuple(dialects), list[Stage]()
+    for place, path in enumerate(checkpoints, 1):
+        model = load(path)
+        prefix = f"{place:03d}-{re.sub(r'[^A-Za-z0-9_.]+', '-', path.name)[:60]}-"
+        stages.append(
+            Stage(path.name, place, curves(model, report, select, asked, run=run, prefix=prefix, dialects=rows))
+        )
+        del model
+        gc.collect()  # modules and their hooks refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return stages
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """A sort key under which checkpoint-1000 follows checkpoint-500, and epoch-10 follows epoch-09."""
+    parts = [part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [
+        (len(part), part) if place % 2 else (0, part) for place, part in enumerate(parts)
+    ]  # text, digits, text, ...

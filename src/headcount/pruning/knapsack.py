@@ -1,0 +1,181 @@
+"""What to keep under a budget: the numbers of units per site that lose least and cost no more than allowed. No torch.
+
+Within a site the units of the highest scores stay, so that only their number is open; a layer may also go as a whole. What
+is lost adds up, as it does in a diagonal Fisher approximation (Kwon et al. 2022), and what it costs is read off a table, so
+that any cost will do: multiply-adds, parameters, seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import BadPlan
+
+BINS = 10_000  # steps that the budget is counted in; costs are rounded up to them
+MOST = (
+    256  # numbers of units of one site that are weighed against all others; what lies between is filled in at the end
+)
+
+
+class Shelf(NamedTuple):
+    """One site: how many units may stay (from few to many), and what is lost and what it costs with each number."""
+
+    counts: np.ndarray
+    lost: np.ndarray
+    cost: np.ndarray
+
+
+class Floor(NamedTuple):
+    """Sites that go together if their layer goes: what is lost with the layer (None: it stays), and what it costs besides."""
+
+    shelves: Sequence[Shelf]
+    lost: float | None = None
+    cost: float = 0.0
+
+
+class Kept(NamedTuple):
+    """For each floor the number of units of each of its sites, None for a floor that goes; what is lost; what it costs."""
+
+    counts: tuple[tuple[int, ...] | None, ...]
+    lost: float
+    cost: float
+
+
+def fill(floors: Sequence[Floor], budget: float) -> Kept:
+    """What to keep so that least is lost and the cost is at most `budget`; `BadPlan` if nothing is so cheap.
+
+    Exact up to rounding: costs are counted in ten-thousandths of the budget, rounded up, and what the rounding leaves
+    over is spent on what is worth most for its price. The budget itself is never exceeded.
+    """
+    least = sum(min(_cheapest(floor), np.inf if floor.lost is None else 0.0) for floor in floors)
+    if not least <= budget:
+        raise BadPlan(f"Nothing costs as little as {budget:g}; the least that can be kept costs {least:g}.")
+    taken = _weighed([_thinned(floor) for floor in floors], budget)
+    if taken is None:  # so little is left over that rounding up is too much: begin with the least
+        taken = [None if floor.lost is not None else [0] * len(floor.shelves) for floor in floors]
+    else:
+        for floor, chosen in zip(floors, taken, strict=True):
+            if chosen is not None:
+                for n, shelf in enumerate(floor.shelves):
+                    chosen[n] = int(_some(shelf)[chosen[n]])
+    _spend(floors, taken, budget)
+    counts = tuple(
+        None if chosen is None else tuple(int(s.counts[c]) for s, c in zip(floor.shelves, chosen, strict=True))
+        for floor, chosen in zip(floors, taken, strict=True)
+    )
+    return Kept(counts, *_totals(floors, taken))
+
+
+Taken = list[list[int] | None]  # for each floor the option taken at each of its shelves
+
+
+def _cheapest(floor: Floor) -> float:
+    return floor.cost + sum(float(shelf.cost.min()) for shelf in floor.shelves)
+
+
+def _some(shelf: Shelf) -> np.ndarray:
+    """The options of a shelf that are weighed: all, or evenly spaced ones with both ends."""
+    return np.unique(np.linspace(0, len(shelf.counts) - 1, min(len(shelf.counts), MOST)).round().astype(int))
+
+
+def _thinned(floor: Floor) -> Floor:
+    return floor._replace(shelves=[Shelf(*(column[_some(shelf)] for column in shelf)) for shelf in floor.shelves])
+
+
+def _weighed(floors: Sequence[Floor], budget: float) -> Taken | None:
+    """The options that lose least, by dynamic programming over the budget in whole bins; None if none fits when rounded up."""
+    unit = max(budget, 1e-200) / BINS  # of no budget at all, whatever costs something is too dear
+    best = np.zeros(BINS + 1)  # what is lost at least, with so many bins
+    trail: list[tuple[list[np.ndarray], np.ndarray]] = []
+    for floor in floors:
+        before, choices = best, []
+        for shelf in floor.shelves:
+            best, choice = _one(best, shelf, unit)
+            choices.append(choice)
+        best = _later(best, _bins(floor.cost, unit))
+        goes = np.zeros(BINS + 1, dtype=bool)
+        if floor.lost is not None:
+            goes = before + floor.lost < best
+            best = np.where(goes, before + floor.lost, best)
+        trail.append((choices, goes))
+    if not np.isfinite(best[-1]):
+        return None
+    taken, at = Taken(), BINS
+    for floor, (choices, goes) in zip(reversed(floors), reversed(trail), strict=True):
+        if goes[at]:
+            taken.append(None)
+            continue
+        at -= _bins(floor.cost, unit)
+        chosen = []
+        for shelf, choice in zip(reversed(floor.shelves), reversed(choices), strict=True):
+            option = int(choice[at])
+            chosen.append(option)
+            at -= _bins(float(shelf.cost[option]), unit)
+        taken.append(chosen[::-1])
+    return taken[::-1]
+
+
+def _one(best: np.ndarray, shelf: Shelf, unit: float) -> tuple[np.ndarray, np.ndarray]:
+    """What is lost at least with one site more, and its option, for every number of bins."""
+    now, choice = np.full(BINS + 1, np.inf), np.zeros(BINS + 1, dtype=np.int32)
+    for option, (lost, cost) in enumerate(zip(shelf.lost, shelf.cost, strict=True)):
+        tried = _later(best, _bins(float(cost), unit)) + lost
+        better = tried < now
+        now[better], choice[better] = tried[better], option
+    return now, choice
+
+
+def _bins(cost: float, unit: float) -> int:
+    """Bins that a cost takes, rounded up; more than there are if it is more than the budget."""
+    return int(min(np.ceil(cost / unit - 1e-9), BINS + 1))
+
+
+def _later(best: np.ndarray, bins: int) -> np.ndarray:
+    """The same with so many bins spent on something else."""
+    return np.concatenate([np.full(min(bins, len(best)), np.inf), best[: max(0, len(best) - bins)]])
+
+
+def _totals(floors: Sequence[Floor], taken: Taken) -> tuple[float, float]:
+    lost = cost = 0.0
+    for floor, chosen in zip(floors, taken, strict=True):
+        if chosen is None:
+            lost += floor.lost or 0.0
+        else:
+            lost += sum(float(shelf.lost[option]) for shelf, option in zip(floor.shelves, chosen, strict=True))
+            cost += floor.cost + sum(float(s.cost[option]) for s, option in zip(floor.shelves, chosen, strict=True))
+    return lost, cost
+
+
+def _spend(floors: Sequence[Floor], taken: Taken, budget: float) -> None:
+    """Spend what is left over: one option up at a time, what is worth most for its price first."""
+    left = budget - _totals(floors, taken)[1]
+    heap: list[tuple[float, int, int]] = []
+
+    def offer(f: int, s: int) -> None:
+        shelf, chosen = floors[f].shelves[s], taken[f]
+        assert chosen is not None
+        here = chosen[s]
+        if here + 1 < len(shelf.counts):
+            gain = float(shelf.lost[here] - shelf.lost[here + 1])
+            price = max(float(shelf.cost[here + 1] - shelf.cost[here]), 1e-300)
+            if gain > 0 and price <= left:
+                heapq.heappush(heap, (-gain / price, f, s))
+
+    for f, chosen in enumerate(taken):
+        for s in range(len(floors[f].shelves) if chosen is not None else 0):
+            offer(f, s)
+    while heap:
+        _, f, s = heapq.heappop(heap)
+        chosen = taken[f]
+        assert chosen is not None
+        chosen[s] += 1
+        spent = _totals(floors, taken)[1]  # counted anew, so that rounding cannot carry it over the budget
+        if spent > budget:
+            chosen[s] -= 1
+        else:
+            left = budget - spent
+            offer(f, s)

@@ -1,0 +1,351 @@
+"""`prune`: what was chosen, cut for real, perhaps trained once more, saved, loaded again and measured again."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..data.seen_examples import noted, short
+from ..data.splits import marks, shared
+from ..efficiency.benchmark import Bench, bench
+from ..efficiency.costs import homes, one_example, operations_of
+from ..errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
+from ..evaluation.evaluator import device_of, evaluate, measure, result_of, to_device
+from ..hashing import versions
+from ..model.architectures import Dialect
+from ..model.checkpoints import appears_whole, load, may_be_written, save, weight_files
+from ..model.cutting.effects import Price, prices
+from ..model.cutting.surgery import cut
+from ..model.discovery import find, unwrap
+from ..model.equivalence import differs
+from ..model.equivalence import run as outputs
+from ..model.gates import closed
+from ..model.portable import stock_differences
+from ..plans import Plan
+from ..reporting.model_card import card
+from ..stats.guarantee import cap_in_words, unit_of
+from ..stats.results import Comparison, Result, compare
+from .plan_tests import defined, format_of, known_before, mark
+from .selection import Choice, usual_length
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+    from ..runs import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """A smaller checkpoint: what was chosen, and the model before and after; `after` is the checkpoint, loaded again."""
+
+    choice: Choice
+    before: Result
+    after: Result
+    comparison: Comparison
+    parameters: tuple[int, int]
+    bytes: tuple[int, int]
+    speed: Bench | None
+    prices: tuple[Price, ...]
+    output: Path
+    flops: tuple[int, int] | None = None  # of one pass of one example of the usual length, two per multiply-add
+    recovered: dict[str, Any] | None = None  # how it was trained once more, and what it was worth before that
+    suspicion: str = ""  # that the model knew the examples which the guarantee was shown on, if it looks so
+
+    def __str__(self) -> str:
+        return sentence(self)
+
+
+def prune(
+    model: nn.Module,
+    output: str | Path,
+    report: Task,
+    choice: Choice,
+    *,
+    source: str | Path | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    batch_size: int = 16,
+    length: int | None = None,
+    seed: int = 0,
+    run: Run | None = None,
+    dialects: Iterable[Dialect] = (),
+    plan_file: dict[str, Any] | None = None,
+    about: dict[str, Any] | None = None,
+    page: Callable[[Path], None] | None = None,
+    recover: Callable[[nn.Module], dict[str, Any]] | None = None,
+) -> Pruned:
+    """Cut what was chosen, save it to a folder, load it again and measure it on `report`; the model is as it was.
+
+    `source` is the folder or hub name that the model came from: the checkpoint is cut from the weights as they are
+    there, and tokenizer and processor come along. What is loaded again must compute what the model computes with the
+    same units closed, or there is a `CheckFailed`. The folder appears whole or not at all: with its weights, the plan,
+    a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets; `plan_file`
+    is what plan.json says, if it says more than the plan. `recover` trains the smaller model in place before it is saved
+    and gives facts about that for the card (`epochs`, `examples`, `steps`, `distilled`, each if known); what is loaded
+    again must then compute what the trained model computes. The checkpoint is in the number format of the source; a model
+    that was tuned under a guarantee is in the one that it was tested for (`choose(dtype=...)`).
+    """
+    rows, target = tuple(dialects), Path(output)
+    may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
+    if both := shared(report, choice.used):
+        raise BadData(
+            f"{both} of the {report.size} examples to report on had a part in choosing; never choose and report on the "
+            "same ones: split them, or give others."
+        )
+    device = device_of(unwrap(model))
+    before = evaluate(model, report, run=run)
+    defined(before, report)
+    batch = to_device(report.batch(), device)
+    with closed(model, choice.plan, dialects=rows):
+        want = outputs(model, batch)
+    cost = tuple(prices(model, choice.plan, dialects=rows))
+    dtype = format_of(model)
+    changed, facts = None, None
+    if choice.scale or recover is not None:  # other numbers than those of the source: made here, proved, and written
+        changed = copy.deepcopy(model)
+        cut(changed, choice.plan, scale=choice.scale, check=batch, dialects=rows)
+    if changed is not None and recover is not None:
+        as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
+        facts = {"before": report.metric.value(as_cut), **recover(changed)}
+    with appears_whole(target) as draft:
+        # what was shown holds for these very numbers
+        tested = None if choice.guarantee is None else choice.dtype or dtype
+        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, tested)
+        if changed is not None:  # what was written may have fewer digits than what was tuned or trained
+            _read_back(changed, draft)
+            want = outputs(changed, batch)
+        smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
+        if difference := differs(want, outputs(smaller, batch)):
+            what = "closed" if changed is None else "tuned" if recover is None else "trained"
+            raise CheckFailed(f"The checkpoint, loaded again, differs from the {what} model by {difference}; not kept.")
+        after = result_of(report, evaluate(smaller, report).rows, before.signature + "|cut")
+        pair = {"whole": model, "smaller": smaller}
+        found = Pruned(
+            choice,
+            before,
+            after,
+            compare(before, after, seed=seed),
+            (_parameters(model), _parameters(smaller)),
+            (_on_disk(source) or took, _on_disk(draft)),
+            bench(pair, batch_sizes=(batch_size,), lengths=(length or usual_length(report),), seconds=10.0, seed=seed),
+            cost,
+            target,
+            _operations(model, smaller, length or usual_length(report)),
+            facts,
+            "" if choice.selected is None else known_before(choice.selected, before, seed),
+        )
+        told = to_json(found, model, {"task": report.kind, "stock": stock, **_old_card(source), **(about or {})})
+        seen = {"choose": choice.used, "report": marks(report)}
+        own = {
+            **choice.plan.to_json(),
+            "seen": noted({role: frozenset(map(short, some)) for role, some in seen.items()}),
+        }
+        _write_documents(draft, plan_file or own, told, run, page)
+    return found
+
+
+def number_format(source: str | Path, *, trust_remote_code: bool = False) -> torch.dtype:
+    """The number format that the weights of a checkpoint are in: `choose(dtype=...)` for what will be saved like it."""
+    return format_of(load(source, dtype="auto", trust_remote_code=trust_remote_code))
+
+
+def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
+    """All that a card and a report need, without the values of examples."""
+    choice, root = found.choice, unwrap(model)
+    return {
+        "how": {"kind": choice.how[0], "value": choice.how[1]},
+        "sentence": sentence(found),
+        "model": str(getattr(getattr(root, "config", None), "name_or_path", "") or type(root).__name__),
+        "class": type(root).__name__,
+        "by": choice.scores.by if choice.scores is not None else None,
+        "units": choice.units,
+        "guarantee": choice.guarantee.to_json() if choice.guarantee is not None else None,
+        "order": [str(unit) for unit in choice.order[:10_000]],
+        "plan": choice.plan.to_json(),
+        "removed": len(choice.plan),
+        "of": choice.of,
+        "left_alone": [{"site": site, "reason": reason} for site, reason in choice.left_alone],
+        "before": found.before.to_json(),
+        "after": found.after.to_json(),
+        "comparison": found.comparison.to_json(),
+        "parameters": list(found.parameters),
+        "bytes": list(found.bytes),
+        "speed": found.speed.to_json() if found.speed is not None else None,
+        "flops": None if found.flops is None else list(found.flops),
+        **choice.told(),
+        "suspicion": found.suspicion or None,
+        "recovered": found.recovered,
+        **structure(model, choice.plan),
+        "sites": [
+            {"name": p.name, "units": p.units, "left": p.left, "manner": p.manner, "parameters": p.parameters}
+            for p in found.prices
+        ],
+        "output": found.output.name,
+        "signature": found.before.signature,
+        "versions": versions(),
+        **about,
+    }
+
+
+def structure(model: nn.Module, plan: Plan) -> dict[str, Any]:
+    """What is left of every attention and MLP, and which layers are gone."""
+    anatomy, gone = find(model), plan.by_site()
+    deleted = {name for name, home in homes(anatomy).items() if home in plan}
+    sites = [
+        {
+            "name": site.name,
+            "kind": site.kind,
+            "type": site.attention,
+            "layer": site.layer,
+            "units": len(site),
+            "left": 0 if site.name in deleted else len(site) - len(gone.get(site.name, ())),
+        }
+        for site in anatomy
+    ]
+    stacks = [{"name": s.name, "units": len(s), "gone": list(gone.get(s.name, ()))} for s in anatomy.stacks]
+    return {"structure": sites, "layers": stacks}
+
+
+def sentence(found: Pruned) -> str:
+    """The answer in one sentence."""
+    choice, metric = found.choice, found.before.metric
+    units = choice.units.replace(",", " and ")
+    what = f"{len(choice.plan)} of {choice.of} {units} ({100 * len(choice.plan) / choice.of:.0f} %) are gone"
+    if choice.budget is not None:
+        what += f" and {choice.budget}"
+    held = choice.guarantee
+    digits = 3 if abs(found.before.value) < 10 else 1  # an accuracy, a loss; a BLEU
+    values = f"from {found.before.value:.{digits}f} to {found.after.value:.{digits}f} on {found.before.n} examples"
+    if held is None:
+        return f"{what}: {metric.name} went {values}."
+    sure = f"{100 * (1 - held.alpha):g} %"
+    verb = "falls" if metric.higher_is_better else "rises"
+    points = f" {unit_of(metric.name, held.drop)}" if unit_of(metric.name) == "points" else ""
+    capped = cap_in_words(held.cap, metric.name, held.groups)
+    promise = f"{metric.name} {verb} by less than {held.drop:g}{points}{capped}, {sure} sure"
+    more = ", more than promised" if found.comparison.damage >= held.drop else ""
+    which = choice.tried or (f"at level {held.alpha:g} / {held.tries}" if held.tries > 1 else "")
+    shown = f"shown on {held.n} examples{', ' * bool(which)}{which}"
+    told = f"{what}, and {promise} ({shown}): it went {values} that had no part in it{more}."
+    return f"{told} {found.suspicion}".rstrip()
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+
+def _operations(model: nn.Module, smaller: nn.Module, length: int) -> tuple[int, int] | None:
+    """Operations of one example before and after; None where no example can be made up."""
+    try:
+        batch = one_example(unwrap(model), length)
+        return operations_of(model, batch), operations_of(smaller, batch)
+    except HeadcountError:
+        return None
+
+
+def _write(
+    model: nn.Module,
+    plan: Plan,
+    draft: Path,
+    source: str | Path | None,
+    trust: bool,
+    rows: tuple[Dialect, ...],
+    changed: nn.Module | None,
+    tested: torch.dtype | None,
+) -> tuple[int, bool]:
+    """Write the smaller checkpoint: the source, cut, or what has `changed` besides.
+
+    It is in the number format of the source; changed numbers about which something was shown are in the one `tested`.
+    Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
+    """
+    whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
+    took = sum(p.numel() * p.element_size() for p in whole.parameters())
+    if changed is None:
+        cut(whole, plan, dialects=rows)
+    else:
+        kept = tested or format_of(whole)
+        whole = copy.deepcopy(changed)
+        _rounded(whole, kept)
+    try:
+        save(whole, draft, source=source, force=True)
+    except (OSError, RuntimeError) as error:
+        raise _unwritten(error, draft) from None
+    except Exception as error:  # safetensors has an error of its own for a full disk
+        if "safetensor" not in type(error).__name__.lower():
+            raise
+        raise _unwritten(error, draft) from None
+    root = unwrap(whole)
+    return took, hasattr(root, "config") and not stock_differences(root, root.config)
+
+
+def _rounded(model: nn.Module, dtype: torch.dtype) -> None:
+    """Turn the parameters into another number format; buffers stay, because models make them anew."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
+def _read_back(model: nn.Module, folder: Path) -> None:
+    """Give the model the numbers that were written, which may have fewer digits; what was not written stays as it is."""
+    from safetensors.torch import load_file
+
+    state = model.state_dict()
+    with torch.no_grad():
+        for path in weight_files(folder):
+            for name, tensor in load_file(path).items():
+                if name in state and state[name].shape == tensor.shape:
+                    state[name].copy_(tensor)
+
+
+def _old_card(source: str | Path | None) -> dict[str, Any]:
+    """What stays true of the smaller model in the card of the whole one: its licence, language and data."""
+    path = Path(source) / "README.md" if source is not None else None
+    if path is None or not path.is_file():
+        return {}
+    from huggingface_hub import metadata_load
+
+    try:
+        known = metadata_load(path) or {}
+    except (ValueError, OSError):
+        return {}
+    kept = {
+        name: known[name] for name in ("license", "language", "datasets") if isinstance(known.get(name), str | list)
+    }
+    return {"base_card": kept} if kept else {}
+
+
+def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
+    first = (getattr(error, "strerror", None) or str(error).strip() or type(error).__name__).splitlines()[0]
+    return BadCheckpoint(
+        f"I cannot write the smaller model to {draft.parent}: {first[:200]}; make room or choose another folder, and run "
+        "the same again: what was measured is kept."
+    )
+
+
+def _write_documents(
+    draft: Path, plan: dict[str, Any], told: dict[str, Any], run: Run | None, page: Callable[[Path], None] | None
+) -> None:
+    if run is not None:
+        run.write_json("plan", plan, replace=True)
+        run.write_json("prune", told, replace=True)
+    try:
+        (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        (draft / "README.md").write_text(card(told), encoding="utf-8")
+        if page is not None:
+            page(draft)
+    except OSError as error:
+        raise _unwritten(error, draft) from None
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _on_disk(folder: str | Path | None) -> int:
+    """The size of a checkpoint's weights; 0 if they are not in a folder here."""
+    return sum(path.stat().st_size for path in (weight_files(Path(folder)) if folder is not None else []))

@@ -1,0 +1,263 @@
+"""What becomes of a plan before it is cut: units change places, those that stay are tuned, and a promise is tested.
+
+Everything that is found is kept in the run under a name that holds the plan, so that a command that was stopped goes on with the
+very plan, numbers and rows that it had.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import runs
+from ..documents.scores import Scores
+from ..errors import BadData, BadPlan, NotShown
+from ..evaluation.evaluator import measure, result_of
+from ..importance.gradients import contributions
+from ..model.architectures import Dialect
+from ..model.cutting.surgery import cut
+from ..model.discovery import find, unwrap
+from ..model.gates import applied
+from ..plans import Plan
+from ..stats.guarantee import Guarantee, in_words, least_in_words, sequence, unit_of
+from ..stats.noninferiority import check_cap
+from ..stats.results import Result
+from .mask_rearrangement import rearranged
+from .mask_tuning import Tuned, tuned
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+
+JUDGED = 1024  # examples on which it is decided whether tuning does good
+NEEDS_CLASSES = ("accuracy", "f1", "matthews", "pearson", "spearman")
+DRAWS = 999  # of the test whether the model knows the selection examples
+SUSPICIOUS = 0.01  # its level
+NEEDS_VARIETY = ("f1", "matthews", "pearson", "spearman")  # undefined if the model says the same of every example
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A plan as it will be cut: rearranged and tuned, where that was asked for."""
+
+    plan: Plan
+    tuned: Tuned | None = None
+    exchanged: int | None = None  # units that changed places
+    note: str = ""  # why it was not tuned after all
+
+
+@dataclass(frozen=True, eq=False)
+class Workshop:
+    """What plans are made ready and tested with."""
+
+    model: nn.Module
+    score: Task | None  # examples to tune on
+    select: Task | None  # examples to show a promise on
+    tune: bool
+    max_drop: float | None
+    alpha: float
+    resamples: int | None
+    seed: int
+    run: Any  # a Run, or pieces in memory
+    dialects: tuple[Dialect, ...]
+    scores: Scores | None = None  # of the units that may change places
+    tries: Callable[[], int] = lambda: (
+        1
+    )  # promises that share alpha, asked before the first selection example is tested
+    dtype: torch.dtype | None = None  # the number format that what is tuned will be saved in; None: the model's own
+    cap: float | None = None  # what one example may count for in a promise about a mean; None: 20 times the drop
+
+    def check(self) -> None:
+        """Refuse what cannot be done, before hours of scoring."""
+        if self.tune and self.score is None:
+            raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")
+        if self.select is not None:
+            check_cap(self.select.metric, self.cap)
+
+    def ready(self, plan: Plan) -> Tried:
+        """The plan with units of each site exchanged where that loses less, and numbers for those that stay; or as it is.
+
+        Least squares bring every site nearer to what it was, which as a rule makes the model better, and where very little
+        is left can make it worse: so both are measured on some of the examples, and the better one is taken.
+        """
+        if not self.tune:
+            return Tried(plan)
+        assert self.score is not None
+        better, exchanged = plan, None
+        if self.scores is not None:
+            names = {unit.site for unit in self.scores}
+            anatomy, root = find(self.model, self.dialects), unwrap(self.model)
+            parts = [site for site in anatomy.sites if site.name in names]
+            if parts:
+                gathered = contributions(root, anatomy, parts, self.score, run=self.run, name="score")
+                better = rearranged(plan, parts, gathered)
+                exchanged = len(better - plan)
+                better = Plan(better.units, f"{plan.why}, rearranged" if exchanged else plan.why)
+        fit = Tuned.kept(runs.document(self.run, f"tuned-{mark(better)}", lambda: self._tuned(better)))
+        judge = _judge(self.score)
+        metric, both = judge.metric, (Tried(plan), Tried(better, fit))
+        before, after = (metric.value(self._rows(judge, one, "judged")) for one in both)
+        if (after >= before) if metric.higher_is_better else (after <= before):
+            return Tried(better, fit, exchanged)
+        note = (
+            f"Not tuned: on {judge.size} of the examples that were scored on, {metric.name} is {before:.4f} as cut and "
+        )
+        return Tried(plan, note=f"{note}{after:.4f} rearranged and tuned.")
+
+    def _rows(self, task: Task, one: Tried, name: str) -> np.ndarray:
+        """The values of every example of the task with a plan closed, and what stays scaled."""
+        anatomy, root = find(self.model, self.dialects), unwrap(self.model)
+        name = f"{name}-{len(one.plan):05d}-{mark(one.plan)}{'-tuned' * (one.tuned is not None)}"
+        if one.tuned is not None and self.dtype not in (None, format_of(self.model)):
+            saved = as_saved(self.model, one.plan, one.tuned.scale, self.dtype, self.dialects)
+            name = f"{name}-{str(self.dtype).removeprefix('torch.')}"
+            return measure(saved, task, [Plan()], name=name, run=self.run, dialects=self.dialects)[0]
+        with nullcontext() if one.tuned is None else applied(root, anatomy, one.tuned.scale):
+            return measure(self.model, task, [one.plan], name=name, run=self.run, dialects=self.dialects)[0]
+
+    def _tuned(self, plan: Plan) -> dict[str, Any]:
+        assert self.score is not None
+        return tuned(self.model, plan, self.score, seed=self.seed, dialects=self.dialects).to_keep()
+
+    def shown(
+        self, plans: Iterable[Plan], of: int | None = None
+    ) -> tuple[Guarantee | None, Tried | None, Result | None]:
+        """What can be shown about the plans on the selection examples, the last that was, and the whole model on them.
+
+        All of it is None without a promise.
+        """
+        if self.max_drop is None:
+            return None, None, None
+        if self.select is None:
+            raise BadPlan(
+                "A largest drop is shown on examples of its own; give select=, a task that had no part in the scores."
+            )
+        tries = self.tries()
+        base = measure(self.model, self.select, [Plan()], name="select-whole", run=self.run, dialects=self.dialects)[0]
+        whole = result_of(self.select, base)
+        defined(whole, self.select)
+        tried = list[Tried]()
+
+        def measured() -> Iterator[tuple[int, np.ndarray]]:
+            assert self.select is not None
+            for plan in plans:
+                tried.append(self.ready(plan))
+                yield len(tried[-1].plan), self._rows(self.select, tried[-1], "select")
+
+        test: dict[str, Any] = {"alpha": self.alpha, "resamples": self.resamples, "seed": self.seed, "tries": tries}
+        test |= {"clusters": whole.clusters, "cap": self.cap}
+        found = sequence(self.select.metric, base, measured(), self.max_drop, **test)
+        if found.kept is None:
+            raise NotShown(_not_shown(found, of))
+        return found, tried[sum(step.shown for step in found.steps) - 1], whole
+
+
+def as_saved(
+    model: nn.Module,
+    plan: Plan,
+    scale: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    dialects: tuple[Dialect, ...] = (),
+) -> nn.Module:
+    """A copy of the model, cut, with the scale folded in, and with no more digits than a checkpoint of this number format has.
+
+    It still computes in the format of the model. Tables that the model makes anew are in no checkpoint, and keep their digits.
+    """
+    found = copy.deepcopy(model)
+    cut(found, plan, scale=scale, dialects=dialects)
+    anew = getattr(unwrap(found), "_keys_to_ignore_on_save", None) or ()
+    for name, parameter in unwrap(found).named_parameters():
+        if dtype is not None and parameter.is_floating_point() and name not in anew:
+            parameter.data = parameter.data.to(dtype).to(parameter.dtype)
+    return found
+
+
+def format_of(model: nn.Module) -> torch.dtype:
+    """The number format of a model's weights."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def known_before(selected: Result, report: Result, seed: int = 0) -> str:
+    """A sentence where the whole model is better on the selection examples than chance explains, else nothing.
+
+    A permutation test, one-sided at level 0.01: if the examples to select on and to report on were drawn alike, any of
+    them (any group of them, where there are groups) could have been in the other set.
+    """
+    metric, sign = selected.metric, 1 if selected.metric.higher_is_better else -1
+    seen = sign * (selected.value - report.value)
+    if seen <= 0:
+        return ""
+    rows, drawn, rng = np.vstack([selected.rows, report.rows]), 0, np.random.default_rng(seed)
+    groups = np.concatenate([_groups(selected), selected.n + _groups(report)])  # no group is in both
+    _, first, groups = np.unique(groups, return_index=True, return_inverse=True)
+    side, left = first < selected.n, DRAWS  # (groups,)
+    while left:
+        some = min(left, max(1, 4_000_000 // len(rows)))  # (some, rows) numbers at a time
+        there = rng.permuted(np.tile(side, (some, 1)), axis=1)[:, groups]
+        values = metric.resampled(rows, there) - metric.resampled(rows, ~there)
+        drawn, left = drawn + int((sign * values >= seen - 1e-12).sum()), left - some
+    p = (1 + drawn) / (1 + DRAWS)
+    if p > SUSPICIOUS:
+        return ""
+    return (
+        f"The model has probably been trained on the examples that the promise was shown on: {metric.name} is "
+        f"{selected.value:.3f} on those {selected.n} and {report.value:.3f} on the {report.n} to report on, more than chance "
+        f"explains (p = {p:.2g}), so that the promise may not hold on new examples."
+    )
+
+
+def _groups(result: Result) -> np.ndarray:
+    """The group of every example, each on its own where there are no groups, as numbers below their number."""
+    if result.clusters is None:
+        return np.arange(result.n)
+    return np.unique(result.clusters, return_inverse=True)[1]
+
+
+def _judge(task: Task) -> Task:
+    """Some of the examples, and what to measure on them: the metric, or where that means to write text, the loss."""
+    some = task if task.size <= JUDGED else task.subset(range(JUDGED))
+    return some.with_metric("loss") if task.generates else some
+
+
+def mark(plan: Plan) -> str:
+    """A few letters that tell a plan from others, for the names of pieces."""
+    return hashlib.sha256(str(plan).encode()).hexdigest()[:8]
+
+
+def _not_shown(found: Guarantee, of: int | None) -> str:
+    """Why there is nothing to promise, and what would help."""
+    first, unit = found.steps[0], unit_of(found.metric, found.drop)
+    what = f"{first.removed} units" if of is None else f"{first.removed} of {of} units"
+    lost = f"it measured {first.damage:+.2f} and could be {first.bound:.2f} on {found.n} examples"
+    lost += f" (at level {found.alpha:g} / {found.tries}, for so many promises share them)" if found.tries > 1 else ""
+    seen = f"I cannot show that removing {what} loses less than {found.drop:g} {unit}: {lost}"
+    if found.needed is None:
+        return f"{seen}, more than allowed; allow a larger drop, or take smaller steps."
+    more = f"{in_words(found.needed)} to select on would be needed, or a larger drop"
+    if found.least is not None and found.least >= found.drop:
+        more = f"{least_in_words(found.n, found.least, found.metric)}: {more}"
+    return f"{seen}; {more}."
+
+
+def defined(result: Result, task: Task) -> None:
+    """Refuse numbers that would mean nothing: one class only, or a metric that is not defined."""
+    columns, name = result.metric.columns, result.metric.name
+    if name not in NEEDS_CLASSES or "label" not in columns:
+        return
+    labels, guesses = (result.rows[:, columns.index(column)] for column in ("label", "prediction"))
+    if len(set(labels)) == 1:
+        raise BadData(
+            f"All {task.size} examples of {task.name} to measure {name} on have the same label; give data with more than one."
+        )
+    if name in NEEDS_VARIETY and len(set(guesses)) == 1:
+        raise BadData(
+            f"{name} is not defined on {task.name}: the model says the same of all {task.size} examples; "
+            "check that the model was made for this task, or measure accuracy or loss."
+        )

@@ -1,0 +1,375 @@
+"""What run folders found, put side by side: documents by model, checked, and every unit they speak of. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import BadRun
+from ..plans import by_place, in_order, kind_of, site_of, type_of
+from ..runs import Record
+from ..stats.results import Comparison
+from .run_labels import GATES, Place, differences, place_names, training_of
+from .run_reader import (
+    Document,
+    checked,
+    comparison_of,
+    documents_of,
+    is_of_a_paper,
+    number,
+    plain,
+    records_of,
+    units_of,
+)
+
+MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
+MOST_IN_A_ROW = 128
+
+
+class Measured(NamedTuple):
+    """A score of every unit, as a document has it; `errors` where the criterion is a mean over examples."""
+
+    by: str
+    values: dict[str, float]
+    errors: dict[str, float]
+    document: Document
+
+
+class Effect(NamedTuple):
+    """The model without one unit."""
+
+    unit: str
+    comparison: Comparison
+
+
+class Lesson(NamedTuple):
+    """What one run of learned gates came to: the units that are gone, and the model without them beside the whole one."""
+
+    label: str  # the method, and what tells it from another training of it
+    place: Place  # what it can be compared with
+    seed: str
+    kept: int
+    gone: tuple[str, ...]
+    full: dict[str, Any]
+    result: dict[str, Any]
+    comparison: Comparison
+    document: Document
+
+    @property
+    def units(self) -> str:
+        """What is kept and goes: heads, layers, ..."""
+        return self.place.units
+
+    @property
+    def of(self) -> int:
+        """How many units there were."""
+        return self.place.of
+
+    @property
+    def gated(self) -> bool:
+        """Whether gates learned what to keep; all other methods choose first."""
+        return self.document.data.get("method") in GATES
+
+
+class Grid(NamedTuple):
+    """Units that belong on one map: a row per site, in the model's order. `large`: too many to draw one by one."""
+
+    kind: str  # head, neuron, block, layer, whole
+    type: str | None  # encoder, decoder, cross
+    rows: dict[str, list[str]]  # site -> units
+
+    @property
+    def units(self) -> list[str]:
+        """All units, row by row."""
+        return [unit for row in self.rows.values() for unit in row]
+
+    @property
+    def large(self) -> bool:
+        """Whether there are more units than a map can show."""
+        return len(self.units) > MOST_CELLS or max(map(len, self.rows.values())) > MOST_IN_A_ROW
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """All that was found about one model."""
+
+    model: str
+    runs: tuple[Record, ...]
+    documents: tuple[Document, ...]
+
+    def of(self, kind: str) -> list[Document]:
+        """The documents of a kind, in the order of the runs."""
+        return [one for one in self.documents if one.kind == kind]
+
+    @cached_property
+    def prunes(self) -> list[Document]:
+        """What `prune` answered, the run made last first."""
+        return sorted(self.of("prune"), key=lambda one: one.run.created)[::-1]
+
+    @cached_property
+    def prune(self) -> dict[str, Any] | None:
+        """What the last `prune` answered, if it was run."""
+        return self.prunes[0].data if self.prunes else None
+
+    @cached_property
+    def scores(self) -> list[Measured]:
+        """Scores of units, one per document; random ones only where there is nothing else."""
+        acted_on = {id(one.run): n for n, kind in enumerate(("curves", "prune"), 1) for one in self.of(kind)}
+        documents = sorted(self.of("scores"), key=lambda one: -acted_on.get(id(one.run), 0))  # used ones first
+        found = [_measured(one) for one in documents]
+        once: dict[Any, Measured] = {}
+        for one in found:  # several runs may keep the same scores; the first run of a method that trains stands for all
+            run = self.lesson_of(one.document)
+            of = (one.by, tuple(one.values.items())) if run is None else (run.label if run.gated else one.by, run.place)
+            if one.by != "random":
+                once.setdefault(of, one)
+        return list(once.values()) or found[:1]
+
+    @cached_property
+    def lessons(self) -> list[Lesson]:
+        """What every run of learned gates came to; runs of one method that differ in more than the seed are told apart."""
+        return _told_apart([checked(one, lambda data, one=one: _lesson(data, one)) for one in self.of("learned")])
+
+    @cached_property
+    def places(self) -> dict[Place, list[Lesson]]:
+        """Learned runs that can be compared, in groups: the same units, reported on the same examples; most runs first."""
+        groups: dict[Place, list[Lesson]] = {}
+        for one in self.lessons:
+            groups.setdefault(one.place, []).append(one)
+        return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+    @cached_property
+    def place_names(self) -> dict[Place, str]:
+        """What to call each of them: its units, and what else tells it from the others."""
+        return place_names({place: _report_name(runs[0].document) for place, runs in self.places.items()})
+
+    def lesson_of(self, document: Document) -> Lesson | None:
+        """What the run of a document learned, if it did."""
+        return next((one for one in self.lessons if one.document.run is document.run), None)
+
+    def scored_by(self, lesson: Lesson) -> frozenset[str]:
+        """The units that a learned run scored, which are those that it had gates for; none where it kept no scores."""
+        found = [one for one in self.of("scores") if one.run is lesson.document.run]
+        return frozenset(unit for one in found for unit in _measured(one).values)
+
+    @cached_property
+    def effects(self) -> list[tuple[Document, list[Effect]]]:
+        """Every ablation of single units: the document, and its comparisons by unit."""
+        return [(one, checked(one, _effects)) for one in self.of("ablation")]
+
+    @cached_property
+    def removed(self) -> frozenset[str]:
+        """The units that the last `prune` removed, and those that went with their layers."""
+        if self.prune is None:
+            return frozenset()
+        return frozenset(checked(self.prunes[0], lambda data: [*units_of(data["plan"]), *_emptied(data)]))
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """What is known about what a unit does."""
+        out: dict[str, str] = {}
+        for one in self.of("roles"):
+            out |= checked(one, lambda data: {str(unit): str(role) for unit, role in data["roles"].items()})
+        return out
+
+    @cached_property
+    def grids(self) -> list[Grid]:
+        """The maps: one per kind of unit and attention type, of all units that any document speaks of."""
+        sites = self._sites()
+        grids: dict[tuple[str, str | None], dict[str, list[str]]] = {}
+        for unit in self._units():
+            site, kind = site_of(unit), kind_of(unit)
+            kind, type_ = (
+                (sites[site][0], sites[site][1]) if site in sites and kind == "head" else (kind, type_of(site))
+            )
+            grids.setdefault((kind, type_), {}).setdefault(site, []).append(unit)
+        ordered = sorted(grids, key=lambda key: (_RANK.get(key[0], 9), _RANK.get(str(key[1]), 9)))
+        return [Grid(*key, {site: in_order(grids[key][site]) for site in by_place(grids[key])}) for key in ordered]
+
+    def _sites(self) -> dict[str, tuple[str, str | None]]:
+        out: dict[str, tuple[str, str | None]] = {}
+        for one in self.of("roles"):
+            out |= checked(
+                one,
+                lambda data: {str(h["site"]): ("head", h["type"] and str(h["type"])) for h in data.get("heads") or ()},
+            )
+        for one in self.of("scores"):
+            for name, site in checked(one, lambda data: data["sites"].items()):
+                out[str(name)] = (str(site["kind"]), None if site["type"] is None else str(site["type"]))
+        return out
+
+    def _units(self) -> Iterator[str]:
+        """Every unit that is spoken of, each once."""
+        seen = dict.fromkeys(unit for one in self.scores for unit in one.values)
+        seen |= dict.fromkeys(effect.unit for _, effects in self.effects for effect in effects)
+        for one in self.of("curves"):
+            for points in checked(one, lambda data: [made["points"] for made in data["curves"]]):
+                seen |= dict.fromkeys(units_of(points[-1]["plan"]) if points else ())
+        for one in self.prunes:
+            seen |= dict.fromkeys(map(str, one.data.get("order") or ()))
+        seen |= dict.fromkeys(unit for one in self.lessons for unit in one.gone)
+        for one in self.of("roles"):
+            seen |= dict.fromkeys(checked(one, lambda data: [str(h["unit"]) for h in data.get("heads") or ()]))
+        for one in self.prunes[:1]:
+            seen |= dict.fromkeys(checked(one, lambda data: [*sorted(units_of(data["plan"])), *_stacked(data)]))
+        return iter(seen)
+
+
+_RANK = {"head": 0, "whole": 1, "layer": 2, "block": 3, "neuron": 4, "encoder": 0, "decoder": 1, "cross": 2}
+
+
+def gather(folders: Sequence[Path]) -> list[Part]:
+    """The parts of a report, one per model: of run folders, and of folders that hold run folders one level down.
+
+    Experiments of papers belong to no model: `claims` has them.
+    """
+    records = records_of(folders)
+    groups: dict[str, list[Record]] = {}
+    names: dict[str, str] = {}
+    for record in (one for one in records if not is_of_a_paper(one)):
+        name, weights = _model_of(record)
+        key = weights or name
+        names.setdefault(key, plain(name))
+        groups.setdefault(key, []).append(record)
+    parts = [
+        Part(names[key], tuple(group), tuple(document for record in group for document in documents_of(record)))
+        for key, group in groups.items()
+    ]
+    parts = _with_benches(parts)
+    if not any(part.documents for part in parts) and not any((one.folder / "claims.json").is_file() for one in records):
+        where = ", ".join(str(folder) for folder in list(folders)[:3])
+        raise BadRun(f"There is nothing to show in {where}: no command has come to an answer there; let one finish.")
+    return parts
+
+
+def _with_benches(parts: list[Part]) -> list[Part]:
+    """Runs of `bench` alone, moved to the part of the model that it measures against, or of another one that it measures.
+
+    Models are told by their weights; by their name only where one side does not say which weights it has.
+    """
+    out: list[Part] = []
+    waiting: list[Part] = []
+    for part in parts:
+        benches = [one for one in part.documents if one.kind == "bench"]
+        (waiting if benches and len(benches) == len(part.documents) else out).append(part)
+    for part in waiting:
+        first = checked(part.of("bench")[0], lambda data: str(data["models"][0]["name"]))
+        named = _benched(part.runs[0]) or [(first, "")]
+        homes = (n for model in named for n, other in enumerate(out) if _is_about(other, *model))
+        place = next(homes, None)
+        if place is None:
+            out.append(Part(part.model or first, part.runs, part.documents))
+        else:
+            to = out[place]
+            out[place] = Part(to.model, (*to.runs, *part.runs), (*to.documents, *part.documents))
+    return out
+
+
+def _model_of(record: Record) -> tuple[str, str]:
+    """The name of the model that a run asked about, and the hash of its weights; empty where it does not say."""
+    return _named(record.question.get("model"))
+
+
+def _named(model: Any) -> tuple[str, str]:
+    name, weights = (model.get("name"), model.get("weights")) if isinstance(model, dict) else (model, None)
+    return str(name or ""), str(weights or "")
+
+
+def _benched(record: Record) -> list[tuple[str, str]]:
+    """The models of a run of `bench`, the reference first."""
+    others = record.question.get("others")
+    found = [_model_of(record), *map(_named, others if isinstance(others, list) else ())]
+    return [one for one in found if any(one)]
+
+
+def _is_about(part: Part, name: str, weights: str) -> bool:
+    known = [_model_of(record)[1] for record in part.runs]
+    if weights and any(known):
+        return weights in known
+    return bool(name) and _last(part.model) == _last(name)
+
+
+def _last(name: str) -> str:
+    return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+
+
+def _measured(one: Document) -> Measured:
+    def build(data: dict[str, Any]) -> Measured:
+        values: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        for name, site in data["sites"].items():
+            units = [f"{name}:{int(index)}" for index in site["units"]]
+            values |= dict(zip(units, map(number, site["score"]), strict=True))
+            if site.get("stderr"):
+                errors |= dict(zip(units, map(number, site["stderr"]), strict=True))
+        return Measured(str(data["by"]), values, errors, one)
+
+    found: Measured = checked(one, build)
+    return found
+
+
+def _emptied(data: Mapping[str, Any]) -> list[str]:
+    """The units of the sites of which nothing is left."""
+    empty = [one for one in data.get("structure") or () if not one["left"]]
+    return [f"{one['name']}:{n}" for one in empty for n in range(int(one["units"]))]
+
+
+def _stacked(data: Mapping[str, Any]) -> list[str]:
+    """All layers of the stacks that lost some."""
+    return [f"{one['name']}:{n}" for one in data.get("layers") or () if one["gone"] for n in range(int(one["units"]))]
+
+
+def _effects(data: dict[str, Any]) -> list[Effect]:
+    return [Effect(str(row["closed"]), comparison_of(row)) for row in data["ablations"]]
+
+
+def _lesson(data: dict[str, Any], one: Document) -> Lesson:
+    gone, of = tuple(units_of(data["plan"])), int(data["of"])
+    full, result = (
+        data[key] | {end: number(data[key][end]) for end in ("value", "low", "high")} for key in ("full", "learned")
+    )
+    only = _dict(one.run.question.get("options")).get("only")
+    within = tuple(map(str, plain(only))) if isinstance(only, list) else ()
+    place = Place(report_set(one), str(full["metric"]), int(result["n"]), str(data["units"]), of, within)
+    told = (str(data["label"]), place, str(data.get("seed", "")), int(number(data.get("keep", of - len(gone)))))
+    return Lesson(*told, gone, full, result, comparison_of(data["comparison"]), one)
+
+
+def _told_apart(lessons: list[Lesson]) -> list[Lesson]:
+    """Runs of one label and place are told apart by how they were trained; where that is the same too, by their folders."""
+    same: dict[Any, list[int]] = {}
+    for n, one in enumerate(lessons):
+        same.setdefault((one.place, one.label), []).append(n)
+    out, seen = list(lessons), set[Any]()
+    for numbers in same.values():
+        documents = [lessons[n].document for n in numbers]
+        told = differences([training_of(one.data, one.run.question) for one in documents])
+        for n, words in zip(numbers, told, strict=True):
+            label = f"{lessons[n].label} ({words})" if words else lessons[n].label
+            made = (lessons[n].place, label, lessons[n].seed, lessons[n].kept)
+            again = f"{label} ({plain(lessons[n].document.run.folder.name)})"
+            out[n] = lessons[n]._replace(label=again if made in seen else label)
+            seen.add(made)
+    return out
+
+
+def report_set(document: Document) -> str:
+    """What tells the examples that a run reports on from others."""
+    return str(_reported(document).get("fingerprint", ""))
+
+
+def _report_name(document: Document) -> str:
+    return str(plain(str(_reported(document).get("data", "other examples"))))
+
+
+def _reported(document: Document) -> dict[str, Any]:
+    tasks = _dict(document.run.question.get("tasks"))
+    return _dict(tasks.get("report", tasks.get("data")))
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,420 @@
+"""The map of a report: what units can be coloured by, what is known of each, when it goes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..formatting import counted, digits_for, digits_of, fixed, probability, result_text, signed, three
+from ..plans import kind_of
+from ..stats.results import difference_text, unit_of
+from .findings import Effect, Lesson, Measured, Part
+from .head_roles import card, role_facts, role_views
+from .map_cells import Drawn, View, draw
+from .run_reader import Document, beyond_chance, checked, comparison_of, number, plain, units_of
+
+NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
+MOST_NAMED = 10_000  # units of an order that a document has
+SCORED = (
+    "A higher score is stronger in colour. Scores are estimates; “Without it” is measured, and the two may disagree."
+)
+
+
+class Fact(NamedTuple):
+    """Something known about units: a text for each, empty where nothing is."""
+
+    label: str
+    texts: list[str]
+
+
+class Stop(NamedTuple):
+    """A place of the slider: what is gone there, and what the model is worth."""
+
+    removed: int
+    gone: list[int]
+    value: str
+    detail: str
+    chosen: bool = False
+
+
+class Track(NamedTuple):
+    """Stops along one order of removal."""
+
+    name: str
+    of: int
+    stops: list[Stop]
+
+
+class Map(NamedTuple):
+    """All maps of a part, and what links them to the rest of the page."""
+
+    units: list[str]
+    grids: list[Drawn]
+    views: list[View]
+    facts: list[Fact]
+    tracks: list[Track]
+    removed: list[int]
+    first: int  # the unit shown at the start: the most important one
+    card: dict[str, Any]  # what heads do, as the script needs it
+
+    @property
+    def widest(self) -> int:
+        """The width of the widest map; cells are equally large in all of them."""
+        return max(grid.width for grid in self.grids)
+
+    @property
+    def tall(self) -> bool:
+        """Whether the maps are so high that other things fit beside them."""
+        if self.broad:
+            return False
+        if not self.paired:
+            return sum(grid.height for grid in self.grids) > 420
+        pairs = zip(self.grids[::2], [*self.grids[1::2], self.grids[-1]], strict=False)
+        return sum(max(one.height, other.height) for one, other in pairs) * 0.65 > 420
+
+    @property
+    def broad(self) -> bool:
+        """Whether the maps need the whole width of the page."""
+        return max(grid.least for grid in self.grids) > 538  # pixels of a card beside another
+
+    @property
+    def paired(self) -> bool:
+        """Whether two maps fit side by side."""
+        return len(self.grids) > 1 and max(grid.least for grid in self.grids) <= 256  # pixels of half a card
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script needs."""
+        views = [view.to_json() for view in self.views]
+        tracks = [{**track._asdict(), "stops": [stop._asdict() for stop in track.stops]} for track in self.tracks]
+        facts = [fact._asdict() for fact in self.facts]
+        return {
+            "units": self.units,
+            "views": views,
+            "facts": facts,
+            "tracks": tracks,
+            "first": self.first,
+            "card": self.card,
+        }
+
+
+def build(part: Part) -> Map | None:
+    """The map of a part, or None where no unit can be drawn."""
+    grids = [grid for grid in part.grids if not grid.large]
+    units = [unit for grid in grids for unit in grid.units]
+    if not units:
+        return None
+    numbers = {unit: n for n, unit in enumerate(units)}
+    views = [*_score_views(part, units), *_effect_views(part, units)]
+    views.sort(key=lambda view: view.places.count(None))  # the one that says most comes first
+    views += role_views(part, units)
+    first = next((_largest(view.places) for view in views[:1] if not view.keys), _first_role(views))
+    gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
+    drawn = [draw(grid, numbers) for grid in grids]
+    return Map(units, drawn, views, _facts(part, units), tracks(part, numbers), gone, first, card(part, units))
+
+
+def noun(units: Iterable[str], part: Part) -> str:
+    """What some units are called together: "heads", "layers", or "units" where they are of several kinds."""
+    wanted = set(units)
+    kinds = {grid.kind for grid in part.grids if not wanted.isdisjoint(grid.units)}
+    return NOUNS.get(kinds.pop(), "units") if len(kinds) == 1 else "units"
+
+
+def names_of(documents: Sequence[Document], plain_names: Sequence[str]) -> list[str]:
+    """Names that tell documents apart: the plain ones if they do, else with the command, the data, the folder or a number."""
+    out = list(plain_names)
+    for name in {name for name in plain_names if plain_names.count(name) > 1}:
+        alike = [n for n, one in enumerate(plain_names) if one == name]
+        for told in (_command, _data, _folder):
+            longer = [name + told(documents[n]) for n in alike]
+            if len(set(longer)) == len(longer):
+                break
+        else:
+            longer = [f"{name} #{n}" for n in range(1, len(alike) + 1)]
+        for n, one in zip(alike, longer, strict=True):
+            out[n] = one
+    return out
+
+
+def _command(document: Document) -> str:
+    command = plain(str(document.run.question.get("command", "")))
+    return f", as {command} scored it" if document.kind == "scores" else f" ({command})"
+
+
+def _data(document: Document) -> str:
+    tasks = document.run.question.get("tasks")
+    first: Any = next(iter(tasks.values()), {}) if isinstance(tasks, dict) else {}
+    return f" ({plain(str(first.get('data')))}, n = {first.get('n')})" if isinstance(first, dict) else ""
+
+
+def _folder(document: Document) -> str:
+    return f" ({plain(document.run.folder.name)})"
+
+
+def score_names(part: Part) -> list[str]:
+    """The names of the part's scores."""
+    learned = [part.lesson_of(one.document) for one in part.scores]
+    names = [
+        (f"{it.label}, {it.kept} kept" if it and it.gated else one.by) + (_among(it, part) if it else "")
+        for one, it in zip(part.scores, learned, strict=True)
+    ]
+    return names_of([one.document for one in part.scores], names)
+
+
+def ablation_names(part: Part) -> list[str]:
+    """The names of the part's ablations."""
+    return names_of([document for document, _ in part.effects], ["ablation"] * len(part.effects))
+
+
+def ranks(scores: Measured) -> dict[str, int]:
+    """The rank of every unit by its score, 1 for the most important."""
+    order = sorted(scores.values, key=lambda unit: -scores.values[unit])
+    return {unit: n for n, unit in enumerate(order, 1)}
+
+
+def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
+    """All that the slider can follow: orders of removal, and what learned gates took away at each number of units."""
+    return [*orders(part, numbers), *learned_tracks(part, numbers)]
+
+
+def learned_tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
+    """A track for each trained method and seed; unlike along an order, what is gone at one stop may be back at the next."""
+    found: dict[tuple[str, int], list[Stop]] = {}
+    for one in (one for runs in part.places.values() for one in runs):
+        detail = f"{difference_text(one.comparison)}, p = {probability(one.comparison.p)}"
+        gone = sorted(numbers[unit] for unit in one.gone if unit in numbers)
+        whole = Stop(0, [], result_text(one.full), "the whole model")
+        stops = found.setdefault((track_name(one, part), one.of), [whole])
+        stops.append(Stop(one.of - one.kept, gone, result_text(one.result), detail))
+    return [Track(name, of, sorted(stops, key=lambda stop: stop.removed)) for (name, of), stops in found.items()]
+
+
+def track_name(one: Lesson, part: Part) -> str:
+    """The name of a trained method, with the seed where it has several, and its units where there are others."""
+    among = {other.seed for other in part.places[one.place] if other.label == one.label}
+    called = f", seed {one.seed}" if len(among) > 1 else ""
+    return one.label + called + _among(one, part)
+
+
+def _among(one: Lesson, part: Part) -> str:
+    return f" [{part.place_names[one.place]}]" if len(part.places) > 1 else ""
+
+
+def orders(part: Part, numbers: Mapping[str, int]) -> list[Track]:
+    """The orders that the slider can follow, with what `prune` chose among its stops."""
+    chosen = _chosen(part, numbers)
+    out, by_chosen = [], str((part.prune or {}).get("by"))
+    for document in part.of("curves"):
+        curves = checked(document, lambda data: list(data["curves"]))
+        told = [one for one in curves if one.get("by") != "random"] or curves[:1]
+        out += [checked(document, lambda _, one=one: _track(one, numbers)) for one in told]
+    if part.prune is not None and not out:
+        out += checked(part.prunes[0], lambda data: _tested(data, numbers))
+    if chosen is None:
+        return out
+    for n, track in enumerate(out):
+        if track.name == by_chosen or len(out) == 1:
+            stops = [stop for stop in track.stops if stop.removed != chosen.removed]
+            out[n] = track._replace(stops=sorted([*stops, chosen], key=lambda stop: stop.removed))
+            return [out[n], *out[:n], *out[n + 1 :]]
+    if out or part.prune is None:
+        return out
+    whole = checked(part.prunes[0], lambda data: Stop(0, [], result_text(data["before"]), "the whole model"))
+    return [Track("prune", int(part.prune["of"]), [whole, chosen])]
+
+
+def _chosen(part: Part, numbers: Mapping[str, int]) -> Stop | None:
+    if part.prune is None:
+        return None
+
+    def build(data: dict[str, Any]) -> Stop:
+        gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
+        detail = difference_text(comparison_of(data["comparison"])) + " on the examples of the report"
+        return Stop(int(data["removed"]), gone, result_text(data["after"]), detail, chosen=True)
+
+    stop: Stop = checked(part.prunes[0], build)
+    return stop
+
+
+def _track(curve: Mapping[str, Any], numbers: Mapping[str, int]) -> Track:
+    stops = []
+    for point in curve["points"]:
+        gone = sorted(numbers[unit] for unit in units_of(point["plan"]) if unit in numbers)
+        one = comparison_of(point["comparison"])
+        detail = f"{difference_text(one)}, p = {probability(one.p)}" if point["removed"] else "the whole model"
+        stops.append(Stop(int(point["removed"]), gone, result_text(point["result"]), detail))
+    return Track(str(curve["by"]), int(curve["of"]), stops)
+
+
+def _tested(data: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Track]:
+    """The sequence that a guarantee tested, as stops."""
+    found = data.get("guarantee")
+    if not found or not found["steps"]:
+        return []
+    order = [str(unit) for unit in data["order"]]
+    stops = []
+    for step in (step for step in found["steps"] if int(step["removed"]) <= len(order)):
+        gone = sorted(numbers[unit] for unit in order[: int(step["removed"])] if unit in numbers)
+        word = "shown" if step["shown"] else "not shown"
+        bound = f"{signed(-number(step['damage']))} points, at most {fixed(number(step['bound']), 1)} lost: {word}"
+        stops.append(Stop(int(step["removed"]), gone, fixed(number(step["value"]), 3), bound))
+    return [Track(f"{data['by']}, as tested", ordered(data), stops)]
+
+
+def ordered(data: Mapping[str, Any]) -> int:
+    """How many units `prune` put into an order; documents name the first of very many."""
+    return int(data["of"]) if len(data["order"]) >= MOST_NAMED else len(data["order"])
+
+
+# -- colours ---------------------------------------------------------------------------------------------------------------
+
+
+def _score_views(part: Part, units: Sequence[str]) -> list[View]:
+    out = []
+    for name, one in zip(score_names(part), part.scores, strict=True):
+        values = [one.values.get(unit) for unit in units]
+        if any(value is not None for value in values):
+            out.append(_view(f"Score: {name}", SCORED, values, part, units))
+    return out
+
+
+def _effect_views(part: Part, units: Sequence[str]) -> list[View]:
+    out = []
+    for name, (_, effects) in zip(ablation_names(part), part.effects, strict=True):
+        found = {effect.unit: effect.comparison for effect in effects}
+        values = [found[unit].damage if unit in found else None for unit in units]
+        marked = [n for n, unit in enumerate(units) if unit in found and beyond_chance(found[unit])]
+        if any(value is not None for value in values):
+            about = (
+                "How much worse (orange) or better (green) the model is without the unit, as measured; a dot marks what Holm's "
+                "correction lets stand."
+            )
+            unit = unit_of(effects[0].comparison)
+            out.append(_view(f"Difference: {name}", about, values, part, units, unit)._replace(marked=marked))
+    return out
+
+
+def _view(name: str, about: str, values: list[float | None], part: Part, units: Sequence[str], lost: str = "") -> View:
+    """Values scaled within each kind of unit, because scores of heads and of layers do not compare.
+
+    `lost` is what differences are counted in, where the values are such.
+    """
+    places: list[float | None] = [None] * len(units)
+    kinds = {unit: grid.kind for grid in part.grids for unit in grid.units}
+    known = [value for value in values if value is not None]
+    diverging = bool(lost) or min(known) < 0
+    for kind in dict.fromkeys(kinds.values()):
+        own = {n: value for n, value in enumerate(values) if value is not None and kinds[units[n]] == kind}
+        reach = max((abs(value) for value in own.values()), default=0.0) or 1.0
+        for n, value in own.items():
+            places[n] = value / reach
+    reach = max(map(abs, known)) or 1.0
+    far = fixed(reach, digits_of(reach, 2))
+    low, high = (f"−{far}", f"+{far}") if diverging else ("0", three(reach))
+    if len({kinds[unit] for unit, value in zip(units, values, strict=True) if value is not None}) > 1:
+        low, high = ("better", "worse") if lost else ("least", "most")
+    elif lost:
+        low, high = f"better by {far}", f"worse by {far} {lost if lost == 'points' else f'in {lost}'}"
+    return View(name, about, diverging, places, [], low, high)
+
+
+def _first_role(views: Sequence[View]) -> int:
+    """The first unit that has a role, of the kind that comes first."""
+    return min(
+        ((place, n) for view in views for n, place in enumerate(view.places) if place is not None), default=(0, 0)
+    )[1]
+
+
+def _largest(places: Sequence[float | None]) -> int:
+    return max(range(len(places)), key=lambda n: -2.0 if places[n] is None else float(places[n] or 0.0))
+
+
+# -- facts -----------------------------------------------------------------------------------------------------------------
+
+
+def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
+    facts = [_texts("Role", units, part.roles), *(_texts(label, units, own) for label, own in role_facts(part).items())]
+    told: set[str] = set()
+    for name, one in zip(score_names(part), part.scores, strict=True):
+        if one.by in told and not set(one.values).isdisjoint(part.scores[0].values):
+            continue  # the same criterion on other examples: on the map and in the table, not here
+        if part.lesson_of(one.document) and len({lesson.label for lesson in part.lessons}) > 2:
+            continue  # of many methods, in how many runs it was kept says more
+        told.add(one.by)
+        rank = ranks(one)
+        shown = {
+            unit: three(value) + (f" ± {three(one.errors[unit])}" if unit in one.errors else "")
+            for unit, value in one.values.items()
+        }
+        places = {unit: f"{n} of {len(rank)}" for unit, n in rank.items()}
+        facts += [
+            _texts(f"Score by {name}, ± s.e." if one.errors else f"Score by {name}", units, shown),
+            _texts(f"Rank by {name}, 1 = top", units, places),
+        ]
+    for name, (_, effects) in zip(ablation_names(part), part.effects, strict=True):
+        called = "" if name == "ablation" else name.removeprefix("ablation")
+        facts.append(_texts(f"Without it{called}", units, {e.unit: difference_text(e.comparison) for e in effects}))
+        facts.append(_texts(f"p, and corrected by Holm{called}", units, {e.unit: _ps(e) for e in effects}))
+    facts += _transfer_facts(part, units)
+    if part.prune is not None and part.prune.get("order"):
+        order = [str(unit) for unit in part.prune["order"]]
+        places = {unit: f"{n} of {ordered(part.prune)}" for n, unit in enumerate(order, 1)}
+        facts.append(_texts("Place in the order of removal", units, places))
+    for track in [] if part.prune else orders(part, {unit: n for n, unit in enumerate(units)}):
+        facts.append(Fact(f"Goes, by {track.name}", _leaving(track, len(units))))
+    facts.append(_kept(part, units))
+    if part.prune is not None:
+        facts.append(Fact("Removed", ["yes" if unit in part.removed else "no" for unit in units]))
+    return [fact for fact in facts if any(fact.texts)]
+
+
+def _kept(part: Part, units: Sequence[str]) -> Fact:
+    """In how many runs of learned gates each unit stayed, of those in which it had a gate of its own."""
+    runs = [(one, part.scored_by(one)) for one in part.lessons if one.gated]
+    texts = {}
+    for unit in units:
+        noun = NOUNS.get(kind_of(unit), "")
+        had = [one for one, gates in runs if noun in one.units.split(",") and (not gates or unit in gates)]
+        if had:
+            texts[unit] = f"in {sum(unit not in one.gone for one in had)} of {counted(len(had), 'run')}"
+    return _texts("Kept by gates that learned", units, texts)
+
+
+def _transfer_facts(part: Part, units: Sequence[str]) -> list[Fact]:
+    facts = []
+    for document in part.of("transfer"):
+        data = document.data
+        sides = checked(
+            document, lambda data: [(names, map(number, data["damage"][names])) for names in ("one", "other")]
+        )
+        for side, values in sides:
+            metric = str(data[side]["metric"])
+            named = dict(zip(map(str, data["units"]), values, strict=False))
+            digits = digits_for(named.values())
+            shown = {unit: f"{fixed(value, digits)} {metric}" for unit, value in named.items()}
+            facts.append(_texts(f"Lost on {data_name(document, side)}", units, shown))
+    return facts
+
+
+def data_name(document: Document, role: str) -> str:
+    """The data that a run had in some role, by name."""
+    task = document.run.question.get("tasks", {}).get(role, {})
+    return str(plain(str(task.get("data", role)))) if isinstance(task, dict) else role
+
+
+def _ps(effect: Effect) -> str:
+    one = effect.comparison
+    return probability(one.p) + ("" if one.p_holm is None else f" → {probability(one.p_holm)}")
+
+
+def _leaving(track: Track, count: int) -> list[str]:
+    at: dict[int, int] = {}
+    for stop in track.stops:
+        if not stop.chosen:
+            for unit in stop.gone:
+                at.setdefault(unit, stop.removed)
+    return [f"among the first {at[n]} of {track.of}" if n in at else "" for n in range(count)]
+
+
+def _texts(label: str, units: Sequence[str], texts: Mapping[str, str]) -> Fact:
+    return Fact(label, [texts.get(unit, "") for unit in units])

@@ -1,0 +1,305 @@
+"""`report`: run folders as one page that explains itself. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import __version__
+from ..errors import BadRun
+from ..formatting import Table, counted, listed
+from ..plans import index_of, site_of
+from ..runs import write_whole
+from . import charts, head_map, map_cells, provenance, summary, theme
+from .charts import Chart
+from .findings import Part, gather
+from .head_map import Map
+from .provenance import Again
+from .sections import claims, criteria, layer_widths, lottery, measurements, pruning, role_survival, roles, training
+from .sections.claims import Told
+from .sections.measurements import Section
+
+TEMPLATES = Path(__file__).parent / "templates"
+SCRIPTS = ("heads.js", "page.js")  # one script, in this order
+LARGEST = 5_000_000  # bytes of a page
+
+
+class Placed(NamedTuple):
+    """A section with the names that its charts and tables have in the page."""
+
+    section: Section
+    anchor: str
+    charts: list[tuple[str, Chart]]
+    tables: list[tuple[str, Table]]
+
+
+class Main(NamedTuple):
+    """The chart beside the map, which the slider moves along."""
+
+    place: str  # its name in the page
+    title: str
+    about: str
+    chart: Chart
+
+
+class Chapter(NamedTuple):
+    """Everything that the page says about one model."""
+
+    anchor: str
+    part: Part
+    answer: str
+    tiles: list[summary.Tile]
+    map: Map | None
+    main: Main | None
+    sections: list[Placed]
+    again: list[Again]
+    notes: list[str]
+
+
+def report(
+    runs: Sequence[Path | str],
+    output: Path | str,
+    *,
+    figures: Path | str | None = None,
+    markdown: Path | str | None = None,
+    force: bool = False,
+    title: str | None = None,
+) -> Path:
+    """Write one HTML page about run folders (or folders that hold some), and with `figures` its charts as SVG and PNG.
+
+    With `markdown`, what became of the statements of papers is written as a table in Markdown, too. The page needs nothing
+    but itself. What is there is not overwritten without `force`.
+    """
+    output = Path(output)
+    _free(output, force)
+    folders = [Path(run) for run in runs]
+    told, parts = claims.retold(folders), gather(folders)
+    parts.sort(key=lambda part: part.prune is None)  # what was pruned comes first
+    chapters = [_chapter(part, n) for n, part in enumerate(parts, 1)]
+    files: dict[Path, bytes] = {}
+    if markdown is not None:
+        if not told:
+            raise BadRun(
+                "There are no statements of papers in these runs; --markdown needs folders that reproduce wrote."
+            )
+        _free(Path(markdown), force)
+        files[Path(markdown)] = claims.markdown(told).encode("utf-8", "replace")
+    if figures is not None:
+        drawn = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
+        for name, _ in drawn:
+            _free(Path(figures) / f"{name}.svg", force)
+            _free(Path(figures) / f"{name}.png", force)
+        for name, chart in drawn:
+            files[Path(figures) / f"{name}.svg"] = charts.svg(chart).encode()
+            files[Path(figures) / f"{name}.png"] = charts.png(chart)
+    page = render(chapters, title, told).encode("utf-8", "replace")
+    if len(page) > LARGEST:
+        raise BadRun(
+            f"The page would have {len(page) / 1e6:.1f} MB, and it should stay below {LARGEST / 1e6:.0f}; give fewer runs at a "
+            "time."
+        )
+    for path, content in files.items():
+        write_whole(path, content, "write to")
+    write_whole(output, page, "write to")
+    return output
+
+
+def render(chapters: Sequence[Chapter], title: str | None = None, told: Sequence[Told] = ()) -> str:
+    """The page as text."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    models = list(dict.fromkeys(chapter.part.model for chapter in chapters))
+    made = (
+        claims.title(told) if told else f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}"
+    )
+    return environment.get_template("page.html").render(
+        title=title or made,
+        told=told,
+        summary=claims.summary(told),
+        verdicts=claims.VERDICTS,
+        chapters=chapters,
+        palettes=theme.PALETTES,
+        cell=map_cells.CELL,
+        version=__version__,
+        data=Markup(embedded(_data(chapters, told))),
+        vega=Markup(as_script(charts.script())),
+        style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+        script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
+    )
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand inside a script element: ASCII, and without a character that HTML would read."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def as_script(text: str) -> str:
+    """A script that cannot end its own element."""
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _chapter(part: Part, number: int) -> Chapter:
+    anchor = f"m{number}"
+    made = [
+        *lottery.lottery(part),
+        *layer_widths.layers(part),
+        *layer_widths.budgets(part),
+        *layer_widths.tuned(part),
+        *layer_widths.recovered(part),
+        *training.learned(part),
+        *measurements.curves(part),
+        *roles.roles(part),
+        *role_survival.survival(part),
+        *roles.relations(part),
+        *training.over(part),
+        *training.gates(part),
+        *measurements.rankings(part),
+        *criteria.predictions(part),
+        *measurements.spreads(part),
+        *measurements.effects(part),
+        *measurements.one_head(part),
+        *pruning.guarantee(part),
+        *measurements.transfers(part),
+        *pruning.speeds(part),
+        *pruning.removed(part),
+        *training.training(part),
+        *measurements.every_unit(part),
+    ]
+    main = _main(part, anchor, made)
+    placed, seen = [], dict[str, int]()
+    for one in made:
+        seen[one.key] = seen.get(one.key, 0) + 1
+        place = f"{anchor}-{one.key}" + (f"-{seen[one.key]}" if seen[one.key] > 1 else "")
+        drawn = [chart for chart in one.charts if main is None or chart is not main.chart]
+        named = [(f"{place}-chart-{n}" if n else f"{place}-chart", chart) for n, chart in enumerate(drawn)]
+        tables = [(f"{place}-table-{n}" if n else f"{place}-table", table) for n, table in enumerate(one.tables)]
+        placed.append(Placed(one, place, named, tables))
+    return Chapter(
+        anchor,
+        part,
+        summary.answer(part),
+        summary.tiles(part),
+        head_map.build(part),
+        main,
+        placed,
+        [provenance.how(part, run) for run in part.runs],
+        _notes(part),
+    )
+
+
+def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
+    """The first curve; without one, the sequence that a guarantee tested, what learned gates keep, or what layers keep."""
+    for document in part.of("curves")[:1]:
+        about = measurements.curve_about(document)
+        return Main(f"{anchor}-main", "What is left as units go", about, measurements.curve_chart(part, document))
+    drawn = {one.key: one.charts[0] for one in made[::-1] if one.charts}
+    if "guarantee" in drawn:
+        about = "Loss of each plan tested, and its upper bound; the first one that reaches above what is allowed is the end."
+        return Main(f"{anchor}-main", "How much may go", about, drawn["guarantee"])
+    if "learned" in drawn:
+        runs = next(iter(part.places.values()))
+        title = "What learned gates keep" if any(one.gated for one in runs) else f"What {runs[0].units} are left"
+        return Main(f"{anchor}-main", title, training.how_to_read(runs), drawn["learned"])
+    if "structure" in drawn:
+        about = "The share of each layer's units that stay, with their number where there is room; × is a layer that is gone."
+        return Main(f"{anchor}-main", "What is left of each layer", about, drawn["structure"])
+    return None
+
+
+def _notes(part: Part) -> list[str]:
+    """What a reader has to know before anything else: several prunings, and runs that did not come to their end."""
+    notes = []
+    if len(part.prunes) > 1:
+        last, *others = (one.run.folder.name for one in part.prunes)
+        notes.append(
+            f"There are {len(part.prunes)} prune runs of this model. The answer, the numbers below it and the map tell of "
+            f"{last}, made last; what {listed(others)} came to stands in sections with that name."
+        )
+    for run in part.runs:
+        if run.finished:
+            continue
+        shown = [one.name for one in part.documents if one.run is run]
+        what = f"what is shown of it comes from {', '.join(shown[:3])}" if shown else "it has no answer yet"
+        notes.append(
+            f"The run {run.folder.name} is not finished: {_pieces(len(run.pieces))} done, {what}. "
+            "The same command goes on from there."
+        )
+    return notes
+
+
+def _pieces(count: int) -> str:
+    return f"{counted(count, 'piece')} {'is' if count == 1 else 'are'}"
+
+
+def _data(chapters: Iterable[Chapter], told: Iterable[Told]) -> dict[str, Any]:
+    """What the page's script works with."""
+    drawn: dict[str, Any] = {}
+    tables = [pair for one in told for pair in one.copied]
+    for chapter in chapters:
+        drawn |= {chapter.main.place: chapter.main.chart} if chapter.main else {}
+        for placed in chapter.sections:
+            drawn |= dict(placed.charts)
+            tables += placed.tables
+    forms = {name: {"latex": one.latex(), "csv": one.csv(), "markdown": one.markdown()} for name, one in tables}
+    found = {chapter.anchor: chapter.map.to_json() for chapter in chapters if chapter.map}
+    return {"maps": found, "charts": {name: chart.spec for name, chart in drawn.items()}, "tables": forms}
+
+
+def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:
+    """Every chart with the name of its files, the maps among them."""
+    found = [(chapter.main.chart.name, chapter.main.chart)] if chapter.main else []
+    for placed in chapter.sections:
+        for n, (_, chart) in enumerate(placed.charts):
+            found.append((placed.anchor.partition("-")[2] + (f"-{n + 1}" if n else ""), chart))
+    found += _maps(chapter)
+    names: dict[str, int] = {}
+    out = []
+    for name, chart in found:
+        names[name] = names.get(name, 0) + 1
+        name = name if names[name] == 1 else f"{name}-{names[name]}"
+        out.append((f"{chapter.anchor}-{name}" if several else name, chart))
+    return out
+
+
+def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
+    """Each map by its first view, and by the roles of its heads, as charts."""
+    found, part = chapter.map, chapter.part
+    if found is None:
+        return []
+    made = []
+    for view in [*found.views[:1], *(view for view in found.views[1:] if view.keys)]:
+        for grid in (grid for grid in part.grids if not grid.large):
+            places = dict(zip(found.units, view.places, strict=True))
+            if view.keys and all(places[unit] is None for unit in grid.units):
+                continue
+            rows = [
+                {"site": site_of(u), "column": index_of(u), "value": places[u], "gone": u in part.removed}
+                for u in grid.units
+            ]
+            name = f"map-{grid.type or grid.kind}".replace(" ", "-")
+            label = view.name if view.diverging else f"{view.name}, of the largest"
+            safe = "".join(letter for letter in name if letter.isalnum() or letter == "-")
+            if view.keys:
+                made.append((f"{safe}-roles", roles.role_map(f"{safe}-roles", view, rows)))
+            else:
+                made.append((safe, charts.heatmap(safe, rows, label=label, diverging=view.diverging)))
+    return made
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def _free(path: Path, force: bool) -> None:
+    if path.is_dir():
+        raise BadRun(f"{path} is a folder; give the name of a file.")
+    if os.path.lexists(path) and not force:
+        raise BadRun(f"{path} is there already; choose another name, or write over it with --force.")

@@ -1,0 +1,103 @@
+"""How to get the numbers of a report again: the command, the data, signatures and versions of every run. No torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import HeadcountError
+from ..runs import Record
+from .findings import Part
+from .run_reader import Document, plain
+
+SIGNED = ("base", "one", "other", "before", "after", "guarantee", "full", "learned")  # results within documents
+
+
+class Again(NamedTuple):
+    """How to get the numbers of a run again."""
+
+    folder: str
+    command: str
+    rebuilt: bool  # the command was put together from the question, because the run did not keep it
+    facts: list[tuple[str, str]]
+    finished: bool
+
+
+def how(part: Part, run: Record) -> Again:
+    """Command, signatures, data and versions of a run."""
+    documents = [one for one in part.documents if one.run is run]
+    inside = [str(one.data["command"]) for one in documents if isinstance(one.data.get("command"), str)]
+    told, question = inside[0] if inside else _kept_command(run), run.question
+    tasks = question.get("tasks")
+    facts = [("Asked", run.signature), ("On", run.created)]
+    for role, task in tasks.items() if isinstance(tasks, dict) else ():
+        if isinstance(task, dict):
+            facts.append(
+                (f"Data ({role})", f"{task.get('data')}, n = {task.get('n')}, #{str(task.get('fingerprint'))[:8]}")
+            )
+    model = question.get("model")
+    if isinstance(model, dict) and model.get("weights"):
+        facts.append(("Weights", f"#{str(model['weights'])[:8]}"))
+    facts += [(f"Signature ({name})", text) for name, text in _signatures(documents)]
+    facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())))
+    return Again(run.folder.name, told or _rebuilt(question), not told, facts, run.finished)
+
+
+def _kept_command(run: Record) -> str:
+    """The command, where the run came to its end and kept it."""
+    try:
+        kept = plain(run.read_json("command"))
+    except HeadcountError:
+        return ""
+    return str(kept.get("command", "")) if isinstance(kept, dict) else ""
+
+
+def _signatures(documents: Sequence[Document]) -> list[tuple[str, str]]:
+    """Every signature in the documents, by where it stands; a text that stands in several places of one is told once."""
+    out = []
+    for one in documents:
+        places = [(one.name, one.data)]
+        places += [(f"{one.name}, {key}", one.data.get(key)) for key in SIGNED]
+        drawn = [(one.name, one.data.get("curves"))] if one.kind == "curves" else []
+        for stage in one.data.get("checkpoints") or () if one.kind == "over" else ():
+            drawn.append((f"{one.name}, {stage.get('name')}", stage.get("curves")))
+        for called, curves in drawn:
+            for made in curves if isinstance(curves, list) else ():
+                points = made.get("points") or [{}]
+                places.append((f"{called}, {made.get('by')}", points[-1].get("result")))
+        told: dict[str, str] = {}
+        for place, holder in places:
+            found = holder.get("signature") if isinstance(holder, dict) else None
+            if isinstance(found, str) and found:
+                told.setdefault(found, place)
+        out += [(place, found) for found, place in told.items()]
+    return out
+
+
+def _rebuilt(question: Mapping[str, Any]) -> str:
+    """The command, as far as the question tells it."""
+    model = question.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
+    command = str(question.get("command", ""))
+    words = ["headcount", *command.replace("ablate-all-but-one", "ablate --all-but-one").split()]
+    words += [str(name)] if name else []
+    tasks = question.get("tasks")
+    flags = {"data": "--data", "report": "--data", "one": "--data", "other": "--other-data"}
+    flags["select"] = "--score-data" if command == "curve" else "--select-data"
+    for role, task in tasks.items() if isinstance(tasks, dict) else ():
+        if isinstance(task, dict) and role in flags:
+            words += [flags[role], str(task.get("data"))]
+    for key, value in {**_dict(question.get("run")), **_dict(question.get("options"))}.items():
+        flag = "--" + str(key).replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool) and value not in ("", "by paper"):
+            words += [flag, str(value)]
+        elif isinstance(value, list) and value and key != "dialect":
+            words += [flag, ",".join(map(str, value))]
+    return shlex.join(words)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,203 @@
+"""Experiments of papers that were run again: what a paper says, what is seen here, and whether they agree. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...formatting import Column, Table, listed, markdown_text
+from ..findings import Part
+from ..provenance import Again, how
+from ..run_reader import Document, checked, documents_of, is_of_a_paper, records_of
+
+FORMAT = 1
+UNTOLD = "cannot be told"
+_NUMBER = re.compile(r"[−+-]?[\d.,]*\d ?%?( ?[×±] ?[\d.,]*)?( ?[\[(].*[\])])?|–|")  # with its interval; or nothing
+
+
+class Verdict(NamedTuple):
+    """A verdict: the shape and colour it has on the page, and how it is counted in a sentence."""
+
+    kind: str
+    one: str
+    many: str
+
+
+VERDICTS = {
+    "confirmed": Verdict("yes", "is confirmed", "are confirmed"),
+    "differs": Verdict("other", "differs", "differ"),
+    "not confirmed": Verdict("no", "is not confirmed", "are not confirmed"),
+    UNTOLD: Verdict("open", "cannot be told", "cannot be told"),
+}
+
+
+class Statement(NamedTuple):
+    """What a paper says, what is seen here, what follows, and when it would have been confirmed."""
+
+    paper: str
+    here: str
+    verdict: str
+    rule: str
+
+
+class Told(NamedTuple):
+    """A table or figure of a paper, run again."""
+
+    anchor: str
+    name: str  # michel-curves
+    paper: str
+    shows: str
+    asks: str
+    material: str
+    about: str
+    full: bool
+    seeds: tuple[int, ...]
+    claims: tuple[Statement, ...]
+    tables: tuple[tuple[str, Table], ...]  # the published numbers and ours, with their names in the page
+    commands: tuple[str, ...]
+    left_out: tuple[str, ...]
+    again: Again
+
+    @property
+    def source(self) -> str:
+        """Where it stands in the literature."""
+        return f"{self.paper}, {self.shows}" if self.shows else self.paper
+
+    @property
+    def size(self) -> str:
+        """How much of the data and of training it saw."""
+        return "full" if self.full else "laptop"
+
+    @property
+    def drawn(self) -> str:
+        """The seeds, in words."""
+        return f"{'seed' if len(self.seeds) == 1 else 'seeds'} {listed([str(seed) for seed in self.seeds], 12)}"
+
+    @property
+    def ran_on(self) -> str:
+        """What it was run on: material, size, seeds."""
+        sizes = {
+            True: "Full size: all that was given is measured on, and trained on but where a command has a --limit",
+            False: "Laptop size: few examples and short trainings",
+        }
+        return f"Run on {self.material}. {self.about} {sizes[self.full]}; {self.drawn}."
+
+    @property
+    def statements(self) -> Table:
+        """The statements as a table that can be copied."""
+        titles = ("the paper", "here", "verdict", "rule")
+        rows = tuple((one.paper, one.here, one.verdict, one.rule) for one in self.claims)
+        return Table("claims", f"{self.source}, and here.", tuple(map(Column, titles)), rows)
+
+    @property
+    def copied(self) -> list[tuple[str, Table]]:
+        """All tables with their names in the page, the statements first."""
+        return [*([(f"{self.anchor}-claims", self.statements)] if self.claims else ()), *self.tables]
+
+
+def retold(folders: Sequence[Path]) -> list[Told]:
+    """Every experiment in run folders, or in folders that hold run folders one level down; in their order."""
+    found = [document for record in records_of(folders) if is_of_a_paper(record) for document in documents_of(record)]
+    found = [document for document in found if document.kind == "claims"]
+    return [
+        checked(document, lambda data, document=document, n=n: _told(data, document, f"p{n}"))
+        for n, document in enumerate(found, 1)
+    ]
+
+
+def _told(data: dict[str, Any], document: Document, anchor: str) -> Told:
+    if data["format"] != FORMAT:
+        raise ValueError(f"format {data['format']!r:.20}, and this version reads {FORMAT}")
+    told = [Statement(*(_text(row[name]) for name in Statement._fields)) for row in _list(data["claims"])]
+    for claim in told:
+        if claim.verdict not in VERDICTS:
+            raise ValueError(f"{claim.verdict!r:.40} is no verdict")
+    sheets = [_table(sheet) for sheet in _list(data["sheets"])]
+    seeds, full = tuple(_list(data["seeds"])), data["full"]
+    if not isinstance(full, bool) or any(isinstance(seed, bool) or not isinstance(seed, int) for seed in seeds):
+        raise ValueError("full or seeds are not what they should be")
+    return Told(
+        anchor,
+        _text(data["experiment"]),
+        _text(data["paper"]),
+        _text(data["shows"]),
+        _text(data["asks"]),
+        _text(data["material"]["name"]),
+        _text(data["material"]["about"]),
+        full,
+        seeds,
+        tuple(told),
+        tuple((f"{anchor}-table-{n}", table) for n, table in enumerate(sheets, 1)),
+        tuple(map(_text, _list(data["commands"]))),
+        tuple(map(_text, _list(data["left_out"]))),
+        how(Part("", (document.run,), (document,)), document.run),
+    )
+
+
+def _table(sheet: dict[str, Any]) -> Table:
+    """A sheet as a table; columns of nothing but numbers stand to the right, unless they are the first."""
+    titles = [_text(title) for title in _list(sheet["columns"])]
+    rows = tuple(tuple(_text(cell) for cell in _list(row)) for row in _list(sheet["rows"]))
+    if any(len(row) != len(titles) for row in rows):
+        raise ValueError(f"a row of {_text(sheet['title'])!r:.40} has another number of cells than it has columns")
+    cells = list(zip(*rows, strict=True)) or [()] * len(titles)
+    numeric = [n > 0 and any(cells[n]) and all(map(_NUMBER.fullmatch, cells[n])) for n in range(len(titles))]
+    columns = tuple(Column(title, str, right) for title, right in zip(titles, numeric, strict=True))
+    return Table("sheet", _text(sheet["title"]), columns, rows)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a text")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.40} is not a list")
+    return value
+
+
+# -- in words --------------------------------------------------------------------------------------------------------------
+
+
+def summary(told: Sequence[Told]) -> str:
+    """How many statements there are, and what became of them: "Of 9 statements 5 are confirmed, 2 differ and ..."."""
+    found = [claim.verdict for one in told for claim in one.claims]
+    if not found:
+        return "Nothing can be said about the statements yet: no run that they could be read off has come to its end."
+    counts = {word: found.count(word) for word in VERDICTS if word in found}
+    those = "the one statement" if len(found) == 1 else f"the {len(found)} statements"
+    if list(counts) == [UNTOLD]:
+        return f"Whether {those} {'holds' if len(found) == 1 else 'hold'} cannot be told."
+    if len(found) == 1:
+        return f"The one statement {VERDICTS[found[0]].one}."
+    if len(counts) == 1:
+        return f"{'Both' if len(found) == 2 else f'All {len(found)}'} statements {VERDICTS[found[0]].many}."
+    parts = [f"{n} {VERDICTS[word].one if n == 1 else VERDICTS[word].many}" for word, n in counts.items()]
+    return f"Of {len(found)} statements {listed(parts)}."
+
+
+def title(told: Sequence[Told]) -> str:
+    """What a page about these experiments is called."""
+    papers = {one.paper for one in told}
+    if len(papers) > 1:
+        return "The papers, again"
+    return f"{told[0].source if len({one.shows for one in told}) == 1 else told[0].paper}, again"
+
+
+def markdown(told: Sequence[Told]) -> str:
+    """The statements of all experiments as one table in Markdown, under the sentence that counts them and what it was run on."""
+    rows = [(one.source, claim.paper, claim.here, claim.verdict) for one in told for claim in one.claims]
+    columns = tuple(map(Column, ("paper", "published", "here", "verdict")))
+    ran: dict[str, list[str]] = {}
+    for one in told:
+        ran.setdefault(f"on {one.material}, {one.size} size, {one.drawn}", []).append(one.name)
+    lines = [
+        summary(told),
+        "",
+        *(f"- {markdown_text(listed(names, 99))}: {markdown_text(on)}" for on, names in ran.items()),
+    ]
+    return "\n".join([*lines, "", Table("claims", "", columns, tuple(rows)).markdown()])

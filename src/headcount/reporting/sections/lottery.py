@@ -1,0 +1,450 @@
+"""The lottery study as sections of a report: good, bad and random sub-networks, who survives, and how sure that is. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...formatting import Column, Table, counted, fixed, listed, percent, probability, whole
+from ...plans import by_place
+from ...stats.results import difference_columns, in_points
+from .. import charts, training_charts
+from ..findings import Part
+from ..map_cells import TITLES, short_names
+from ..run_reader import checked, comparison_of, number
+from .measurements import MOST_ROWS, Section
+
+PRASANNA = "Prasanna, Rogers and Rumshisky 2020"
+WHATS = ("good", "random", "bad")
+HOWS = {"pruned": "as found", "retrained": "retrained"}
+KINDS = {"structured": "heads and MLPs", "magnitude": "single weights"}
+MOST_NAMED = 4  # tasks whose sizes stand beside the chart; those of all are in the tables
+NOUNS = {"heads": "heads", "mlps": "MLPs"}
+RANK = {"encoder": 0, "decoder": 1, "cross": 2}
+
+
+def lottery(part: Part) -> list[Section]:
+    """Everything about each lottery: what the sub-networks are worth, who survives, overlaps, agreement, the search."""
+    out = []
+    for one in part.of("lottery"):
+        called = f" ({one.run.folder.name})" if len(part.of("lottery")) > 1 else ""
+        out += checked(one, partial(_sections, called))
+    return out
+
+
+def _sections(called: str, data: Mapping[str, Any]) -> list[Section]:
+    made = [_networks(data), _survivors(data), *_overlap(data), *_agreement(data), _search(data), _every(data)]
+    return [one._replace(title=one.title + called) for one in made]
+
+
+def _names(data: Mapping[str, Any]) -> list[str]:
+    return [str(task["name"]) for task in data["tasks"]]
+
+
+def _seeds(data: Mapping[str, Any]) -> str:
+    count = len(data["seeds"])
+    return "" if count == 1 else f", mean over {count} seeds"
+
+
+def _maybe(value: Any) -> float | None:
+    return None if value is None else number(value)
+
+
+def _filled(name: str, caption: str, columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> Table:
+    """A table without the columns that have nothing to show: deviations of one seed, a metric that is the same everywhere."""
+    kept = [n for n in range(len(columns)) if any(row[n] is not None for row in rows) or not rows]
+    cells = tuple(tuple(row[n] for n in kept) for row in rows[:MOST_ROWS])
+    return Table(name, caption, tuple(columns[n] for n in kept), cells)
+
+
+def _digits(values: Iterable[float | None]) -> partial[str]:
+    """Three decimals for an accuracy or a loss, one for a BLEU."""
+    return partial(fixed, digits=3 if max((abs(v) for v in values if v is not None), default=0.0) < 10 else 1)
+
+
+def _with_spread(value: float, spread: float | None, shown: Any) -> str:
+    return shown(value) + ("" if spread is None else f" ± {shown(spread)}")
+
+
+# -- what the sub-networks are worth ---------------------------------------------------------------------------------------
+
+
+def _networks(data: Mapping[str, Any]) -> Section:
+    found = [
+        {key: str(row[key]) for key in ("task", "kind", "what", "how")}
+        | {"mean": number(row["mean"]), "sd": _maybe(row["sd"]), "seeds": int(row["seeds"])}
+        for row in data["table"]
+    ]
+    shown, metrics = _digits(row["mean"] for row in found), {str(t["name"]): str(t["metric"]) for t in data["tasks"]}
+    drawn, kinds = [], [kind for kind in KINDS if any(row["kind"] == kind and row["how"] in HOWS for row in found)]
+    for kind in kinds:
+        for metric in dict.fromkeys(metrics.values()):
+            rows = [row for row in found if metrics.get(row["task"]) == metric]
+            parts = [row for row in rows if row["how"] in HOWS and row["kind"] == kind]
+            bases = [row for row in rows if row["how"] == "whole" and row["what"] == "full"]
+            if parts:
+                title = metric if len(kinds) == 1 else f"{metric}; what goes: {KINDS[kind]}"
+                drawn.append(
+                    training_charts.networks(
+                        "lottery",
+                        [_point(row, shown) for row in parts],
+                        [_told(row, f"full model: {_with_spread(row['mean'], row['sd'], shown)}") for row in bases],
+                        [_told(row, f"most frequent label: {shown(row['mean'])}") for row in _majorities(data, metric)],
+                        title=title,
+                        kinds=WHATS,
+                    )
+                )
+    about = (
+        f"A good sub-network is what is left when heads and MLPs go, least important first, while at least "
+        f"{percent(number(data['threshold']))} of the full model's score remains; a random and a bad one are of the same "
+        "size, drawn by chance and from what went first. Open marks are sub-networks as found"
+    )
+    if any(row["how"] == "retrained" for row in found):
+        about += ", filled ones were cut out before the fine-tuning and had the same as the full model"
+    about += "; bars reach one standard deviation over seeds." if len(data["seeds"]) > 1 else "."
+    about += " The line is the full model, the dotted one what the most frequent label would give."
+    notes = [
+        f"What is left for {name}{' on average' if len(data['seeds']) > 1 else ''}: {_left(data, name)}."
+        for name in _names(data)[:MOST_NAMED]
+    ]
+    if "magnitude" in kinds:
+        notes.append("Single weights: the smallest go first, wherever they are; no matrix becomes smaller by that.")
+    used = tuple((str(task["name"]), str(task["sets"])) for task in data["tasks"] if task.get("sets"))
+    sets = Table("sets", "Which examples were used for what.", (Column("task"), Column("used")), used)
+    made = (_networks_table(data, found, metrics, kinds, shown), *((sets,) if used else ()))
+    source = f"{PRASANNA}."
+    return Section("lottery", "Good, bad and random", about, source, tuple(drawn), made, tuple(notes))
+
+
+def _left(data: Mapping[str, Any], task: str) -> str:
+    """How much the searches of a task left: "40 of 72 heads and 5 of 6 MLPs"."""
+    draws = [draw for draw in data["draws"] if draw["task"] == task]
+    told = []
+    for kind, noun in NOUNS.items():
+        if draws and number(draws[0]["of"][kind]):
+            mean = sum(number(draw["left"][kind]) for draw in draws) / len(draws)
+            told.append(f"{_rounded(mean)} of {whole(number(draws[0]['of'][kind]))} {noun}")
+    return " and ".join(told) or "nothing yet"
+
+
+def _majorities(data: Mapping[str, Any], metric: str) -> list[dict[str, Any]]:
+    tasks = [task for task in data["tasks"] if str(task["metric"]) == metric and task.get("majority") is not None]
+    return [{"task": str(task["name"]), "mean": number(task["majority"])} for task in tasks]
+
+
+def _point(row: Mapping[str, Any], shown: Any) -> dict[str, Any]:
+    reach = row["sd"] or 0.0
+    span = {"low": row["mean"] - reach, "high": row["mean"] + reach}
+    text = f"{row['what']}, {HOWS[row['how']]}: {_with_spread(row['mean'], row['sd'], shown)}"
+    return {**_told(row, text), **span, "what": row["what"], "again": row["how"] == "retrained"}
+
+
+def _told(row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {"task": row["task"], "mean": row["mean"], "text": f"{row['task']}, {text}"}
+
+
+def _networks_table(
+    data: Mapping[str, Any],
+    found: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, str],
+    kinds: Sequence[str],
+    shown: Any,
+) -> Table:
+    """A row per task and sub-network, as found and retrained side by side, between the full model and the majority."""
+    by = {(row["task"], row["kind"], row["what"], row["how"]): row for row in found}
+    rows: list[tuple[Any, ...]] = []
+    one_metric = len(set(metrics.values())) == 1
+
+    def line(task: str, what: str, goes: str | None, *cells: Mapping[str, Any] | None) -> None:
+        numbers = [value for cell in cells for value in ((cell["mean"], cell["sd"]) if cell else (None, None))]
+        seeds = max((cell["seeds"] for cell in cells if cell and cell.get("seeds")), default=None)
+        metric = None if one_metric else metrics[task]
+        rows.append((task, metric, what, goes if len(kinds) > 1 else None, *numbers, seeds))
+
+    for task in data["tasks"]:
+        name = str(task["name"])
+        whole_one = next((r for r in found if r["task"] == name and r["how"] == "whole" and r["what"] == "full"), None)
+        line(name, "full", None, whole_one, None)
+        for kind in kinds:
+            for what in WHATS:
+                pair = [by.get((name, kind, what, how)) for how in HOWS]
+                if any(pair):
+                    line(name, what, KINDS[kind], *pair)
+        if task.get("majority") is not None:
+            line(name, "most frequent label", None, {"mean": number(task["majority"]), "sd": None}, None)
+    spread = Column("sd", shown, True)
+    columns = (
+        *(Column("task"), Column("metric"), Column("sub-network"), Column("what goes")),
+        *(Column("as found", shown, True), spread, Column("retrained", shown, True), spread),
+        Column("seeds", whole, True),
+    )
+    metric = f" ({next(iter(metrics.values()))})" if one_metric else ""
+    caption = f"What sub-networks are worth{metric} on the examples of the report{_seeds(data)}."
+    return _filled("lottery", caption, columns, rows)
+
+
+# -- who survives ----------------------------------------------------------------------------------------------------------
+
+
+def _survivors(data: Mapping[str, Any]) -> Section:
+    tasks, seeds = len(data["tasks"]), len(data["seeds"])
+    what = "the number of tasks in which it survives" if tasks > 1 else "whether it survives"
+    if seeds > 1:
+        what = f"{what}, mean over {seeds} seeds" if tasks > 1 else "the share of seeds in which it survives"
+    small = " and below it the standard deviation over seeds" if seeds > 1 else ""
+    told = f"Each cell is a head, a row per layer, and the MLP of the layer stands beside them. The number is {what}{small}."
+    about = f"{told} The stronger the colour, the more often it is in the good sub-network."
+    drawn = [_survivors_chart(data, title, sites) for title, sites in _groups(data["sites"])]
+    return Section("survivors", "Who survives", about, f"{PRASANNA}.", tuple(drawn))
+
+
+def _groups(sites: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, list[str]]]]:
+    """Maps with their rows, one map per attention type: the name of a row, and its sites; MLPs stand beside their heads."""
+    heads = [site for site in sites if site["kind"] == "head"]
+    mlps = [str(site["name"]) for site in sites if site["kind"] != "head"]
+    groups: dict[str | None, list[list[str]]] = {}
+    for site in sorted(heads, key=lambda site: RANK.get(site["type"], len(RANK))):
+        name = str(site["name"])
+        beside = [f"{name}.mlp"] if f"{name}.mlp" in mlps else []
+        mlps = [one for one in mlps if one not in beside]
+        groups.setdefault(site["type"], []).append([name, *beside])
+    for name in mlps:  # of layers without attention
+        groups.setdefault("mlp", []).append([name])
+    out = []
+    for type_, rows in groups.items():
+        order = by_place(row[0] for row in rows)
+        rows.sort(key=lambda row: order.index(row[0]))
+        title = "MLPs" if type_ == "mlp" else TITLES.get(str(type_), "Attention heads")
+        names = short_names([row[0] for row in rows])
+        names = names if len(set(names)) == len(names) else [row[0] for row in rows]
+        out.append((title, dict(zip(names, rows, strict=True))))
+    return out
+
+
+class Fate(NamedTuple):
+    """In how many tasks a unit survives, mean and deviation over seeds."""
+
+    unit: str
+    column: str
+    mean: float
+    sd: float | None
+
+
+def _fates(data: Mapping[str, Any], name: str) -> list[Fate]:
+    """What becomes of the units of a site; an MLP is one unit, and has the name of its site."""
+    found, head = data["survivors"][name], any(s["kind"] == "head" for s in data["sites"] if s["name"] == name)
+    spreads = found.get("sd") or [None] * len(found["mean"])
+    pairs = enumerate(zip(map(number, found["mean"]), map(_maybe, spreads), strict=True))
+    return [Fate(f"{name}:{n}", str(n), *pair) if head else Fate(name, "MLP", *pair) for n, pair in pairs]
+
+
+def _survivors_chart(data: Mapping[str, Any], title: str, sites: Mapping[str, Sequence[str]]) -> charts.Chart:
+    most, rows = len(data["tasks"]), []
+    for row, names in sites.items():
+        for one in (one for name in names for one in _fates(data, name)):
+            text = f"{one.unit}: survives in {_rounded(one.mean, 2)} of {counted(most, 'task')}"
+            text += "" if one.sd is None else f", ± {fixed(one.sd, 2)} over seeds"
+            place = {"row": row, "column": one.column, "value": one.mean, "unit": one.unit}
+            rows.append({**place, **_cell(one.mean, one.sd), "text": text})
+    found = dict.fromkeys(row["column"] for row in rows)
+    heads = sorted((column for column in found if column != "MLP"), key=int)
+    columns = [*heads, *([""] if heads and "MLP" in found else []), *(["MLP"] if "MLP" in found else [])]
+    words = f"{title}: in how many of {counted(most, 'task')} each head and MLP survives"
+    return charts.numbers("survivors", rows, columns=columns, most=most, across=title, down="layer", words=words)
+
+
+def _cell(mean: float, sd: float | None) -> dict[str, str]:
+    return {"shown": _rounded(mean), "spread": "" if sd is None else f"±{_rounded(sd)}"}
+
+
+def _rounded(value: float, digits: int = 1) -> str:
+    return fixed(value, 0 if value == round(value) else digits)
+
+
+# -- overlaps --------------------------------------------------------------------------------------------------------------
+
+
+def _overlap(data: Mapping[str, Any]) -> list[Section]:
+    names = _names(data)
+    if len(names) < 2 or not data.get("overlap"):
+        return []
+    drawn, rows = [], []
+    for kind, noun in NOUNS.items():
+        found, of = data["overlap"].get(kind), max((number(draw["of"][kind]) for draw in data["draws"]), default=0.0)
+        if not found or not of:
+            continue
+        spreads = found.get("sd") or [[None] * len(names)] * len(names)
+        cells = []
+        for a, one in enumerate(names):
+            for b, other in enumerate(names):
+                mean, sd = number(found["mean"][a][b]), _maybe(spreads[a][b])
+                both = f"survive in {one}" if a == b else f"survive in {one} and in {other}"
+                text = f"{_with_spread(mean, sd, _rounded)} of {whole(of)} {noun} {both}"
+                cells.append({"row": one, "column": other, "value": mean, **_cell(mean, sd), "text": text})
+                if b > a:
+                    sizes = [number(found["mean"][n][n]) for n in (a, b)]
+                    rows.append((one, other, noun, *sizes, mean, sd, _by_chance(data, one, other, kind)))
+        words = f"how many {noun} survive in each pair of tasks"
+        across = f"{noun} that survive in both, of {whole(of)}"
+        drawn.append(charts.numbers("overlap", cells, columns=names, most=of, across=across, down="", words=words))
+    short = partial(fixed, digits=1)
+    columns = (
+        *(Column("task"), Column("other task"), Column("units")),
+        *(Column(title, short, True) for title in ("in the one", "in the other", "in both", "sd", "by chance")),
+    )
+    table = _filled("overlap", f"Units in the good sub-networks of two tasks{_seeds(data)}.", columns, rows)
+    about = (
+        "How many units two tasks have in common; the diagonal is the size of each good sub-network. “By chance” is what two "
+        "sets of these sizes would share if they were drawn at random: only what lies above it is more than size alone."
+    )
+    return [Section("overlap", "Do tasks keep the same ones?", about, PRASANNA + ".", tuple(drawn), (table,))]
+
+
+def _by_chance(data: Mapping[str, Any], one: str, other: str, kind: str) -> float | None:
+    """The units that random sets of the sizes found would share: their product over all units, mean over seeds."""
+    sizes = {(str(draw["task"]), str(draw["seed"])): number(draw["left"][kind]) for draw in data["draws"]}
+    of = max((number(draw["of"][kind]) for draw in data["draws"]), default=0.0)
+    found = [
+        sizes[one, seed] * sizes[other, seed] / of
+        for seed in map(str, data["seeds"])
+        if of and (one, seed) in sizes and (other, seed) in sizes
+    ]
+    return sum(found) / len(found) if found else None
+
+
+# -- agreement -------------------------------------------------------------------------------------------------------------
+
+
+def _agreement(data: Mapping[str, Any]) -> list[Section]:
+    seeds = len(data["seeds"])
+    found = data.get("agreement") or []
+    if seeds < 2 or not found:
+        return []
+    rows = []
+    for row in found:
+        size = row["size"]
+        told = (str(row["task"]), NOUNS.get(str(row["kind"]), str(row["kind"])))
+        numbers = (_maybe(row["kappa"]), _maybe(row["q"]), _maybe(row["p"]))
+        rows.append((*told, number(size["mean"]), _maybe(size["sd"]), int(row["in_all"]), *numbers))
+    short = partial(fixed, digits=1)
+    columns = (
+        *(Column("task"), Column("units"), Column("survive, mean", short, True), Column("sd", short, True)),
+        *(Column(f"in all {seeds} seeds", whole, True), Column("Fleiss' kappa", partial(fixed, digits=2), True)),
+        *(Column("Cochran's Q", partial(fixed, digits=2), True), Column("p", probability, True)),
+    )
+    about = (
+        "Whether another seed finds the same units. Fleiss' kappa is 1 where all seeds agree on every unit, 0 where they "
+        "agree no more than draws of such sizes would by chance, and below 0 where they agree less."
+    )
+    notes = [
+        "Cochran's Q asks something else: whether the seeds keep equally many. A small p says that they do not; it says "
+        "nothing about which ones they keep. p is not corrected for the number of rows.",
+        "A dash: it cannot be told, as where every unit survives in all seeds or in none.",
+    ]
+    table = Table("agreement", f"Agreement over {seeds} seeds.", columns, tuple(rows))
+    notes = notes if any(value is None for row in rows for value in row[5:]) else notes[:1]
+    title, source = "Do seeds keep the same ones?", "Fleiss 1971; Cochran 1950."
+    return [Section("agreement", title, about, source, (), (table,), tuple(notes))]
+
+
+# -- the search ------------------------------------------------------------------------------------------------------------
+
+
+def _search(data: Mapping[str, Any]) -> Section:
+    better = {str(task["name"]): task.get("higher_is_better", True) for task in data["tasks"]}
+    threshold = number(data["threshold"])
+    joint, weights, rows = [], [], []
+    for draw in data["draws"]:
+        name, full = str(draw["task"]), number(draw["full"]["select"])
+        run = {"task": name, "run": f"{name}, seed {draw['seed']}"}
+        start = {"heads": draw["of"]["heads"], "mlps": draw["of"]["mlps"], "left": 1.0, "value": full, "kept": True}
+        steps = [dict(step) for step in draw["steps"]]
+        joint += _course(run, [start, *steps], full, better[name], "heads")
+        magnitude = draw.get("magnitude")
+        weights += _course(run, [start, *magnitude["steps"]], full, better[name], "left") if magnitude else []
+        parameters = [_maybe(count) for count in draw["parameters"]]
+        left = [number(draw["left"][kind]) for kind in NOUNS]
+        share = None if not parameters[0] or parameters[1] is None else parameters[1] / parameters[0]
+        light = _maybe(magnitude["left"]) if magnitude else None
+        rows.append((name, str(draw["seed"]), full, number(draw["full"]["report"]), *left, share, len(steps), light))
+    drawn = [
+        training_charts.search("search", found, noun=noun, shares=found is weights, threshold=threshold)
+        for found, noun in ((joint, "heads left"), (weights, "weights left"))
+        if found
+    ]
+    shown = _digits(row[2] for row in rows)
+    columns = (
+        *(Column("task"), Column("seed", str, True)),
+        *(Column(title, shown, True) for title in ("full, when chosen", "full, reported")),
+        *(Column(title, whole, True) for title in ("heads", "MLPs")),
+        *(Column("parameters", percent, True), Column("steps", whole, True), Column("weights", percent, True)),
+    )
+    table = _filled("search", "The full model of each search, and how much the search left.", columns, rows)
+    step = data.get("step")
+    pace = (
+        f": {percent(number(step))} of the heads and one MLP at a time, then heads alone, then MLPs alone"
+        if step
+        else ""
+    )
+    about = (
+        f"The least important units go, from left to right, as long as {percent(threshold)} of the full model's score remains "
+        f"on the examples kept for choosing{pace}. A line is one search; an open mark is a step that fell below and was taken "
+        "back. What the sub-networks are worth was measured on other examples."
+    )
+    return Section("search", "How the search went", about, "", tuple(drawn), (table,))
+
+
+def _course(
+    run: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], full: float, higher: Any, by: str
+) -> list[dict[str, Any]]:
+    """The steps of a search: how much is left, and the score as a share of the full model's."""
+    out = []
+    for n, step in enumerate(steps):
+        value = number(step["value"])
+        over, under = (value, full) if higher else (full, value)
+        if not under:
+            continue
+        place, kept = number(step[by]), bool(step["kept"])
+        told = f"{percent(place)} of the weights"
+        if by == "heads":
+            told = f"{whole(place)} heads and {whole(number(step['mlps']))} MLPs"
+        text = f"{run['run']}: {told} left, {fixed(value, 3)} ({percent(over / under)} of the full model)"
+        text += "" if kept else ", taken back"
+        out.append({**run, "n": n, "left": place, "share": over / under, "kept": kept, "text": text})
+    return out
+
+
+# -- all numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _every(data: Mapping[str, Any]) -> Section:
+    """Every unit and every sub-network of every seed."""
+    units = [(one.unit, one.mean, one.sd) for site in data["sites"] for one in _fates(data, str(site["name"]))]
+    rows, compared = [], []
+    for draw in data["draws"]:
+        magnitude = draw.get("magnitude") or {}
+        for kind, networks in (("structured", draw["networks"]), ("magnitude", magnitude.get("networks") or ())):
+            for one in networks:
+                size = [_maybe(one.get(key)) for key in ("heads", "mlps", "left")]
+                how = str(one["how"])
+                told = (str(draw["task"]), str(draw["seed"]), str(one["what"]), HOWS.get(how, how))
+                difference: tuple[float | None, ...] = (None,) * 4
+                if one.get("comparison"):
+                    compared.append(comparison_of(one["comparison"]))
+                    difference = (*in_points(compared[-1]), compared[-1].p)
+                rows.append((*told, KINDS[kind], *size, number(one["value"]), int(one["n"]), *difference))
+    shown = _digits(row[8] for row in rows)
+    columns = (
+        *(Column("task"), Column("seed", str, True), Column("sub-network"), Column("how"), Column("what goes")),
+        *(Column("heads", whole, True), Column("MLPs", whole, True), Column("weights", percent, True)),
+        *(Column("value", shown, True), Column("n", whole, True)),
+        *difference_columns(compared),
+        Column("p", probability, True),
+    )
+    about = "Every sub-network, compared with the full model on the same examples; p is not corrected for the number of rows."
+    short = partial(fixed, digits=2)
+    survive = f"In how many of {listed(_names(data))} each head and MLP survives{_seeds(data)}."
+    numbers = (Column("unit"), Column("tasks", short, True), Column("sd", short, True))
+    made = (_filled("networks", about, columns, rows), _filled("survivors", survive, numbers, units))
+    return Section("networks", "Every sub-network and unit", "The numbers behind the charts.", tables=made, folded=True)

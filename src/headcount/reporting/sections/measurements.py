@@ -1,0 +1,413 @@
+"""What was measured about units, as sections of a report: curves, scores, ablations, other data. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...formatting import Column, Table, counted, digits_for, fixed, percent, probability, result_text, three, whole
+from ...stats.results import Comparison, difference_columns, difference_text, in_points
+from .. import charts, head_map
+from ..charts import Chart
+from ..findings import Effect, Measured, Part
+from ..run_reader import ALPHA, Document, beyond_chance, checked, comparison_of, number
+from ..summary import noun_of_curve, related, room
+
+MICHEL = "Michel, Levy and Neubig 2019"
+MOST_ROWS = 1_000  # of a table; beyond it the most important ones are listed
+
+
+class Section(NamedTuple):
+    """A part of the page: what it shows in plain words, where it comes from, and the charts and tables themselves."""
+
+    key: str
+    title: str
+    about: str
+    source: str = ""
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    folded: bool = False
+
+
+# -- curves ----------------------------------------------------------------------------------------------------------------
+
+
+def curve_chart(part: Part, document: Document, name: str = "curve") -> Chart:
+    """The curves of one run in one chart."""
+
+    def build(data: dict[str, Any]) -> Chart:
+        lines, drawn = [], []
+        told = [made for made in data["curves"] if made["by"] != "random"] or data["curves"][:1]
+        for made in told:
+            for point in made["points"]:
+                result, one = point["result"], comparison_of(point["comparison"])
+                text = f"{made['by']}, {point['removed']} removed: {result_text(result)}; {difference_text(one)}"
+                numbers = {key: number(result[key]) for key in ("value", "low", "high")}
+                lines.append({"order": str(made["by"]), "removed": point["removed"], **numbers, "text": text})
+        drawn = [made["points"] for made in data["curves"] if made["by"] == "random" and made not in told]
+        band = []
+        for points in zip(*drawn, strict=False):
+            values = [number(point["result"]["value"]) for point in points]
+            mean = sum(values) / len(values)
+            band.append({"removed": points[0]["removed"], "low": min(values), "mean": mean, "high": max(values)})
+        first = told[0]
+        chosen = part.prune["removed"] if part.prune is not None else None
+        base = first["points"][0]["result"]
+        return charts.curve(
+            name,
+            lines,
+            band,
+            metric=str(base["metric"]),
+            noun=noun_of_curve(first),
+            of=int(first["of"]),
+            base=number(base["value"]),
+            chosen=None if chosen is None else int(chosen),
+        )
+
+    made: Chart = checked(document, build)
+    return made
+
+
+def curve_about(document: Document) -> str:
+    """What the lines of a curve chart are."""
+    drawn = any(made["by"] == "random" for made in document.data["curves"])
+    alone = all(made["by"] == "random" for made in document.data["curves"])
+    band = "the grey band random orders, " if drawn and not alone else ""
+    first = "One random order." if alone else "The least important go first."
+    return f"{first} Vertical lines are 95 % intervals, {band}the dashed line the whole model. ({MICHEL}.)"
+
+
+def curves(part: Part) -> list[Section]:
+    """A table for each curve run; the first one's chart stands beside the map."""
+    out = []
+    for n, document in enumerate(part.of("curves")):
+        sets = str(document.data.get("sets", ""))
+        compared = checked(document, _compared)
+        width = digits_for(checked(document, _widths))
+        columns = (
+            Column("order"),
+            Column("removed", whole, True),
+            Column("share", percent, True),
+            Column(compared[0].metric if compared else "value", partial(fixed, digits=width), True),
+            *(Column(title, partial(fixed, digits=width), True) for title in ("low", "high")),
+            difference_columns(compared)[0],
+            Column("p", probability, True),
+        )
+        table = Table(
+            "curve", f"What is left as units go, {sets}.", columns, tuple(checked(document, _curve_rows)[:MOST_ROWS])
+        )
+        out.append(
+            Section(
+                "curve",
+                "The pruning curve in numbers",
+                "Units are removed in the order of their scores, least important first, and the model is measured at each "
+                "step. Scores and measurement use different examples" + (f": {sets}." if sets else "."),
+                f"{MICHEL}, section 4.",
+                (curve_chart(part, document, f"curve-{n + 1}"),) if n else (),
+                (table,),
+                (
+                    "Low and high are a 95 % interval, and for random orders the lowest and highest of them. p compares each "
+                    "point with the whole model and is not corrected for the number of points.",
+                ),
+            )
+        )
+    return out
+
+
+def _points(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [point for made in data["curves"] for point in made["points"]]
+
+
+def _compared(data: Mapping[str, Any]) -> list[Comparison]:
+    """What every point but the whole model was compared to."""
+    return [comparison_of(point["comparison"]) for point in _points(data) if point["removed"]]
+
+
+def _widths(data: Mapping[str, Any]) -> list[float]:
+    return [number(point["result"]["high"]) - number(point["result"]["low"]) for point in _points(data)]
+
+
+# -- scores ----------------------------------------------------------------------------------------------------------------
+
+
+def _curve_rows(data: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """A row per point of each order; random orders together, as their mean, lowest and highest value."""
+    rows: list[tuple[Any, ...]] = []
+    for made in data["curves"]:
+        for point in made["points"] if made["by"] != "random" else ():
+            one, result = comparison_of(point["comparison"]), point["result"]
+            values = (result["value"], result["low"], result["high"], one.difference * one.points)
+            rows.append((str(made["by"]), point["removed"], point["removed"] / made["of"], *values, one.p))
+    drawn = [made for made in data["curves"] if made["by"] == "random"]
+    for points in zip(*(made["points"] for made in drawn), strict=False):
+        found = [number(point["result"]["value"]) for point in points]
+        gone = points[0]["removed"]
+        spread = (sum(found) / len(found), min(found), max(found))
+        rows.append((f"random, mean of {len(drawn)}", gone, gone / drawn[0]["of"], *spread, None, None))
+    return rows
+
+
+def rankings(part: Part) -> list[Section]:
+    """How sure the order is: scores with their standard errors."""
+    out = []
+    small = {unit for grid in part.grids if not grid.large for unit in grid.units}
+    seen: set[tuple[str, str]] = set()
+    for name, one in zip(head_map.score_names(part), part.scores, strict=True):
+        values = {unit: value for unit, value in one.values.items() if unit in small}
+        noun = head_map.noun(values, part)
+        if len(values) < 2 or (one.by, noun) in seen:  # one such chart is enough; the map shows all of them
+            continue
+        seen.add((one.by, noun))
+        rows = []
+        for rank, unit in enumerate(sorted(values, key=lambda unit: values[unit]), 1):
+            reach = 2 * one.errors.get(unit, 0.0)
+            text = f"{unit}: {three(values[unit])}" + (f" ± {three(one.errors[unit])}" if unit in one.errors else "")
+            span = {"low": values[unit] - reach, "high": values[unit] + reach}
+            rows.append(
+                {"unit": unit, "rank": rank, "score": values[unit], **span, "gone": unit in part.removed, "text": text}
+            )
+        chart = charts.ranking("ranking", _thinned(rows), noun=noun, by=name)
+        about = f"Each point is one of the {len(rows)} {noun}; the higher, the more it matters. "
+        about += (
+            "Lines reach two standard errors up and down: where they overlap, the order is a toss-up."
+            if any(row["low"] < row["high"] for row in rows)
+            else "How sure the order is cannot be told from one run: compare seeds."
+        )
+        out.append(Section("ranking", f"The order by {name}", about, _criterion(one), (chart,), notes=_stability(one)))
+    return out
+
+
+def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every so manieth row where there are too many to draw."""
+    return rows[:: math.ceil(len(rows) / charts.MOST_MARKS)] if len(rows) > charts.MOST_MARKS else rows
+
+
+def _criterion(one: Measured) -> str:
+    known = {
+        "taylor": f"Expected sensitivity to a gate on each head: {MICHEL}, equation 2.",
+        "ablation": f"The loss without the unit, measured: {MICHEL}, section 3.",
+        "confidence": "Mean of the largest attention weight: Voita et al. 2019.",
+        "l0": "How open a learned gate is: Voita et al. 2019, after Louizos, Welling and Kingma 2018.",
+        "subset": "The logit of a learned gate: Li, Cotterell and Sachan 2021.",
+        "movement": "How far training moved a gate away from zero: Sanh, Wolf and Rush 2020.",
+    }
+    return known.get(one.by, "")
+
+
+def _stability(one: Measured) -> tuple[str, ...]:
+    rows = one.document.data.get("stability") or []
+    if not rows:
+        return ()
+    last = checked(one.document, lambda data: data["stability"][-1])
+    return (
+        f"Scores from two different sets of {last['n']} examples have a rank correlation of {last['correlation']:.2f} "
+        f"[{last['low']:.2f}, {last['high']:.2f}] and share {percent(last['overlap'])} of their lower half.",
+    )
+
+
+def spreads(part: Part) -> list[Section]:
+    """Units that are too many for a map, summed up by site."""
+    out = []
+    for grid in part.grids:
+        if not grid.large:
+            continue
+        for name, one in zip(head_map.score_names(part), part.scores, strict=True):
+            rows = []
+            for site, units in grid.rows.items():
+                values = sorted(one.values[unit] for unit in units if unit in one.values)
+                if values:
+                    five = {key: values[round(share * (len(values) - 1))] for key, share in _FIVE.items()}
+                    text = f"{site}: {len(values):,} units, median {three(five['mid'])}, highest {three(five['high'])}"
+                    rows.append({"site": site, "units": len(values), **five, "text": text})
+            if not rows:
+                continue
+            noun = head_map.NOUNS.get(grid.kind, "units")
+            columns = (Column("site"), Column("units", whole, True), *(Column(c, three, True) for c in _FIVE))
+            table = Table(
+                "spread",
+                f"Scores of {noun} by {name}.",
+                columns,
+                tuple(tuple(row[c] for c in ("site", "units", *_FIVE)) for row in rows),
+            )
+            about = (
+                f"{len(grid.units):,} {noun} are too many to draw one by one. Lines run from the lowest to the highest score "
+                "in each site, bars hold the middle half, the tick is the median."
+            )
+            chart = charts.spread("spread", rows[:80], noun=noun, by=name)
+            out.append(Section("spread", f"{noun.capitalize()} by site, {name}", about, "", (chart,), (table,)))
+    return out
+
+
+_FIVE = {"low": 0.0, "q1": 0.25, "mid": 0.5, "q3": 0.75, "high": 1.0}
+
+
+# -- ablation --------------------------------------------------------------------------------------------------------------
+
+
+def effects(part: Part) -> list[Section]:
+    """The model without one unit at a time: Figure 1."""
+    out = []
+    for name, (document, effects) in zip(head_map.ablation_names(part), part.effects, strict=True):
+        if not effects:
+            continue
+        first = effects[0].comparison
+        noun = head_map.noun([e.unit for e in effects], part)
+        rows = [
+            {
+                "unit": e.unit,
+                "value": e.comparison.after,
+                "kind": _verdict(e.comparison),
+                "text": f"without {e.unit}: {difference_text(e.comparison)}, p = {probability(e.comparison.p)}",
+            }
+            for e in effects
+        ]
+        chart = charts.effects("effects", rows, metric=first.metric, noun=noun, base=first.before)
+        called = "" if name == "ablation" else f" ({document.run.folder.name})"
+        about = (
+            f"Each brick is the model without one of its {len(effects)} {noun}, everything else in place; the bin around the "
+            "line holds those that change next to nothing. Orange lose and green gain, as far as can be shown after Holm's "
+            f"correction for {counted(len(effects), 'test')}; for the pale ones no difference could be shown."
+        )
+        out.append(
+            Section(
+                "effects",
+                f"One at a time{called}",
+                about,
+                f"{MICHEL}, Figure 1; Holm 1979.",
+                (chart,),
+                notes=(_counted(effects),),
+            )
+        )
+    return out
+
+
+def _verdict(one: Comparison) -> str:
+    if not beyond_chance(one):
+        return "chance"
+    return "worse" if one.worse else "better"
+
+
+def _counted(effects: Sequence[Effect]) -> str:
+    """How many differences are significant: one by one, and corrected for so many tests."""
+    first, parts = effects[0].comparison, []
+    for title, field in (("one by one", "p"), ("Benjamini-Hochberg", "p_bh"), ("Holm", "p_holm")):
+        if all(getattr(e.comparison, field) is None for e in effects):
+            continue  # not corrected that way
+        low = [e.comparison for e in effects if beyond_chance(e.comparison, field)]
+        worse = sum(one.worse for one in low)
+        parts.append(f"{title} {len(low)} ({worse} worse, {len(low) - worse} better)")
+    return f"Significant at {ALPHA} ({first.test}, n = {first.n}): {'; '.join(parts)}."
+
+
+def one_head(part: Part) -> list[Section]:
+    """One head alone in each attention."""
+    out = []
+    for document in part.of("all-but-one"):
+
+        def build(data: dict[str, Any]) -> list[tuple[Any, ...]]:
+            rows = []
+            for row in data["attentions"]:
+                one = comparison_of(row)
+                told = (str(row["site"]), int(row["head"]), number(row["chosen_on"]))
+                rows.append((*told, *in_points(one), one.p, one.p_holm))
+            return rows
+
+        rows = checked(document, build)
+        columns = (
+            Column("attention"),
+            Column("head kept", str, True),
+            Column("when chosen", three, True),
+            *difference_columns(checked(document, lambda data: [comparison_of(row) for row in data["attentions"]])),
+            Column("p", probability, True),
+            Column("p (Holm)", probability, True),
+        )
+        sets, base = str(document.data.get("sets", "")), checked(document, lambda data: data["base"])
+        caption = f"{base['metric']} with one head per attention; whole model {result_text(base)}, n = {base['n']}."
+        about = (
+            "Each attention in turn keeps only its best head, and all its others are closed. The head is chosen on other "
+            "examples than those it is reported on" + (f": {sets}." if sets else ".")
+        )
+        table = Table("all-but-one", caption, columns, tuple(rows))
+        out.append(Section("one-head", "All heads but one", about, f"{MICHEL}, Tables 5 and 6.", (), (table,)))
+    return out
+
+
+def transfers(part: Part) -> list[Section]:
+    """The same ablation on two data sets."""
+    out = []
+    for document in part.of("transfer"):
+        one, other = (head_map.data_name(document, side) for side in ("one", "other"))
+
+        def build(data: dict[str, Any], one: str = one, other: str = other) -> Section:
+            pairs = zip(data["units"], data["damage"]["one"], data["damage"]["other"], strict=True)
+            found = [(str(unit), number(x), number(y)) for unit, x, y in pairs]
+            shown = partial(fixed, digits=digits_for(n for row in found for n in row[1:]))
+            rows = [{"unit": u, "x": x, "y": y, "text": f"{u}: {shown(x)} and {shown(y)}"} for u, x, y in found]
+            metric, noun = str(data["one"]["metric"]), head_map.noun([row["unit"] for row in rows], part)
+            chart = charts.scatter("transfer", _thinned(rows), one=one, other=other, metric=metric, noun=noun)
+            kinds = [data[kind] for kind in ("pearson", "spearman")]
+            columns = (
+                Column("correlation"),
+                *(Column(title, lambda value: fixed(value, 2), True) for title in ("value", "low", "high")),
+                Column("p", probability, True),
+                Column(noun, whole, True),
+            )
+            cells = tuple(
+                (str(k["name"]), *(number(k[c]) for c in ("value", "low", "high", "p")), int(k["n"])) for k in kinds
+            )
+            caption = f"Damage of closing each unit on {one} and on {other}."
+            about = (
+                f"Each point is one of the {len(rows)} {noun}: what is lost without it on {one}, and on {other}. Where the "
+                "points lie along a line, the same ones matter on both."
+            )
+            sides = (("one", one), ("other", other))
+            wholes = [
+                f"{name}: {data[key]['metric']} {result_text(data[key])}, n = {data[key]['n']}" for key, name in sides
+            ]
+            note = "Whole model on " + "; on ".join(wholes) + "."
+            table = Table("transfer", caption, columns, cells)
+            notes = tuple(text for text in (related(data), room(data), note) if text)
+            return Section("transfer", "On other data", about, f"{MICHEL}, Figure 2.", (chart,), (table,), notes)
+
+        out.append(checked(document, build))
+    return out
+
+
+def every_unit(part: Part) -> list[Section]:
+    """All that is known about every unit, as one table."""
+    found = head_map.build(part)
+    if found is None or not (part.scores or part.effects):
+        return []
+    columns = [Column("unit")]
+    values: list[Mapping[str, Any]] = [dict(zip(found.units, found.units, strict=True))]
+    for name, one in zip(head_map.score_names(part), part.scores, strict=True):
+        columns += [Column(f"score ({name})", three, True), Column(f"rank ({name})", whole, True)]
+        values += [one.values, head_map.ranks(one)]
+        if one.errors:
+            columns.append(Column(f"s.e. ({name})", three, True))
+            values.append(one.errors)
+    for name, (_, effects) in zip(head_map.ablation_names(part), part.effects, strict=True):
+        called = name.removeprefix("ablation")
+        columns += difference_columns([e.comparison for e in effects], called)
+        values += [{e.unit: in_points(e.comparison)[place] for e in effects} for place in range(3)]
+        columns += [Column(f"p{called}", probability, True), Column(f"p (Holm){called}", probability, True)]
+        values += [{e.unit: e.comparison.p for e in effects}, {e.unit: e.comparison.p_holm for e in effects}]
+    if part.roles:
+        columns.append(Column("role"))
+        values.append(part.roles)
+    if part.removed:
+        columns.append(Column("removed"))
+        values.append({unit: "yes" if unit in part.removed else "no" for unit in found.units})
+    rows = [tuple(column.get(unit) for column in values) for unit in found.units]
+    rows = [row for row in rows if any(value is not None for value in row[1:])]
+    shown = rows
+    if len(rows) > MOST_ROWS:
+        shown = sorted(rows, key=lambda row: -(row[1] if isinstance(row[1], int | float) else 0))[:MOST_ROWS]
+    caption = (
+        f"All {len(rows):,} units." if len(shown) == len(rows) else f"The first {len(shown):,} of {len(rows):,} units."
+    )
+    table = Table("units", caption, tuple(columns), tuple(shown))
+    return [Section("units", "Every unit", "The numbers behind the map.", "", (), (table,), folded=True)]

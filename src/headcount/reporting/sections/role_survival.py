@@ -1,0 +1,294 @@
+"""Which roles survive as heads go: counts along every order that is known, and whether they are more than chance. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import comb
+from typing import Any, NamedTuple
+
+from ...formatting import Column, Table, counted, fixed, listed, probability, whole
+from ...plans import site_of, type_of
+from ...stats.paired_tests import holm
+from .. import head_map
+from ..charts import Chart, Rows, finished, tip, values
+from ..findings import Part
+from ..head_roles import COLOURS, KINDS, NAMES, Cast, by_role, casts
+from ..run_reader import ALPHA, checked, units_of
+from .measurements import MOST_ROWS, Section
+
+STEPS = 12  # bars of a chart
+MOST = 6  # charts; what more there is stands in the tables
+HEIGHT = 230  # pixels of a chart
+LETTERS = 14  # pixels of a bar's part that has room for them
+NOUNS = {
+    "none": "heads without a role",
+    "rare": "heads for rare words",
+    "sink": "sinks",
+}  # other roles are said as they are
+LAST = 1 / 3  # of the heads: those among which roles are counted
+
+
+class Course(NamedTuple):
+    """An order of removal, or a method that was run at several numbers kept: the heads that are left at each stop."""
+
+    name: str
+    heads: frozenset[str]  # all of them
+    stops: tuple[frozenset[str], ...]  # most heads first
+
+    @property
+    def last(self) -> frozenset[str]:
+        """The stop that leaves nearest to a third of the heads."""
+        inside = [stop for stop in self.stops if 0 < len(stop) < len(self.heads)]
+        return min(inside, key=lambda stop: abs(len(stop) - LAST * len(self.heads)), default=frozenset())
+
+
+class Odds(NamedTuple):
+    """Of the heads of a role, how many are among the last ones, and how many would be by chance."""
+
+    role: str
+    heads: int
+    left: int
+    expected: float
+    p: float
+    p_holm: float
+
+
+def survival(part: Part) -> list[Section]:
+    """How many heads of each role are left along every order (the figure of Voita et al. 2019)."""
+    out = []
+    for cast in casts(part):
+        found = courses(part, cast.mains)
+        if found:
+            out.append(_section(cast, found))
+    return out
+
+
+def odds(mains: Mapping[str, str], heads: frozenset[str], left: frozenset[str]) -> list[Odds]:
+    """For each role, Fisher's exact test of whether its heads are left more or less often than others; Holm over the roles.
+
+    Twice the smaller tail of the hypergeometric distribution, and never more than 1.
+    """
+    all_, kept = (by_role({unit: mains[unit] for unit in heads}, some) for some in (heads, left))
+    n, k = len(heads), len(left)
+    ps = []
+    for role, own in all_.items():
+        ways = [comb(own, i) * comb(n - own, k - i) for i in range(min(own, k) + 1)]
+        tails = (sum(ways[: kept[role] + 1]), sum(ways[kept[role] :]))
+        ps.append(min(1.0, 2 * min(tails) / comb(n, k)))
+    rows = zip(all_.items(), ps, holm(ps).tolist(), strict=True)
+    return [Odds(role, own, kept[role], own * k / n, p, corrected) for (role, own), p, corrected in rows]
+
+
+# -- orders ----------------------------------------------------------------------------------------------------------------
+
+
+def courses(part: Part, mains: Mapping[str, str]) -> list[Course]:
+    """Every order that a part knows, of heads whose roles are known: curves, gates that learned, ablation, prune, scores."""
+    out: dict[str, Course] = {}
+    learned, first = list(_learned(part, mains)), _first_seeds(part)
+    early, late = ([one for one in learned if (one[0] in first) is when] for when in (True, False))
+    for name, heads, lefts in (*_curves(part, mains), *early, *_orders(part, mains), *late):
+        stops = {len(left): left for left in lefts if left}
+        ordered = tuple(stops[n] for n in sorted(stops, reverse=True))
+        if len(heads) > 1 and len(ordered) > 1 and any(len(stop) < len(heads) for stop in ordered):
+            out.setdefault(name, Course(name, heads, _few(ordered, len(heads))))
+    return list(out.values())
+
+
+_Found = Iterator[tuple[str, frozenset[str], list[frozenset[str]]]]
+
+
+def _curves(part: Part, mains: Mapping[str, str]) -> _Found:
+    for document in part.of("curves"):
+        for made in checked(document, lambda data: [one for one in data["curves"] if one["by"] != "random"]):
+            plans = checked(document, lambda _, made=made: [{*units_of(p["plan"])} for p in made["points"]])
+            scored = [one.values for one in part.scores if one.document.run is document.run and one.by == made["by"]]
+            known = _in_play(
+                plans[-1] if plans else set(), scored[0].keys() if scored else mains.keys(), int(made["of"])
+            )
+            heads = frozenset(unit for unit in known if unit in mains)
+            yield str(made["by"]), heads, [heads - plan for plan in plans]
+
+
+def _in_play(gone: set[str], known: Iterable[str], of: int) -> set[str]:
+    """The units that a curve could remove: those gone at its end, or all of the types that went; none if that is not `of`.
+
+    Heads that were never meant to go would seem to survive.
+    """
+    types = {type_of(site_of(unit)) for unit in gone}
+    for some in (gone, {*known}, {unit for unit in known if type_of(site_of(unit)) in types}):
+        if len(some) == of:
+            return some
+    return set()
+
+
+def _orders(part: Part, mains: Mapping[str, str]) -> _Found:
+    """Whole orders, cut at as many places as a chart has bars; a criterion that has a curve is there already."""
+    orders = []
+    for name, (_, effects) in zip(head_map.ablation_names(part), part.effects, strict=True):
+        damage = {effect.unit: effect.comparison.damage for effect in effects}
+        orders.append((name, sorted(damage, key=lambda unit: damage[unit])))
+    for document in part.prunes:
+        orders.append((str(document.data.get("by", "prune")), [str(unit) for unit in document.data.get("order") or ()]))
+    for name, one in zip(head_map.score_names(part), part.scores, strict=True):
+        if one.by != "random" and part.lesson_of(one.document) is None:
+            orders.append((name, sorted(one.values, key=lambda unit: one.values[unit])))
+    for name, order in orders:
+        own = [unit for unit in order if unit in mains]
+        yield name, frozenset(own), [frozenset(own[round(len(own) * n / STEPS) :]) for n in range(STEPS)]
+
+
+def _learned(part: Part, mains: Mapping[str, str]) -> _Found:
+    tracks: dict[str, list[tuple[frozenset[str], frozenset[str]]]] = {}
+    for one in (one for runs in part.places.values() for one in runs if one.gated):
+        known = part.scored_by(one) or mains.keys()
+        heads = frozenset(unit for unit in known if unit in mains)
+        tracks.setdefault(head_map.track_name(one, part), []).append((heads, heads - {*one.gone}))
+    for name, found in tracks.items():
+        heads = frozenset.union(*(all_ for all_, _ in found))
+        yield name, heads, [heads, *(left for _, left in found)]
+
+
+def _first_seeds(part: Part) -> set[str]:
+    """The track of one seed of each method that learned; the others come last."""
+    first: dict[Any, str] = {}
+    for one in (one for runs in part.places.values() for one in sorted(runs, key=lambda one: one.seed)):
+        first.setdefault((one.place, one.label), head_map.track_name(one, part))
+    return set(first.values())
+
+
+def _few(stops: tuple[frozenset[str], ...], of: int) -> tuple[frozenset[str], ...]:
+    """As many stops as there are bars, spread evenly over the numbers of heads left."""
+    if len(stops) <= STEPS + 1:
+        return stops
+    wanted = [of * (n + 1) / STEPS for n in range(STEPS)]
+    chosen = {min(stops, key=lambda stop: abs(len(stop) - n)) for n in wanted}
+    return tuple(stop for stop in stops if stop in chosen)
+
+
+# -- the section -----------------------------------------------------------------------------------------------------------
+
+
+def _section(cast: Cast, found: Sequence[Course]) -> Section:
+    tested = [(one, odds(cast.mains, one.heads, one.last)) for one in found if one.last]
+    about = (
+        "How many heads of each main role are left as heads go: a bar for each number of heads kept, from the whole model on the "
+        "left. A role that matters keeps its part of the bar for longer than its share."
+    )
+    notes = told(tested)
+    notes.append(
+        "Counted among the last third of an order, or the stop nearest to it. p is exact (hypergeometric, both sides) and "
+        "corrected by Holm for the roles of one order, not for the number of orders."
+    )
+    if len(found) > MOST:
+        notes.append(
+            f"{counted(len(found) - MOST, 'order')} more {'is' if len(found) == MOST + 1 else 'are'} in the tables."
+        )
+    title = "Which roles survive" + (f" ({cast.called})" if cast.called else "")
+    charts = tuple(_chart(cast.mains, one) for one in found[:MOST])
+    tables = (_odds_table(tested), _counts_table(cast.mains, found))
+    source = "Voita et al. 2019, the figure on the functions of heads that are retained; Fisher 1935; Holm 1979."
+    return Section("survival", title, about, source, charts, tables, tuple(notes))
+
+
+def told(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> list[str]:
+    """Which roles stay and which go along each order, as far as it is more than chance."""
+    sentences, nothing = [], []
+    for course, rows in tested:
+        k, n = len(course.last), len(course.heads)
+        parts = [
+            f"{NOUNS.get(one.role, f'{one.role} heads')} go {'late' if one.left > one.expected else 'early'}: of {one.heads}, "
+            f"{one.left} {'is' if one.left == 1 else 'are'} among the last {k} of {n} ({fixed(one.expected, 1)} expected by "
+            f"chance, p {_equals(one.p_holm)})"
+            for one in rows
+            if one.p_holm < ALPHA
+        ]
+        if parts:
+            sentences.append(f"By {course.name}, " + "; ".join(parts) + ".")
+        else:
+            nothing.append(course.name)
+    if nothing:
+        sentences.append(f"By {listed(nothing, most=6)}, no role goes later or earlier than chance could explain.")
+    return sentences
+
+
+def _equals(p: float) -> str:
+    text = probability(p)
+    return text if text.startswith("<") else f"= {text}"
+
+
+def _odds_table(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> Table:
+    columns = (
+        Column("order"),
+        Column("role"),
+        Column("heads", whole, True),
+        Column("left", whole, True),
+        Column("by chance", lambda value: fixed(value, 1), True),
+        Column("of the last", whole, True),
+        Column("p", probability, True),
+        Column("p (Holm)", probability, True),
+    )
+    rows = [
+        (course.name, one.role, one.heads, one.left, one.expected, len(course.last), one.p, one.p_holm)
+        for course, found in tested
+        for one in found
+    ]
+    return Table("survival", "Heads of each role among the last third of each order.", columns, tuple(rows[:MOST_ROWS]))
+
+
+def _counts_table(mains: Mapping[str, str], found: Sequence[Course]) -> Table:
+    roles = list(by_role(mains))
+    columns = (Column("order"), Column("heads kept", whole, True), *(Column(role, whole, True) for role in roles))
+    rows = []
+    for course in found:
+        for stop in course.stops:
+            counts = by_role(mains, stop)
+            rows.append((course.name, len(stop), *(counts[role] for role in roles)))
+    return Table("survivors", "Heads of each main role that are left.", columns, tuple(rows[:MOST_ROWS]))
+
+
+def _chart(mains: Mapping[str, str], course: Course) -> Chart:
+    rows: list[dict[str, Any]] = []
+    for stop in course.stops:
+        height = 0
+        for role, count in by_role(mains, stop).items():
+            if count:
+                text = f"{course.name}, {len(stop)} heads kept: {count} {NAMES[role]}"
+                span = {"low": height, "high": height + count, "middle": height + count / 2}
+                room = count * HEIGHT / len(course.heads) >= LETTERS
+                mark = KINDS[role][0] if room else ""
+                rows.append({"kept": len(stop), "role": NAMES[role], **span, "mark": mark, "text": text})
+                height += count
+    return stacked("survival", rows, of=len(course.heads), name=course.name)
+
+
+def stacked(name_of_file: str, rows: Rows, *, of: int, name: str) -> Chart:
+    """Bars of heads by role. `rows` have kept, role (as in legends), low, high, middle, mark and text."""
+    import altair as alt
+
+    roles = [role for role, label in NAMES.items() if any(row["role"] == label for row in rows)]
+    kept = list(dict.fromkeys(row["kept"] for row in rows))
+    colours = alt.Scale(domain=[NAMES[role] for role in roles], range=[f"theme:{COLOURS[role]}" for role in roles])
+    legend = alt.Legend(columns=3, offset=34, symbolType="square", symbolOpacity=1)
+    shown = alt.Chart(values(rows)).encode(
+        x=alt.X(
+            "kept:O",
+            title="heads kept",
+            sort=kept,
+            axis=alt.Axis(labelAngle=0, ticks=False),
+            scale=alt.Scale(paddingInner=0.18, paddingOuter=min(1.0, max(0.1, (7 - len(kept)) / 4))),
+        ),
+        tooltip=tip("text"),
+    )
+    title = f"heads left, by {name}"
+    y = alt.Y("low:Q", title=title, scale=alt.Scale(domain=[0, of], nice=False), axis=alt.Axis(tickMinStep=1))
+    made = alt.layer(
+        shown.mark_bar(stroke="theme:paper", strokeWidth=1).encode(
+            y=y, y2="high:Q", color=alt.Color("role:N", scale=colours, legend=legend)
+        ),
+        shown.mark_text(color="theme:on-role", fontSize=11, fontWeight=600, baseline="middle").encode(
+            y=alt.Y("middle:Q", title=title), text="mark:N"
+        ),
+    )
+    words = f"how many heads of each role are left against the number of heads kept, by {name}"
+    return finished(name_of_file, words, made, HEIGHT)

@@ -1,0 +1,393 @@
+"""What training came to, as sections of a report: learned gates, how they closed, checkpoints, the training itself. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...formatting import Column, Table, counted, digits_for, fixed, percent, probability, result_text, three, whole
+from ...stats.results import difference_columns, difference_text, in_points
+from .. import charts, head_map, training_charts
+from ..charts import Chart
+from ..findings import Lesson, Part, report_set
+from ..run_labels import Place, place_names
+from ..run_reader import Document, checked, comparison_of, number, units_of
+from ..summary import lesson_groups, noun_of_curve
+from .measurements import MICHEL, MOST_ROWS, Section
+
+SOURCES = {
+    "l0": "Voita et al. 2019; Louizos, Welling and Kingma 2018",
+    "subset": "Li, Cotterell and Sachan 2021",
+    "movement": "Sanh, Wolf and Rush 2020",
+    "layerdrop": "Fan, Grave and Joulin 2020",
+}
+
+
+# -- learned gates ---------------------------------------------------------------------------------------------------------
+
+
+def learned(part: Part) -> list[Section]:
+    """Every set of runs that can be compared: the same units of the model, measured on the same examples."""
+    out = []
+    for place, lessons in part.places.items():
+        sets = str(lessons[0].document.data.get("sets", ""))
+        gated, chosen = any(one.gated for one in lessons), any(not one.gated for one in lessons)
+        about = (
+            f"Gates that learn which {place.units} to keep" if gated else f"Which {place.units} to keep, chosen first"
+        )
+        about += ", beside runs that chose them first" if gated and chosen else ""
+        about += f": the {'higher' if lessons[0].comparison.higher_is_better else 'lower'}, the better. {how_to_read(lessons)}"
+        about += (
+            " Thin lines are curves without any training; they, and what was not recovered, may leave the chart."
+            if _curves(part, lessons)
+            else ""
+        )
+        about += f" {sets[:1].upper()}{sets[1:]}." if sets else ""
+        methods = dict.fromkeys(str(one.document.data.get("method", "")) for one in lessons)
+        source = "; ".join(SOURCES[name] for name in methods if name in SOURCES)
+        table = Table(
+            "learned",
+            f"{place.metric} by {place.units} kept, n = {place.n}; whole model {result_text(lessons[0].full)}.",
+            _columns(lessons),
+            tuple(_row(group) for group in _ordered(lessons)),
+        )
+        notes = (
+            "Low and high are a 95 % interval where there is one seed, and the lowest and highest of several seeds. p compares "
+            "a single run with the whole model and is not corrected for the number of runs.",
+        )
+        chart = learned_chart(part, lessons)
+        title = f"{'Learned gates' if gated else 'Chosen first'}: {part.place_names[place]}"
+        out.append(Section("learned", title, about, source and f"{source}.", (chart,), (table,), notes))
+    return out
+
+
+def how_to_read(lessons: Sequence[Lesson]) -> str:
+    """What points, lines and axes of the chart mean."""
+    if _several(lessons):
+        points = "Lines go through the mean of the seeds, and open marks are the seeds."
+    else:
+        points = "A point is one run, with its 95 % interval; lines join runs of the same training."
+    return f"{points} The dashed line is the whole model. The axis of {lessons[0].units} is stretched at small numbers."
+
+
+def _several(lessons: Sequence[Lesson]) -> bool:
+    """Whether there are several seeds of anything: then they show the spread, and intervals would hide it."""
+    return any(len(group) > 1 for group in lesson_groups(lessons))
+
+
+def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
+    """Learned runs and the curves of the same units on the same examples, in one chart."""
+    runs, means = [], []
+    several = _several(lessons)
+    for group in _ordered(lessons):
+        alone = len(group) == 1 and not several
+        for one in group:
+            text = f"{one.label}, {one.kept} kept, seed {one.seed}: {result_text(one.result)}; {_difference(one)}"
+            place = {"line": one.label, "kept": one.kept, "alone": alone, "text": text}
+            span = {key: one.result[key] for key in ("value", "low", "high")}
+            runs.append({**place, **span, "removed": one.of - one.kept, "track": head_map.track_name(one, part)})
+        found = [one.result["value"] for one in group]
+        mean = sum(found) / len(found)
+        text = runs[-1]["text"]
+        if len(group) > 1:
+            seeds = f"mean of {len(group)} seeds, {three(min(found))} to {three(max(found))}"
+            text = f"{group[0].label}, {group[0].kept} kept: {three(mean)}, {seeds}"
+        means.append({"line": group[0].label, "kept": group[0].kept, "value": mean, "alone": alone, "text": text})
+    first = lessons[0]
+    return training_charts.learned(
+        "learned",
+        runs,
+        means,
+        _curves(part, lessons),
+        metric=str(first.full["metric"]),
+        noun=first.units,
+        of=first.of,
+        base=first.full["value"],
+    )
+
+
+def _curves(part: Part, lessons: Sequence[Lesson]) -> list[dict[str, Any]]:
+    """The points of all curves that belong into the chart of these runs."""
+    found = part.of("curves")
+    return [row for document in found for row in checked(document, partial(_orders, document, part, lessons))]
+
+
+def _orders(document: Document, part: Part, lessons: Sequence[Lesson], data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points of a run's curves, if they are about the same units and examples; random orders as their mean."""
+    first = lessons[0]
+    if report_set(document) != report_set(first.document):
+        return []
+    gone = {unit for one in lessons for unit in one.gone}
+    made = [one for one in data["curves"] if one["of"] == first.of and _fits(one, first, gone)]
+    several = len(part.of("curves")) > 1
+    called = f" ({document.run.folder.name})" if several else ""
+    rows = []
+    for one in made:
+        for point in one["points"] if one["by"] != "random" else ():
+            kept = one["of"] - point["removed"]
+            text = f"{one['by']}{called}, {kept} kept: {result_text(point['result'])}"
+            rows.append(
+                {"line": f"{one['by']}{called}", "kept": kept, "value": number(point["result"]["value"]), "text": text}
+            )
+    drawn = [one for one in made if one["by"] == "random"]
+    name = f"random, mean of {len(drawn)}{called}" if len(drawn) > 1 else f"random{called}"
+    for points in zip(*(one["points"] for one in drawn), strict=False):
+        found = [number(point["result"]["value"]) for point in points]
+        kept = drawn[0]["of"] - points[0]["removed"]
+        mean = sum(found) / len(found)
+        text = f"{name}, {kept} kept: {three(mean)}"
+        rows.append({"line": name, "kept": kept, "value": mean, "text": text})
+    return rows
+
+
+def _fits(curve: Mapping[str, Any], lesson: Lesson, gone: set[str]) -> bool:
+    """Whether a curve removes units of the same kind, and the same ones where it comes to its end."""
+    last = curve["points"][-1]
+    same = str(last["result"]["metric"]) == lesson.full["metric"] and noun_of_curve(curve) == lesson.units
+    return same and (last["removed"] < curve["of"] or gone <= set(units_of(last["plan"])))
+
+
+def _ordered(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
+    """Runs that differ in their seeds alone, by method and then from few units kept to many."""
+    places = {label: n for n, label in enumerate(dict.fromkeys(one.label for one in lessons))}
+    return sorted(lesson_groups(lessons), key=lambda group: (places[group[0].label], group[0].kept))
+
+
+def _difference(one: Lesson) -> str:
+    return f"{difference_text(one.comparison)}, p = {probability(one.comparison.p)}"
+
+
+def _columns(lessons: Sequence[Lesson]) -> tuple[Column, ...]:
+    digits = digits_for(one.result["high"] - one.result["low"] for one in lessons)
+    return (
+        Column("method"),
+        Column("kept", whole, True),
+        Column("share", percent, True),
+        Column("seeds", whole, True),
+        Column(str(lessons[0].full["metric"]), partial(fixed, digits=digits), True),
+        *(Column(title, partial(fixed, digits=digits), True) for title in ("low", "high")),
+        *difference_columns([one.comparison for one in lessons]),
+        Column("p", probability, True),
+    )
+
+
+def _row(group: Sequence[Lesson]) -> tuple[Any, ...]:
+    """A run, or the mean, lowest and highest of several that differ in their seeds."""
+    one = group[0]
+    told = (one.label, one.kept, one.kept / one.of, len(group))
+    if len(group) == 1:
+        span = tuple(one.result[key] for key in ("value", "low", "high"))
+        return (*told, *span, *in_points(one.comparison), one.comparison.p)
+    found = [each.result["value"] for each in group]
+    changes = [each.comparison.difference * each.comparison.points for each in group]
+    return (*told, *_spread(found), *_spread(changes), None)
+
+
+def _spread(found: Sequence[float]) -> tuple[float, float, float]:
+    return sum(found) / len(found), min(found), max(found)
+
+
+def gates(part: Part) -> list[Section]:
+    """How the gates of every run closed while they learned, and what each run came to."""
+    out = []
+    groups: dict[Place, list[Lesson]] = {}
+    for one in part.lessons:  # on whichever examples
+        groups.setdefault(one.place._replace(examples="", n=0), []).append(one)
+    names = place_names(dict.fromkeys(groups, ""))
+    for place, lessons in groups.items():
+        rows = []
+        for one in lessons:
+            rows += checked(one.document, partial(_history, one, charts.MOST_MARKS // len(lessons)))
+        noun, of = place.units, place.of
+        chart = (training_charts.closing("gates", rows, noun=noun, of=of),) if rows else ()
+        digits = digits_for(one.result["high"] - one.result["low"] for one in lessons)
+        columns = (
+            *(
+                Column("method"),
+                Column("kept", whole, True),
+                Column("seed", str, True),
+                Column("examples", whole, True),
+            ),
+            Column(place.metric, partial(fixed, digits=digits), True),
+            *difference_columns([one.comparison for one in lessons]),
+            *(Column("p", probability, True), Column("steps", whole, True), Column("penalty", three, True)),
+            *(Column("open before the end", partial(fixed, digits=0), True), Column("run")),
+        )
+        cells = [checked(one.document, partial(_run_row, one)) for group in _ordered(lessons) for one in group]
+        table = Table("runs", f"Every run on {of} {noun}.", columns, tuple(cells[:MOST_ROWS]))
+        about = (
+            f"How many of the {of} {noun} are expected to be open at each step, a line per run. "
+            "“Open before the end” is how many gates were open before the number was made exact: far from what is kept, and "
+            "the choice had not settled; “penalty” is the price of an open gate at the end."
+            if rows
+            else "What each run came to."
+        )
+        title = f"{'How the gates closed' if rows else 'Every run'}: {names[place]}"
+        out.append(Section("gates", title, about, "", chart, (table,)))
+    return out
+
+
+def _history(one: Lesson, most: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = [(number(row["step"]), number(row["open"])) for row in data["history"] if row.get("open") is not None]
+    found = _thinned(sorted(found), most)
+    text = f"{one.label}, {one.kept} kept, seed {one.seed}"
+    told = {"line": one.label, "run": one.document.run.folder.name, "text": text}
+    return [{**told, "step": step, "open": still} for step, still in found]
+
+
+def _run_row(one: Lesson, data: Mapping[str, Any]) -> tuple[Any, ...]:
+    steps = (data.get("trained") or {}).get("steps")
+    ends = [None if data.get(key) is None else number(data[key]) for key in ("penalty", "open")]
+    told = (
+        one.label,
+        one.kept,
+        one.seed,
+        one.place.n,
+        one.result["value"],
+        *in_points(one.comparison),
+        one.comparison.p,
+    )
+    return (*told, None if steps is None else number(steps), *ends, one.document.run.folder.name)
+
+
+def _thinned(rows: list[Any], most: int) -> list[Any]:
+    """Every so manieth row where there are too many, and the last one."""
+    every = max(1, math.ceil(len(rows) / max(2, most)))
+    return [*rows[::every], *(rows[-1:] if every > 1 and (len(rows) - 1) % every else [])]
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------------
+
+
+def over(part: Part) -> list[Section]:
+    """The curve of every checkpoint, a section per order."""
+    out = []
+    for document in part.of("over"):
+        orders = checked(
+            document,
+            lambda data: list(dict.fromkeys(str(c["by"]) for one in data["checkpoints"] for c in one["curves"])),
+        )
+        called = f" ({document.run.folder.name})" if len(part.of("over")) > 1 else ""
+        for by in orders:
+            only = len(orders) == 1
+            out.append(checked(document, partial(_over, by, only, called if only else f", by {by}{called}")))
+    return out
+
+
+def _over(by: str, only: bool, called: str, data: Mapping[str, Any]) -> Section:
+    stages = [(str(one["name"]), [made for made in one["curves"] if made["by"] == by]) for one in data["checkpoints"]]
+    first = stages[0][1][0]
+    noun, metric = noun_of_curve(first), str(first["points"][0]["result"]["metric"])
+    rows = [row for name, made in stages for row in _stage(name, made)]
+    shares = sorted({row["share"] for row in rows})
+    places = {(row["checkpoint"], row["share"]): row["relative"] for row in rows}
+    bases = {row["checkpoint"]: row["value"] for row in rows if not row["share"]}
+    digits = digits_for(number(p["result"]["high"]) - number(p["result"]["low"]) for p in first["points"])
+    short = partial(fixed, digits=digits)
+    shares_table = Table(
+        "over-relative",
+        f"{metric} relative to the whole model of each checkpoint, by the share of {noun} removed.",
+        (Column("checkpoint"), Column(metric, short, True), *(Column(percent(s), _share, True) for s in shares if s)),
+        tuple((name, base, *(places.get((name, s)) for s in shares if s)) for name, base in bases.items()),
+    )
+    columns = (
+        *(Column("checkpoint"), Column("removed", whole, True), Column("share", percent, True)),
+        *(Column(title, short, True) for title in (metric, "low", "high")),
+        *(Column("of the whole model", _share, True), Column("p", probability, True)),
+    )
+    keys = ("checkpoint", "removed", "share", "value", "low", "high", "relative", "p")
+    long = Table(
+        "over",
+        f"What is left of each checkpoint as units go, {data.get('sets', '')}.",
+        columns,
+        tuple(tuple(row[key] for key in keys) for row in rows[:MOST_ROWS]),
+    )
+    about = (
+        f"The pruning curve of {counted(len(stages), 'checkpoint')} of one training, the later the stronger; each is scored on "
+        f"its own, and all are measured on the same examples. Where a later line stays up for longer, {noun} have become "
+        "unimportant by then. "
+    )
+    ways = [True, False] if any(row["relative"] is not None for row in rows) else [False]
+    if by == "random" and not only:
+        ways = ways[:1]  # there to be compared with; the numbers are in the table
+    about += {2: "Above, each line is relative to its own whole model; below, as measured.", 1: ""}[len(ways)]
+    drawn = tuple(training_charts.over("over", rows, metric=metric, noun=noun, relative=relative) for relative in ways)
+    title = f"When {noun} became unimportant{called}"
+    spread = "Low and high are a 95 % interval" + (
+        ", and for random orders the lowest and highest." if by == "random" else "."
+    )
+    notes = (f"{spread} p compares each point with the whole model of its checkpoint.",)
+    return Section("over", title, about, f"{MICHEL}, Figure 5.", drawn, (shares_table, long), notes)
+
+
+def _stage(name: str, curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The points of a checkpoint's curve; of several random orders, the mean, lowest and highest."""
+    rows = []
+    base = number(curves[0]["points"][0]["result"]["value"])
+    for points in zip(*(made["points"] for made in curves), strict=False):
+        result, gone = points[0]["result"], int(points[0]["removed"])
+        value, low, high = (number(result[key]) for key in ("value", "low", "high"))
+        told, p = result_text(result), comparison_of(points[0]["comparison"]).p if gone else None
+        if len(curves) > 1:
+            value, low, high = _spread([number(point["result"]["value"]) for point in points])
+            told, p = f"{three(value)} [{three(low)}, {three(high)}]", None
+        relative = value / base if base > 0 else None
+        share = gone / int(curves[0]["of"])
+        text = f"{name}, {gone} removed: {told}" + (
+            "" if relative is None else f", {_share(relative)} of its whole model"
+        )
+        place = {"checkpoint": name, "removed": gone, "share": share, "relative": relative, "p": p, "text": text}
+        rows.append({**place, "value": value, "low": low, "high": high})
+    return rows
+
+
+def _share(value: float) -> str:
+    return f"{fixed(100 * value, 1)}\u00a0%"
+
+
+# -- training --------------------------------------------------------------------------------------------------------------
+
+
+def training(part: Part) -> list[Section]:
+    """How a training went, and what it came to."""
+    found = part.of("training")
+    names = [f" ({one.run.folder.name})" if len(found) > 1 else "" for one in found]
+    return [checked(one, partial(_training, name)) for one, name in zip(found, names, strict=True)]
+
+
+def _training(called: str, data: Mapping[str, Any]) -> Section:
+    ends = [(name, data[name]) for name in ("before", "after") if data.get(name)]
+    metric = str(ends[-1][1]["metric"]) if ends else "metric"
+    drawn = []
+    for field, of, title in (("loss", "step", "training loss"), ("dev", "epoch", f"{metric} on held-out examples")):
+        rows = [row for row in data["history"] if row.get(field) is not None and row.get(of) is not None]
+        found = [{"place": number(row[of]), "value": number(row[field])} for row in rows]
+        found = _thinned([{**row, "text": f"{of} {row['place']:g}: {three(row['value'])}"} for row in found], 400)
+        if len(found) > 1:
+            drawn.append(training_charts.course(f"training-{field}", found, field=field, title=title, of=of))
+    tables = []
+    if ends:
+        one = comparison_of(data["comparison"]) if data.get("comparison") else None
+        digits = digits_for(number(result["high"]) - number(result["low"]) for _, result in ends)
+        columns = (
+            Column(""),
+            *(Column(title, partial(fixed, digits=digits), True) for title in (metric, "low", "high")),
+            Column("examples", whole, True),
+            *(difference_columns([one]) if one else ()),
+            *((Column("p", probability, True),) if one else ()),
+        )
+        cells = []
+        for name, result in ends:
+            told = (f"{name} training", *(number(result[key]) for key in ("value", "low", "high")), int(result["n"]))
+            compared = (*in_points(one), one.p) if one and name == "after" else (None,) * 4 if one else ()
+            cells.append((*told, *compared))
+        tables.append(
+            Table("training", f"The model before and after training, {data.get('sets', '')}.", columns, tuple(cells))
+        )
+    recipe = tuple((str(key), str(value)) for key, value in (data.get("recipe") or {}).items())
+    if recipe:
+        tables.append(Table("recipe", "How it was trained.", (Column("setting"), Column("value")), recipe))
+    about = "The loss at the steps that were noted, and the metric on held-out examples after each epoch."
+    return Section("training", f"Training{called}", about, "", tuple(drawn), tuple(tables))

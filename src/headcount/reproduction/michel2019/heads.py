@@ -1,0 +1,253 @@
+"""Michel et al. 2019, section 3: a model without one head (Figure 1, Table 1), and what else they ask about single heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from scipy.special import betaincinv
+
+from ...formatting import counted, listed, result_text, signed, whole
+from ...plans import site_of, type_of
+from ...reporting.run_reader import comparison_of
+from ...stats.paired_tests import benjamini_hochberg, holm
+from ...stats.results import Comparison
+from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Sheet
+from ..inputs import Corpus
+from ..models import (
+    DASH,
+    MOST,
+    PAPER,
+    Asked,
+    asked,
+    classifiers,
+    decimals,
+    difference,
+    excludes,
+    layer_of,
+    read,
+    steps_of,
+    together,
+    translators,
+)
+from .one_head import one_head_asked, one_head_claims, one_head_sheets
+from .transfer import transfer_asked, transfer_claims, transfer_sheets
+
+# Table 1: BLEU without each of 16 heads less the whole model's 36.05, for the 6 layers of the encoder
+TABLE_1 = (
+    (0.03, 0.07, 0.05, -0.06, 0.03, -0.53, 0.09, -0.33, 0.06, 0.03, 0.11, 0.04, 0.01, -0.04, 0.04, 0.00),
+    (0.01, 0.04, 0.10, 0.20, 0.06, 0.03, 0.00, 0.09, 0.10, 0.04, 0.15, 0.03, 0.05, 0.04, 0.14, 0.04),
+    (0.05, -0.01, 0.08, 0.09, 0.11, 0.02, 0.03, 0.03, -0.00, 0.13, 0.09, 0.09, -0.11, 0.24, 0.07, -0.04),
+    (-0.02, 0.03, 0.13, 0.06, -0.05, 0.13, 0.14, 0.05, 0.02, 0.14, 0.05, 0.06, 0.03, -0.06, -0.10, -0.06),
+    (-0.31, -0.11, -0.04, 0.12, 0.10, 0.02, 0.09, 0.08, 0.04, 0.21, -0.02, 0.02, -0.03, -0.04, 0.07, -0.02),
+    (0.06, 0.07, -0.31, 0.15, -0.19, 0.15, 0.11, 0.05, 0.01, -0.08, 0.06, 0.01, 0.01, 0.02, 0.07, 0.05),
+)
+
+HALF = (0.25, 0.75)  # what passes for about half
+
+
+def heads_asked(setting: Setting) -> list[Asked]:
+    """`ablate --each` of a classifier of each corpus, and of a translator."""
+    out = []
+    for one in (*classifiers(setting, setting.material.corpora), *translators(setting)):
+        data = one.source.on("dev" if isinstance(one.source, Corpus) else "test")
+        limit = setting.limit(400 if isinstance(one.source, Corpus) else 100)
+        out.append(asked(setting, one, f"michel-heads-{one.name}", ("ablate", one.folder, *data, "--each", *limit)))
+    return out
+
+
+class OneLess(NamedTuple):
+    """A model without each of its heads in turn; of a translator, `ours` are the heads of its encoder."""
+
+    asked: Asked
+    base: dict[str, Any]
+    every: dict[str, Comparison]
+    ours: dict[str, Comparison]
+
+
+def _one_less(asked: Asked, data: dict[str, Any]) -> OneLess:
+    every = {str(row["closed"]): comparison_of(row) for row in data["ablations"]}
+    base = {"metric": str(data["base"]["metric"]), "n": int(data["base"]["n"]), "text": result_text(data["base"])}
+    ours = {
+        unit: one for unit, one in every.items() if asked.kind == "classifier" or type_of(site_of(unit)) == "encoder"
+    }
+    if not ours:
+        raise ValueError("no head of an encoder")
+    return OneLess(asked, base, every, ours)
+
+
+def _significant(compared: Sequence[Comparison]) -> list[Comparison]:
+    """Those at p < 0.01, not corrected, as in the paper."""
+    return [one for one in compared if one.p < 0.01]
+
+
+def _corrected(compared: Sequence[Comparison]) -> tuple[list[Comparison], list[Comparison]]:
+    """Those at 0.05 after Benjamini-Hochberg and after Holm, each over these heads."""
+    p = [one.p for one in compared]
+    ways = (benjamini_hochberg(p), holm(p))
+    first, second = ([one for one, q in zip(compared, way, strict=True) if q <= 0.05] for way in ways)
+    return first, second
+
+
+def _most_can_go(one: OneLess) -> str:
+    compared = list(one.ours.values())
+    if one.base["metric"] == "loss":
+        return UNTOLD
+    if 2 * len(_significant(compared)) >= len(compared):
+        return NOT_CONFIRMED
+    return CONFIRMED if 2 * sum(excludes(c, 1) for c in compared) > len(compared) else UNTOLD
+
+
+def _told_of_heads(one: OneLess) -> str:
+    compared, encoder = list(one.ours.values()), " of the encoder" if one.asked.kind == "translator" else ""
+    by_bh, by_holm = _corrected(compared)
+    text = f"{one.asked.subject.title} ({one.base['metric']} {one.base['text']}, n={whole(one.base['n'])}): "
+    text += f"{len(_significant(compared))} of {len(compared)} heads{encoder} at p < 0.01, "
+    text += f"{sum(c.p <= 0.05 for c in compared)} at p ≤ 0.05, {len(by_bh)} after Benjamini-Hochberg, {len(by_holm)} after Holm"
+    if one.base["metric"] == "loss":
+        return text + "; measured by the loss, not by what the paper measures"
+    return text + f"; for {sum(excludes(c, 1) for c in compared)} the interval excludes a loss of 1 point"
+
+
+def _half_are_better(ones: Sequence[OneLess]) -> Claim:
+    """Of translators, whose Table 1 marks heads by what they do to BLEU."""
+    seen = [c for one in ones for c in _significant(list(one.ours.values()))]
+    better = sum(not c.worse for c in seen)
+    sure = sum(not c.worse for one in ones for c in _corrected(list(one.ours.values()))[0])
+    low, high = share_interval(better, len(seen))
+    if any(one.base["metric"] == "loss" for one in ones):
+        verdict = UNTOLD
+    elif high < HALF[0]:
+        verdict = NOT_CONFIRMED
+    elif low > HALF[1]:
+        verdict = DIFFERS
+    else:
+        verdict = CONFIRMED if sure and low > HALF[0] and high < HALF[1] else UNTOLD
+    heads = sum(len(one.ours) for one in ones)
+    here = f"{listed([one.asked.subject.title for one in ones])}: of {counted(heads, 'head')} of the encoder, {len(seen)} at p < "
+    here += f"0.01, {better} of them better gone ({100 * low:.0f} to {100 * high:.0f} %); "
+    here += f"after Benjamini-Hochberg {sure} better gone"
+    return Claim(
+        "Table 1: about half of the 8 encoder heads that make a significant difference make BLEU better by leaving.",
+        here + ("; measured by the loss." if ones[0].base["metric"] == "loss" else "."),
+        verdict,
+        f"Confirmed if the exact 95 % interval (Clopper-Pearson, heads taken as independent) of the share better gone among "
+        f"those at p < 0.01 lies within {100 * HALF[0]:.0f} to {100 * HALF[1]:.0f} %, and a head is better gone after "
+        "Benjamini-Hochberg at 5 %; not confirmed if it lies below that, differs if above.",
+    )
+
+
+def share_interval(some: int, every: int) -> tuple[float, float]:
+    """The exact 95 % interval (Clopper-Pearson) of the probability of something that was seen so often."""
+    low = float(betaincinv(some, every - some + 1, 0.025)) if some else 0.0
+    return low, float(betaincinv(some + 1, every - some, 0.975)) if some < every else 1.0
+
+
+def heads_claims(found: Found) -> list[Claim]:
+    """Whether most heads can go one at a time, and whether some of them do harm."""
+    every = read(found, heads_asked, "ablation", _one_less)
+    papers = {
+        "translator": "Table 1: most heads can go: of the 96 of a large translator's encoder (36.05 BLEU) 8 make a significant "
+        "difference when they are removed one at a time (p < 0.01, not corrected).",
+        "classifier": "Figure 1: most heads of BERT on MNLI, too, can go one at a time without a significant difference.",
+    }
+    ones = {kind: [one for one in every if one.asked.kind == kind] for kind in papers}
+    out = [
+        Claim(
+            paper,
+            ". ".join(map(_told_of_heads, ones[kind])) + ".",
+            together([_most_can_go(one) for one in ones[kind]]),
+            "Confirmed if fewer than half of the heads differ at p < 0.01, not corrected, and for more than half the 95 % "
+            "interval excludes a loss of 1 point; not confirmed if half or more differ." + MOST,
+        )
+        for kind, paper in papers.items()
+        if ones[kind]
+    ]
+    return out + ([_half_are_better(ones["translator"])] if ones["translator"] else [])
+
+
+def heads_sheets(found: Found) -> list[Sheet]:
+    """How many heads make a difference, and Table 1 by layer."""
+    every = read(found, heads_asked, "ablation", _one_less)
+    if not every:
+        return []
+    largest = signed(min(min(row) for row in TABLE_1), 2)
+    theirs = (f"{PAPER}, WMT English-French", "36.05 bleu", "96, encoder", "8", "4", DASH, DASH, DASH, largest)
+    rows: list[tuple[str, ...]] = [theirs]
+    for one in every:
+        rows += [_counts(one, "encoder", one.ours)] if one.asked.kind == "translator" else []
+        rows += [_counts(one, "all", one.every)]
+    columns = (
+        "model",
+        "whole model",
+        "heads",
+        "p < 0.01",
+        "of these better gone",
+        "p ≤ 0.05",
+        "Benjamini-Hochberg",
+        "Holm",
+    )
+    first = Sheet("Heads that make a difference, removed one at a time", (*columns, "largest loss"), tuple(rows))
+    return [first, *(_table_1(one) for one in every if one.asked.kind == "translator")]
+
+
+def _counts(one: OneLess, part: str, heads: dict[str, Comparison]) -> tuple[str, ...]:
+    compared = list(heads.values())
+    seen = _significant(compared)
+    counts = (
+        len(seen),
+        sum(not c.worse for c in seen),
+        sum(c.p <= 0.05 for c in compared),
+        *map(len, _corrected(compared)),
+    )
+    model = (one.asked.subject.title, f"{one.base['text']} {one.base['metric']}", f"{len(compared)}, {part}")
+    return (*model, *map(str, counts), difference(max(compared, key=lambda c: c.damage)))
+
+
+def _table_1(one: OneLess) -> Sheet:
+    """The least, the middle and the largest difference among the heads of a layer, on both sides."""
+    ours: dict[int, list[float]] = {}
+    for unit, c in one.ours.items():
+        ours.setdefault(layer_of(site_of(unit)), []).append(c.difference * c.points)
+    finer = max(map(decimals, one.ours.values()))
+    rows = []
+    for layer in range(max(len(TABLE_1), max(ours) + 1)):
+        cells = []
+        for side, digits in ((TABLE_1[layer] if layer < len(TABLE_1) else (), 2), (ours.get(layer, ()), finer)):
+            cells += [signed(pick(side), digits) for pick in (min, median, max)] if side else [DASH] * 3
+        rows.append((str(layer + 1), *cells))
+    what = [f"{side}: {which}" for side in ("theirs", "here") for which in ("lowest", "median", "highest")]
+    title = f"Table 1: what removing one head of the encoder changes, in bleu, and in {one.base['metric']} for "
+    return Sheet(title + one.asked.subject.title, ("layer", *what), tuple(rows))
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        "michel-heads",
+        PAPER,
+        "Figure 1 and Table 1",
+        "How many heads make a difference when one is removed?",
+        steps_of(heads_asked),
+        heads_claims,
+        heads_sheets,
+    ),
+    Experiment(
+        "michel-one-head",
+        PAPER,
+        "Tables 2, 3, 5 and 6",
+        "Is one head per attention enough?",
+        steps_of(one_head_asked),
+        one_head_claims,
+        one_head_sheets,
+    ),
+    Experiment(
+        "michel-transfer",
+        PAPER,
+        "Figure 2",
+        "Do the same heads matter on other data?",
+        steps_of(transfer_asked),
+        transfer_claims,
+        transfer_sheets,
+    ),
+)

@@ -1,0 +1,171 @@
+"""What several trainings say together: a mean over seeds, and what other seeds and examples would give. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from scipy.special import stdtrit
+
+from ..errors import BadRun
+from ..formatting import result_text
+from ..reporting.run_reader import number
+from ..stats.metrics import metric
+from ..stats.results import Comparison
+from .experiment import Found
+from .runner import Step
+
+LEVEL = 0.95
+ENOUGH = 3  # seeds below which nothing is said about a difference between trainings
+COVERS = "for other seeds and other examples"
+SEEDS_ALONE = "for other seeds alone"
+LEAST = 0.5  # the share of the best seed's score below which a training has learned nothing worth pruning
+
+
+class Estimate(NamedTuple):
+    """A number measured on one model, with its 95 % interval: what it could have been on other examples."""
+
+    value: float
+    low: float
+    high: float
+
+    def minus(self, other: Estimate) -> Estimate:
+        """The difference to another one, measured on the same examples or on others.
+
+        Its reach is the root of the sum of their squares. That is exact where the two do not go together over examples, and
+        too wide where they do, as two models that were asked about the same examples and compared with the same one should.
+        """
+        value = self.value - other.value
+        down = math.hypot(self.value - self.low, other.high - other.value)
+        up = math.hypot(self.high - self.value, other.value - other.low)
+        return Estimate(value, value - down, value + up)
+
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit; a negative factor turns it round."""
+        low, high = sorted((factor * self.low, factor * self.high))
+        return Estimate(factor * self.value, low, high)
+
+    @classmethod
+    def gain(cls, one: Comparison) -> Estimate:
+        """How much better a model is after a change than before, in points; below zero where it is worse."""
+        sign = one.points if one.higher_is_better else -one.points
+        return cls(one.difference, one.low, one.high).times(sign)
+
+    @classmethod
+    def average(cls, some: Iterable[Estimate]) -> Estimate:
+        """The mean of several numbers from the same examples, and of their ends: as wide as if all went together."""
+        return cls(*(math.fsum(ends) / len(ends) for ends in zip(*some, strict=True)))
+
+
+class Mean(NamedTuple):
+    """The mean over seeds, with a 95 % interval: what other seeds would give, and other examples where it covers them."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+    examples: bool  # whether the interval covers other examples, too
+
+    def above(self, line: float) -> bool:
+        """Whether there are enough seeds to say that it lies above the line."""
+        return self.seeds >= ENOUGH and self.low > line
+
+    def below(self, line: float) -> bool:
+        """Whether there are enough seeds to say that it lies below the line."""
+        return self.seeds >= ENOUGH and self.high < line
+
+    @property
+    def _told(self) -> bool:
+        """Whether the interval says anything: from three seeds on, or of one seed over its examples."""
+        return self.seeds >= ENOUGH or (self.seeds == 1 and self.examples)
+
+    def text(self, shown: Callable[[float], str]) -> str:
+        """The mean with its interval; without one if there are too few seeds for it to say anything."""
+        return shown(self.value) + (f" [{shown(self.low)}, {shown(self.high)}]" if self._told else "")
+
+    @property
+    def how(self) -> str:
+        """What the numbers of `text` are."""
+        if self.seeds == 1:
+            return "one seed, with its 95 % interval over examples" if self.examples else "one seed"
+        if self.seeds < ENOUGH:
+            return f"mean over {self.seeds} seeds"
+        return f"mean over {self.seeds} seeds with its 95 % interval, {COVERS if self.examples else SEEDS_ALONE}"
+
+
+def mean_of(estimates: Iterable[Estimate]) -> Mean:
+    """The mean of one number per seed, all from the same examples, with an interval for other seeds and other examples.
+
+    Seeds are few, so theirs is Student's reach. What the examples do to all seeds alike it cannot see, and that does not
+    shrink with the number of seeds: the mean reach over examples of one seed is added, as the root of the sum of squares.
+    Of one seed there is the interval over examples alone, and of fewer than three nothing is above or below a line.
+    """
+    found = list(estimates)
+    alone = mean_over_seeds(one.value for one in found)
+    each = Estimate.average(found)
+    down, up = alone.value - each.low, each.high - alone.value
+    if alone.seeds > 1:
+        down, up = (math.hypot(alone.high - alone.value, reach) for reach in (down, up))
+    return Mean(alone.value, alone.value - down, alone.value + up, alone.seeds, examples=True)
+
+
+def mean_over_seeds(values: Iterable[float]) -> Mean:
+    """The mean of one value per seed with Student's interval over seeds: for what is not measured on examples.
+
+    Of fewer than two seeds nothing is known, and the interval is the whole line.
+    """
+    found = list(values)
+    if not found:
+        raise BadRun("There is no value to take the mean of; run the experiment's commands first.")
+    mean = math.fsum(found) / len(found)
+    if len(found) < 2:
+        return Mean(mean, -math.inf, math.inf, len(found), examples=False)
+    variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
+    reach = float(stdtrit(len(found) - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / len(found))
+    return Mean(mean, mean - reach, mean + reach, len(found), examples=False)
+
+
+class Collapsed(NamedTuple):
+    """Trainings that came to nothing: a sentence about each, and all steps that build on one of them."""
+
+    told: dict[str, str]
+    steps: frozenset[str]
+
+
+def collapsed(found: Found, steps: Sequence[Step]) -> Collapsed:
+    """Trainings of some epochs that reach less than half of what the best seed of the same training reached.
+
+    What is measured on such a model says nothing about heads: every one of them can go. Where less is better, there is no such
+    rule.
+    """
+    scores: dict[str, dict[str, dict[str, Any]]] = {}
+    for step in steps:
+        if step.words[0] == "train" and {"--seed", "--epochs"} <= set(step.words):  # a single step is no training
+            after = found.read(step.name, "training", _more_is_better)
+            if after is not None:
+                scores.setdefault(step.name.rpartition("-")[0], {})[step.name] = after
+    told, lost = dict[str, str](), set[str]()
+    for some in scores.values():
+        best = max(some.values(), key=lambda after: after["value"])
+        for name, after in some.items():
+            if after["value"] < LEAST * best["value"]:
+                here, there = (f"{one['metric']} {result_text(one, interval=False)}" for one in (after, best))
+                told[name] = (
+                    f"{name} came to {here}, where another seed came to {there}: it did not learn, and what was "
+                )
+                told[name] += "measured on its model is left out."
+    lost |= set(told)
+    for step in steps:  # in the order of the list, so that what a step needs was looked at before it
+        if lost & set(step.after):
+            lost.add(step.name)
+    return Collapsed(told, frozenset(lost))
+
+
+def _more_is_better(data: dict[str, Any]) -> dict[str, Any] | None:
+    """What the training reached on examples it had not seen; None where less is better."""
+    after = data["after"]
+    number(after["value"])
+    result_text(after)
+    # the number of labels is no part of the question
+    return after if metric(str(after["metric"]), labels=2).higher_is_better else None

@@ -1,0 +1,92 @@
+"""What becomes of an experiment that was run: its claims, kept in its run folder, and its page. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ..errors import HeadcountError
+from ..reporting import page as report_page
+from ..runs import RUN, Run, write_whole
+from .experiment import Found, Setting
+from .registry import Planned
+from .runner import Outcome, Step
+from .seeds import Collapsed
+
+FORMAT = 1
+COMMANDS, PAGE = "commands.txt", "report.html"
+
+
+def judged(
+    planned: Sequence[Planned], setting: Setting, outcome: Outcome, runs: dict[str, Run], failed: Collapsed
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The claims of each experiment, as kept in its run folder; and sentences about those that cannot be judged."""
+    told, problems = [], []
+    for one in planned:
+        run = runs[one.experiment.name]
+        write_whole(run.folder / COMMANDS, "".join(f"{step.text}\n" for step in one.steps).encode())
+        try:
+            document = _claims(one, Found(setting, failed.steps), failed)
+        except HeadcountError as error:  # a document that is not what a command writes
+            problems.append(f"{one.experiment.name} cannot be judged: {error}")
+            continue
+        run.write_json("claims", document, replace=True)
+        told.append(document)
+        if all(step.name in outcome.done for step in one.steps):
+            run.finish()
+    return told, problems
+
+
+def _claims(planned: Planned, found: Found, failed: Collapsed) -> dict[str, Any]:
+    """The statements of the paper beside what the runs show, as far as they are there and say something."""
+    experiment, setting = planned.experiment, found.setting
+    missed = [failed.told[step.name] for step in planned.steps if step.name in failed.told]
+    return {
+        "format": FORMAT,
+        "experiment": experiment.name,
+        **{key: getattr(experiment, key) for key in ("paper", "shows", "asks")},
+        "material": {"name": setting.material.name, "about": setting.material.about},
+        "full": setting.full,
+        "seeds": list(setting.seeds),
+        "claims": [claim._asdict() for claim in experiment.claims(found)],
+        "sheets": [sheet._asdict() for sheet in experiment.sheets(found)],
+        "commands": [step.text for step in planned.steps],
+        "left_out": [*planned.left_out, *missed],
+    }
+
+
+def shown(planned: Planned, setting: Setting, failed: Collapsed) -> list[str]:
+    """The steps to show beside the statements: of one seed, and none that only prepares others or did not learn."""
+    joined = {name for step in planned.steps if "--join" in step.words for name in step.after}
+    models = str(Path(setting.model("x")).parent)
+    names = [step.name for step in planned.steps if not any(word.startswith(models) for word in _written(step))]
+    names = [name for name in names if name not in joined and name not in failed.steps]
+    seeds = {str(seed) for seed in setting.seeds}
+    first: dict[str, str] = {}
+    for name in names:
+        stem, _, end = name.rpartition("-")
+        first.setdefault(stem if end in seeds else name, name)
+    return list(first.values())
+
+
+def _written(step: Step) -> list[str]:
+    return [word for flag, word in pairwise(step.words) if flag in ("-o", "--output")]
+
+
+def page(planned: Planned, setting: Setting, failed: Collapsed) -> str:
+    """Write the page of an experiment; a sentence that says where it is, or why there is none."""
+    folder = setting.folder / planned.experiment.name
+    runs = [Path(setting.run(name)) for name in shown(planned, setting, failed)]
+    kept = [run for run in runs if (run / RUN).is_file()]
+    try:
+        try:
+            return f"page: {report_page.report([folder, *kept], folder / PAGE, force=True)}"
+        except HeadcountError as error:  # too much for one page, or a run that it cannot show
+            alone = report_page.report([folder], folder / PAGE, force=True)
+            return f"page: {alone}, without the runs ({error})"
+    except HeadcountError as error:
+        return f"There is no page: {error}"
+    except ImportError as error:
+        return f"There is no page, because {error.name} is not installed; the claims are in {folder / 'claims.json'}."

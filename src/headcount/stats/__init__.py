@@ -1,0 +1,1 @@
+"""Is a difference real: metrics, intervals, paired tests, corrections, non-inferiority. No torch."""

@@ -1,0 +1,429 @@
+"""The commands that measure, as a user runs them: on a tiny model and hand-made files, killed and resumed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import run_folders as documents
+from helpers.same import alike, close
+from helpers.small_models import WORDS, word_tokenizer
+from helpers.small_models import ran as _run
+from helpers.small_models import ran_json as _json
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    MarianConfig,
+    MarianMTModel,
+)
+from typer.testing import CliRunner
+
+import headcount as hc
+from headcount.cli.app import app
+from headcount.reporting import page
+from headcount.runs import read
+
+
+def _sentences(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(3, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a classifier, a translator, and data for both."""
+    folder = tmp_path_factory.mktemp("place")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = BertConfig(**sizes, intermediate_size=24, max_position_embeddings=16, pad_token_id=0)
+    classifier = BertForSequenceClassification(config)
+    sides = {
+        f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")
+    }
+    special = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": 2}
+    small = MarianConfig(vocab_size=24, d_model=16, max_position_embeddings=64, **sides, **special)
+    translator = MarianMTModel(small)
+    for model, name in ((classifier, "classifier"), (translator, "translator")):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.4) if parameter.dim() > 1 else None
+        model.save_pretrained(folder / name)
+        word_tokenizer(WORDS).save_pretrained(folder / name)
+    for name, count, seed in (("dev", 48, 0), ("train", 40, 1), ("other", 40, 2)):
+        lines = [f"{text}\t{n % 2}" for n, text in enumerate(_sentences(count, seed))]
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n")
+    for name, seed in (("val.de", 3), ("val.en", 4), ("train.de", 5), ("train.en", 6)):
+        (folder / name).write_text("\n".join(_sentences(10, seed)) + "\n")
+    return folder
+
+
+def _task(place: Path, name: str, **options: Any) -> hc.Task:
+    return hc.task("classification", place / f"{name}.tsv", tokenizer=str(place / "classifier"), **options)
+
+
+def _model(place: Path) -> Any:
+    return AutoModelForSequenceClassification.from_pretrained(place / "classifier").eval()
+
+
+def test_evaluate_says_what_a_loop_over_the_file_says(place: Path, tmp_path: Path) -> None:
+    found = _json("evaluate", place / "classifier", "--data", place / "dev.tsv", "-o", tmp_path / "run")
+    model, task = _model(place), _task(place, "dev")
+    right = 0
+    for number in range(task.size):
+        with torch.no_grad():
+            batch = task.collate([number])
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        right += int(logits.argmax()) == number % 2
+    assert found["value"] == right / task.size
+    assert 0.2 < found["value"] < 0.8
+    assert found["n"] == 48
+    assert "data:" in found["signature"]
+
+
+def test_score_is_the_library_s_score(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    found = _json("score", place / "classifier", "--data", place / "train.tsv", "--limit", 30, "--seed", 3, "-o", out)
+    want = hc.score(_model(place), _task(place, "train", limit=30, seed=3))
+    got = hc.Scores.from_json(found)
+    assert got.units == want.units
+    assert close(got.values, want.values)
+    assert [row["n"] for row in found["stability"]] == [2, 3, 7, 15]
+    assert read(out).finished
+    samples = read(out).read("samples")["samples"]
+    assert close(samples.mean(0) / want.raw.max(), want.raw / want.raw.max())
+
+
+@pytest.mark.parametrize("by", ["magnitude", "random"])
+def test_criteria_without_data_need_none(place: Path, tmp_path: Path, by: str) -> None:
+    found = _json("score", place / "classifier", "--by", by, "-o", tmp_path / "run")
+    assert sum(len(site["raw"]) for site in found["sites"].values()) == 8
+
+
+def test_ablate_each_tests_every_head_and_marks_what_is_significant(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    asked = ("ablate", place / "classifier", "--data", place / "dev.tsv", "--each", "-o", out)
+    found = _json(*asked)
+    assert [row["closed"] for row in found["ablations"]] == [f"{layer}:{head}" for layer in (0, 1) for head in range(4)]
+    model, task = _model(place), _task(place, "dev")
+    for row in found["ablations"]:
+        with hc.closed(model, row["closed"]):
+            after = hc.evaluate(model, task)
+        assert row["difference"] == pytest.approx(after.value - found["base"]["value"], abs=1e-12)
+        assert row["p_holm"] >= row["p_bh"] >= row["p"] > 0
+    shown = _run(*asked)
+    assert shown.exit_code == 0
+    assert "8 tested (randomization, n=48)" in shown.output
+    again = _run(*asked, "--test", "mcnemar")  # other tests of the same values need no new run
+    assert "mcnemar" in again.output
+
+
+def test_all_but_one_reports_on_examples_it_did_not_choose_on(place: Path, tmp_path: Path) -> None:
+    shared = ("ablate", place / "classifier", "--data", place / "dev.tsv", "--all-but-one")
+    halves = _json(*shared, "-o", tmp_path / "halves")
+    assert "chosen on 24 examples of" in halves["sets"]
+    assert halves["base"]["n"] == 24
+    other = _json(*shared, "--select-data", place / "train.tsv", "-o", tmp_path / "other")
+    assert other["base"]["n"] == 48
+    model, select = _model(place), _task(place, "train")
+    assert other["select"] == hc.evaluate(model, select).to_json()
+    for row in other["attentions"]:
+        values = []
+        for head in range(4):
+            with hc.closed(model, [f"{row['site']}:{n}" for n in range(4) if n != head]):
+                values.append(hc.evaluate(model, select).value)
+        assert row["head"] == int(np.argmax(values))
+        assert row["chosen_on"] == max(values)
+
+
+def test_transfer_correlates_two_ablations(place: Path, tmp_path: Path) -> None:
+    found = _json(
+        *("transfer", place / "classifier", "--data", place / "dev.tsv"),
+        *("--other-data", place / "other.tsv", "--metric", "loss", "-o", tmp_path / "run"),
+    )
+    damage = found["damage"]
+    assert found["pearson"]["value"] == pytest.approx(np.corrcoef(damage["one"], damage["other"])[0, 1])
+    assert found["pearson"]["low"] < found["pearson"]["value"] < found["pearson"]["high"]
+    tasks = (_task(place, "dev").with_metric("loss"), _task(place, "other").with_metric("loss"))
+    # a correlation of damages, which are differences of losses: small numbers from larger ones, rounded in float32
+    assert found["ceiling"] == pytest.approx(hc.transfer(_model(place), tasks, seed=0).ceiling, abs=1e-4)
+    assert 0 <= found["ceiling_low"] <= found["ceiling"] <= found["ceiling_high"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ({"ceiling": 0.5, "ceiling_low": 0.25, "ceiling_high": 0.75}, "a correlation of 0.50 [0.25, 0.75]."),
+        ({"ceiling": 0.5}, "a correlation of 0.50."),  # as older versions wrote it
+        ({}, ""),
+    ],
+)
+def test_a_page_says_what_noise_leaves_room_for(ends: dict[str, float], told: str, tmp_path: Path) -> None:
+    names = [str(unit) for unit in documents.units(documents.CLASSIFIER)]
+    document = {**documents.transfer(names), **ends}
+    folder = documents.folder(tmp_path / "run", "transfer", {"transfer": document})
+    text = page.report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ("noise would leave room" in text) == bool(ends)
+    assert told in text
+
+
+def test_curve_follows_several_orders_and_never_scores_on_what_it_reports(place: Path, tmp_path: Path) -> None:
+    found = _json(
+        *("curve", place / "classifier", "--data", place / "dev.tsv", "--score-data", place / "train.tsv"),
+        *("--by", "taylor,ablation,random", "--random-seeds", 2, "--step", "25%", "-o", tmp_path / "run"),
+    )
+    assert [one["by"] for one in found["curves"]] == ["taylor", "ablation", "random", "random"]
+    assert [point["removed"] for point in found["curves"][0]["points"]] == [0, 2, 4, 6, 8]
+    model, report = _model(place), _task(place, "dev")
+    scores = hc.score(model, _task(place, "train"))
+    for point in found["curves"][0]["points"]:
+        plan = hc.Plan.from_json(point["plan"])
+        assert plan.units == hc.plan(scores, point["removed"]).units
+        with hc.closed(model, plan):
+            assert point["result"]["value"] == pytest.approx(hc.evaluate(model, report).value)
+    assert "reported on 48 of" in found["sets"]
+
+
+def test_curve_takes_scores_from_a_file_and_cuts_for_real(place: Path, tmp_path: Path) -> None:
+    _run("score", place / "classifier", "--data", place / "train.tsv", "-o", tmp_path / "scores")
+    file = tmp_path / "scores" / "scores.json"
+    shared = ("curve", place / "classifier", "--data", place / "dev.tsv", "--scores", file, "--step", 3)
+    closed = _json(*shared, "-o", tmp_path / "closed")
+    cut = _json(*shared, "--really-cut", "-o", tmp_path / "cut")
+    values = [[point["result"]["value"] for point in one["curves"][0]["points"]] for one in (closed, cut)]
+    assert values[0] == pytest.approx(values[1])
+
+
+def test_translation_is_ablated_by_decoding(place: Path, tmp_path: Path) -> None:
+    shared = ("--data", place / "val.de", "--target", place / "val.en", "--max-new-tokens", 12)
+    found = _json("ablate", place / "translator", *shared, "--metric", "chrf", "-o", tmp_path / "run")
+    assert len(found["ablations"]) == 12  # two layers of two heads: encoder, decoder, cross
+    model = hc.load(place / "translator")
+    pair = (place / "val.de", place / "val.en")
+    task = hc.task("translation", pair, tokenizer=str(place / "translator"), metric="chrf", max_new_tokens=12)
+    for row in found["ablations"][::5]:
+        with hc.closed(model, row["closed"]):
+            assert row["after"] == pytest.approx(hc.evaluate(model, task).value)
+            assert row["unfinished"] == hc.evaluate(model, task).unfinished
+    select = f"{place / 'train.de'},{place / 'train.en'}"
+    one = _json("ablate", place / "translator", *shared, "--all-but-one", "--select-data", select, "-o", tmp_path / "o")
+    assert len(one["attentions"]) == 6
+
+
+def test_translations_that_the_limit_ended_are_counted_and_said(place: Path, tmp_path: Path) -> None:
+    shared = ("--data", place / "val.de", "--target", place / "val.en", "--max-new-tokens", 3)
+    told = _run("evaluate", place / "translator", *shared, "-o", tmp_path / "whole").output
+    found = read(tmp_path / "whole").read_json("result")
+    model = hc.load(place / "translator")
+    pair = (place / "val.de", place / "val.en")
+    task = hc.task("translation", pair, tokenizer=str(place / "translator"), max_new_tokens=3)
+    ended = 0
+    for number in range(task.size):
+        ids = task.collate([number])["input_ids"]
+        made = model.generate(input_ids=ids, max_new_tokens=3, do_sample=False, forced_eos_token_id=None)[0, 1:]
+        ended += model.generation_config.eos_token_id in made
+    assert found["unfinished"] == 10 - ended > 0
+    assert f"note: the length limit ended {10 - ended} of 10 translations\n" in told
+    assert "|beams:1|limit:3|" in told
+    by = ("--by", "magnitude", "--step", "50%", "--limit", 10, "-o", tmp_path / "curve")
+    told = _run("curve", place / "translator", *shared, *by).output
+    points = read(tmp_path / "curve").read_json("curves")["curves"][0]["points"]
+    counts = [point["result"]["unfinished"] for point in points]
+    for point, count in zip(points, counts, strict=True):
+        plan = hc.Plan.from_json(point["plan"])
+        with hc.closed(model, plan):
+            half = task.split(0.5, 0.5, seed=0)[1]
+            assert count == hc.evaluate(model, half).unfinished
+    assert (f"ended {counts[0]} of 5 translations of the whole model\n" in told) == bool(counts[0])
+    worst = max(counts)
+    without = f"ended {worst} of 5 translations without {points[counts.index(worst)]['removed']} of 12 units"
+    assert (without in told) == (counts.index(worst) > 0)
+
+
+def test_another_question_in_the_same_folder_is_refused(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    _run("score", place / "classifier", "--data", place / "train.tsv", "-o", out)
+    with pytest.raises(hc.BadRun, match="by"):
+        _run("score", place / "classifier", "--data", place / "train.tsv", "--by", "fisher", "-o", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("evaluate", "classifier", "--data", "nothing.tsv"), "nothing.tsv"),
+        (("evaluate", "classifier", "--data", "dev.tsv", "--task", "sorting"), "kind of task"),
+        (("evaluate", "classifier", "--data", "dev.tsv", "--dtype", "int8"), "dtype"),
+        (("score", "classifier", "--data", "dev.tsv", "--by", "luck"), "score by"),
+        (("score", "classifier", "--data", "dev.tsv", "--granularity", "word"), "Granularities"),
+        (("curve", "classifier", "--data", "dev.tsv", "--step", "200%"), "step"),
+        (("curve", "classifier", "--data", "dev.tsv", "--only", "cross"), "cross"),
+        (("ablate", "classifier", "--data", "dev.tsv", "--units", "words"), "Units"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_no_traceback(
+    place: Path, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    command, model, *rest = arguments
+    rest = [str(place / word) if word.endswith(".tsv") else word for word in rest]
+    with pytest.raises(hc.HeadcountError, match=sentence) as caught:
+        _run(command, place / model, *rest, "-o", tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [], "a command that failed at once leaves nothing behind"
+
+
+def test_missing_data_is_a_usage_error(place: Path) -> None:
+    done = CliRunner().invoke(app, ["score", str(place / "classifier")])
+    assert done.exit_code == 2
+    assert "--data" in done.output
+
+
+def test_every_command_on_data_has_the_same_flags_and_examples() -> None:
+    for command in ("evaluate", "score", "ablate", "transfer", "curve"):
+        shown = CliRunner().invoke(app, [command, "--help"]).output
+        for flag in ("--data", "--task", "--text", "--label", "--limit", "--seed", "--batch-size", "--quiet", "--json"):
+            assert flag in shown, (command, flag)
+        assert "Examples" in shown
+
+
+def _process(arguments: list[object]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "headcount.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work_twice(
+    place: Path, tmp_path: Path, kills: int
+) -> None:
+    asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--batch-size", 1, "--units", "heads"]
+    _json(*asked, "-o", tmp_path / "calm")
+    draw, kept = random.Random(0), dict[str, int]()
+    folder = tmp_path / "killed"
+    for _ in range(kills):
+        process = _process([*asked, "-o", folder, "--json"])
+        already = len(list(folder.glob("*.npz"))) if folder.is_dir() else 0
+        some = already + draw.randint(1, 2)
+        # kill it once it has done a little more than before, in the middle of whatever it is doing then
+        while process.poll() is None and len(list(folder.glob("*.npz")) if folder.is_dir() else []) < some:
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+        assert {name: now[name] for name in kept} == kept, "a finished piece was written again"
+        kept = now
+        if (folder / "ablation.json").exists():
+            break
+    _json(*asked, "-o", folder)
+    calm, killed = read(tmp_path / "calm"), read(folder)
+    assert killed.finished
+    assert calm.pieces == killed.pieces
+    for name in calm.pieces:
+        assert close(calm.read(name)["rows"], killed.read(name)["rows"])
+    assert alike(calm.read_json("ablation"), killed.read_json("ablation"))
+
+
+def test_scores_are_computed_again_after_every_step_if_asked(place: Path, tmp_path: Path) -> None:
+    asked = (
+        "curve",
+        place / "classifier",
+        "--data",
+        place / "dev.tsv",
+        "--score-data",
+        place / "train.tsv",
+        "--step",
+        2,
+    )
+    found = _json(*asked, "--recompute", "-o", tmp_path / "again")["curves"][0]
+    model, select = _model(place), _task(place, "train")
+    plan = hc.Plan()
+    for point in found["points"][1:]:
+        with hc.closed(model, plan):
+            scores = hc.score(model, select)
+        left = [unit for unit in scores.order() if unit not in plan]
+        plan = hc.Plan(plan.units | set(left[:2]))
+        assert hc.Plan.from_json(point["plan"]).units == plan.units
+
+
+def test_what_people_see_has_the_numbers_of_the_json(place: Path, tmp_path: Path) -> None:
+    asked = ("curve", place / "classifier", "--data", place / "dev.tsv", "--by", "taylor,random", "--step", "50%")
+    made, shown = _json(*asked, "-o", tmp_path / "run"), _run(*asked, "-o", tmp_path / "run").output
+    drawn = [one["points"][1]["result"]["value"] for one in made["curves"] if one["by"] == "random"]
+    row = next(line for line in shown.splitlines() if line.strip().startswith("4 (50%)"))
+    assert row.split()[2] == f"{made['curves'][0]['points'][1]['result']['value']:.4f}"
+    assert row.endswith(f"{np.mean(drawn):.4f} [{min(drawn):.4f}, {max(drawn):.4f}]")
+    assert made["sets"] in shown
+    kept = hc.Scores.read(tmp_path / "run" / "scores-taylor.json")
+    assert hc.plan(kept, 4).units == hc.Plan.from_json(made["curves"][0]["points"][1]["plan"]).units
+    asked = ("score", place / "classifier", "--data", place / "train.tsv", "-o", tmp_path / "scores")
+    made, shown = _json(*asked), _run(*asked).output
+    row = next(line for line in shown.splitlines() if line.startswith("1 "))
+    assert row.split()[1:] == [f"{value:.3f}" for value in made["sites"]["1"]["score"]]
+    assert f"{made['stability'][0]['correlation']:.3f} [" in shown
+    asked = ("score", place / "classifier", "--data", place / "train.tsv", "--by", "entropy", "-o", tmp_path / "signs")
+    made, shown = _json(*asked), _run(*asked).output
+    row = next(line for line in shown.splitlines() if line.startswith("1 "))
+    assert row.split()[1:] == [f"{value:.3f}" for value in made["sites"]["1"]["score"]]
+    assert all(cell.startswith("-") for cell in row.split()[1:]), "entropies are counted against a head"
+    asked = ("transfer", place / "classifier", "--data", place / "dev.tsv", "--other-data", place / "other.tsv")
+    shown = _run(*asked, "--metric", "loss", "-o", tmp_path / "transfer").output
+    assert "damage over 8 units: pearson" in shown
+
+
+def test_from_scores_and_from_a_curve_to_a_smaller_model(place: Path, tmp_path: Path) -> None:
+    asked = ("--data", place / "train.tsv", "-o", tmp_path / "scores")
+    _run("score", place / "classifier", *asked)
+    scores = tmp_path / "scores" / "scores.json"
+    _run("cut", place / "classifier", "--scores", scores, "--remove", "50%", "--least", 1, "-o", tmp_path / "smaller")
+    want = hc.plan(hc.Scores.read(scores), "50%", least=1)
+    assert hc.removed(hc.load(tmp_path / "smaller")).units == want.units
+    asked = ("--data", place / "dev.tsv", "--scores", scores, "--step", 2, "-o", tmp_path / "curve")
+    _run("curve", place / "classifier", *asked)
+    plan = tmp_path / "curve" / "plan-taylor-00004.json"
+    _run("cut", place / "classifier", "--plan", plan, "-o", tmp_path / "fourth")
+    assert hc.removed(hc.load(tmp_path / "fourth")).units == hc.plan(hc.Scores.read(scores), 4).units
+    done = CliRunner().invoke(
+        app, ["cut", str(place / "classifier"), "--scores", str(scores), "-o", str(tmp_path / "x")]
+    )
+    assert done.exit_code == 2
+    assert "go together" in done.output
+
+
+def test_control_c_says_where_the_work_is_and_the_same_command_goes_on(place: Path, tmp_path: Path) -> None:
+    asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--batch-size", 1, "-o", tmp_path / "run"]
+    command = [sys.executable, "-m", "headcount.cli", *map(str, asked)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while child.poll() is None and not list((tmp_path / "run").glob("*.npz")):
+        time.sleep(0.002)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate()
+    assert child.returncode == 130
+    assert said.count("\n") == 1
+    assert f"{tmp_path / 'run'} keeps what is done: the same command goes on" in said
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}
+    _json(*asked)
+    now = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}
+    assert {name: now[name] for name in kept} == kept
+
+
+def test_choosing_and_reporting_on_the_same_examples_is_refused(place: Path, tmp_path: Path) -> None:
+    same = ("--data", place / "dev.tsv")
+    for asked in (("ablate", "--all-but-one", "--select-data"), ("curve", "--score-data")):
+        with pytest.raises(hc.BadPlan, match="48 of the 48 examples"):
+            _run(asked[0], place / "classifier", *same, *asked[1:], place / "dev.tsv", "-o", tmp_path / "run")
+    _run("score", place / "classifier", *same, "-o", tmp_path / "scores")
+    scores = tmp_path / "scores" / "scores.json"
+    with pytest.raises(hc.BadPlan, match="the very examples"):
+        _run("curve", place / "classifier", *same, "--metric", "loss", "--scores", scores, "-o", tmp_path / "run")
+    mixed = tmp_path / "mixed.tsv"
+    lines = (place / "dev.tsv").read_text().splitlines()
+    mixed.write_text("\n".join([*lines[:6], *(place / "train.tsv").read_text().splitlines()[1:]]) + "\n")
+    found = _json("curve", place / "classifier", *same, "--score-data", mixed, "--step", 4, "-o", tmp_path / "run")
+    assert "(5 of them in both)" in found["sets"]

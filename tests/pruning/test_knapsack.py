@@ -1,0 +1,157 @@
+"""The knapsack: never over the budget, and as good as trying everything."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import headcount as hc
+from headcount.pruning.knapsack import Floor, Shelf, fill
+
+
+def _shelf(rng: np.random.Generator, units: int, price: float, step: int = 1) -> Shelf:
+    values = np.sort(rng.exponential(size=units))[::-1]
+    counts = np.unique([*range(0, units, step), units])
+    kept = np.concatenate([[0.0], values.cumsum()])[counts]
+    return Shelf(counts, values.sum() - kept, price * counts)
+
+
+def _totals(floors: list[Floor]) -> list[tuple[float, float]]:
+    """What every choice costs and loses, by trying everything."""
+    choices = []
+    for floor in floors:
+        kept = [
+            (floor.cost + sum(s.cost[o] for s, o in zip(floor.shelves, options, strict=True)),
+             sum(s.lost[o] for s, o in zip(floor.shelves, options, strict=True)))
+            for options in product(*(range(len(shelf.counts)) for shelf in floor.shelves))
+        ]  # fmt: skip
+        choices.append([*kept, *([(0.0, floor.lost)] if floor.lost is not None else [])])
+    return [(sum(cost for cost, _ in some), sum(lost for _, lost in some)) for some in product(*choices)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_is_never_over_the_budget_and_loses_no_more_than_the_best_choice(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    floors = []
+    for _ in range(3):
+        shelves = [_shelf(rng, int(rng.integers(1, 5)), float(rng.integers(1, 20))) for _ in range(rng.integers(0, 3))]
+        lost = float(rng.exponential()) if rng.random() < 0.5 else None
+        floors.append(Floor(shelves, lost, float(rng.integers(0, 5)) if lost is not None else 0.0))
+    whole = sum(floor.cost + sum(shelf.cost[-1] for shelf in floor.shelves) for floor in floors)
+    budget = float(rng.random() * whole)
+    within = [lost for cost, lost in _totals(floors) if cost <= budget]
+    if not within:
+        with pytest.raises(hc.BadPlan, match="Nothing costs as little"):
+            fill(floors, budget)
+        return
+    found = fill(floors, budget)
+    assert found.cost <= budget
+    assert found.lost == pytest.approx(min(within), abs=1e-9)  # whole costs: rounding to ten-thousandths loses nothing
+
+
+@st.composite
+def few_floors(draw: Any) -> list[Floor]:
+    """Up to three layers of up to two sites."""
+    made = []
+    for _ in range(draw(st.integers(1, 3))):
+        shelves = []
+        for _ in range(draw(st.integers(0, 2))):
+            worth = sorted(draw(st.lists(st.integers(0, 20), min_size=1, max_size=4)), reverse=True)
+            counts = np.arange(len(worth) + 1)
+            kept = np.concatenate([[0], np.cumsum(worth)])
+            shelves.append(
+                Shelf(counts, sum(worth) - kept.astype(float), draw(st.integers(1, 9)) * counts.astype(float))
+            )
+        lost = draw(st.none() | st.integers(0, 30))
+        made.append(Floor(shelves, lost, 0.0 if lost is None else float(draw(st.integers(0, 5)))))
+    return made
+
+
+@given(few_floors(), st.integers(0, 150))
+def test_no_budget_is_exceeded_and_nothing_better_fits(floors: list[Floor], budget: int) -> None:
+    """Costs are counted in ten-thousandths of the budget, rounded up: one of them may be lost for each site and layer."""
+    totals, sites = _totals(floors), sum(1 + len(floor.shelves) for floor in floors)
+    assume(any(cost <= budget for cost, _ in totals))
+    found = fill(floors, float(budget))
+    assert found.cost <= budget
+    assert found.lost >= min(lost for cost, lost in totals if cost <= budget)
+    well_within = [lost for cost, lost in totals if cost <= budget * (1 - sites / 10_000)]
+    assert not well_within or found.lost <= min(well_within)  # whole numbers: no rounding
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_budgets_are_kept_at_the_size_of_bert(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    step = int(rng.choice([1, 16, 64]))
+    floors = [Floor([_shelf(rng, 12, 64.0), _shelf(rng, 3072, rng.random() + 0.5, step)]) for _ in range(4)]
+    whole = sum(float(shelf.cost[-1]) for floor in floors for shelf in floor.shelves)
+    budget = float(rng.random() * whole)
+    found = fill(floors, budget)
+    assert found.cost <= budget
+    assert found.cost >= budget - max(64.0, 1.5 * step)  # and what could still be bought was bought
+    for floor, counts in zip(floors, found.counts, strict=True):
+        assert counts is not None
+        assert all(count in shelf.counts for shelf, count in zip(floor.shelves, counts, strict=True))
+
+
+def _kwon(heads: np.ndarray, neurons: np.ndarray, prices: tuple[float, float], budget: float) -> float:
+    """What is kept at most with two prices only: all numbers of heads that the budget can pay for (Kwon et al. 2022).
+
+    Their code does not bound the number of heads, and goes over small budgets.
+    """
+    best = 0.0
+    for count in range(len(heads) + 1):
+        if count * prices[0] <= budget:
+            others = int((budget - count * prices[0]) // prices[1])
+            best = max(best, heads[:count].sum() + neurons[:others].sum())
+    return best
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.339, 0.5, 0.75, 0.95])
+def test_with_two_prices_it_finds_what_the_published_search_finds_and_keeps_small_budgets(share: float) -> None:
+    rng = np.random.default_rng(5)
+    prices = (4 * 768 * 64 + 2 * 39 * 64, 2 * 768)
+    floors = [Floor([_shelf(rng, 12, prices[0]), _shelf(rng, 512, prices[1])]) for _ in range(6)]
+    heads, neurons = (
+        np.sort(np.concatenate([-np.diff(floor.shelves[n].lost) for floor in floors]))[::-1] for n in (0, 1)
+    )
+    whole = sum(float(shelf.cost[-1]) for floor in floors for shelf in floor.shelves)
+    found = fill(floors, share * whole)
+    kept = heads.sum() + neurons.sum() - found.lost
+    best = _kwon(heads, neurons, prices, share * whole)
+    assert found.cost <= share * whole
+    assert best * 0.999 <= kept <= best * (1 + 1e-9)
+
+
+def test_a_layer_goes_whole_where_it_is_worth_less_than_what_it_costs() -> None:
+    dear = Shelf(np.array([0, 1]), np.array([1.0, 0.0]), np.array([0.0, 10.0]))
+    floors = [Floor([dear], lost=0.1, cost=50.0), Floor([dear], lost=5.0, cost=50.0)]
+    found = fill(floors, 70.0)
+    assert found.counts == (None, (1,))
+    assert found.cost == 60.0
+    assert found.lost == pytest.approx(0.1)
+
+
+def test_with_nothing_to_spend_only_what_is_free_stays() -> None:
+    free = Shelf(np.array([0, 3]), np.array([1.0, 0.0]), np.array([0.0, 0.0]))
+    dear = Shelf(np.array([0, 3]), np.array([1.0, 0.0]), np.array([0.0, 0.5]))
+    found = fill([Floor([free, dear])], 0.0)
+    assert found.counts == ((3, 0),)
+    assert found.cost == 0.0
+
+
+def test_what_rounding_leaves_over_is_spent_on_what_is_worth_most_for_its_price() -> None:
+    """Three sites that take all of the budget but for a millionth, which buys one dear unit or two cheap ones."""
+    budget, rest = 1.0, 2.0**-20
+    base = (budget - rest) / 3
+    dear = Shelf(np.array([1, 2]), np.array([5.0, 0.0]), np.array([base, base + rest]))
+    cheap = Shelf(np.array([1, 2]), np.array([3.0, 0.0]), np.array([base, base + rest / 4]))
+    found = fill([Floor([dear]), Floor([cheap]), Floor([cheap])], budget)
+    assert found.counts == ((1,), (2,), (2,))
+    assert found.lost == 5.0
+    assert found.cost <= budget
