@@ -192,7 +192,7 @@ def test_a_damaged_note_of_what_was_seen_is_refused(place: Path, files: Path, no
 
 
 def test_every_further_promise_on_the_same_examples_has_a_smaller_level(place: Path, files: Path) -> None:  # noqa: F811
-    plans = [*(f"{layer}:{head}" for layer in range(3) for head in range(4)), *(f"0.mlp:{n}" for n in range(8))]
+    plans = [*(f"{layer}:0" for layer in range(3)), *(f"0.mlp:{n}" for n in range(5))]
     bounds = []
     for number, text in enumerate(plans, 1):
         found = _dry(place, f"tries/{number}", "--plan", _plan(files, text))
@@ -203,8 +203,8 @@ def test_every_further_promise_on_the_same_examples_has_a_smaller_level(place: P
         (step,) = found["guarantee"]["steps"]
         assert step["shown"] == (step["p"] <= ALPHA / number)
         bounds.append(step["bound"])
-    assert found["tried"].startswith("the 20th promise tried on these examples: alpha is shared, 0.05 / 20 (the 20")
-    assert found["tried"].endswith("(the 20 of them together: 0.18)"), sums
+    assert found["tried"].startswith("the 8th promise tried on these examples: alpha is shared, 0.05 / 8 (the 8 ")
+    assert found["tried"].endswith("(the 8 of them together: 0.136)"), sums
     assert bounds[-1] > bounds[0], "a bound at a smaller level is wider"
 
 
@@ -454,7 +454,7 @@ def test_the_suspicion_is_seldom_wrong_and_knows_which_way_is_better() -> None:
 # -- what is shipped is what was tested ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16])
 def test_a_tuned_model_is_tested_and_saved_in_the_number_format_of_its_source(
     dtype: torch.dtype,
     place: Path,  # noqa: F811
