@@ -1,7 +1,8 @@
 """The pages of the API reference, written while mkdocs builds the site: one for each package that has public names.
 
 What is public is read off the source: what `headcount/__init__.py`, and the `__init__.py` of each package, import from their own
-modules and list in `__all__`. Names that move or are renamed there move on the pages too. A hook of mkdocs (see `mkdocs.yml`); needs no torch.
+modules and list in `__all__`. Names that move or are renamed there move on the pages too. A hook of mkdocs (see `mkdocs.yml`); it
+needs no torch.
 """
 
 from __future__ import annotations
@@ -107,16 +108,22 @@ def _page(page: str, modules: dict[str, list[Name]], source: Path) -> str:
 
 
 def tables(source: Path = SOURCE) -> str:
-    """A table for each page: how a name is written, and what it is."""
+    """The functions of the top level in one table, then a table for each page: how a name is written, and what it is."""
     names = public_names(source)
-    parts = []
+    verbs = [name for name in names if name.shown.count(".") == 1 and name.own.islower()]
+    parts = ["## Functions of the top level", _table(verbs, source)]
     for path in pages(source):
         page = Path(path).stem
-        rows = [
-            f"| [`{name.shown}`][{name.path}] | {_first_lines(name, source)} |" for name in names if name.page == page
+        parts += [
+            f"## [{source.name}.{page}]({page}.md)",
+            _table([name for name in names if name.page == page], source),
         ]
-        parts.append("\n".join([f"## [{source.name}.{page}]({page}.md)", "", "| name | |", "|---|---|", *rows]))
     return "\n\n".join(parts)
+
+
+def _table(names: list[Name], source: Path) -> str:
+    rows = [f"| [`{name.shown}`][{name.path}] | {_first_lines(name, source)} |" for name in names]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows])
 
 
 # What mkdocs calls.

@@ -81,9 +81,10 @@ def test_the_programs_of_a_page_run_one_after_the_other(name, place, tmp_path, m
 
 
 def _commands(text: str) -> list[str]:
-    """Commands shown with a prompt, and commands with at least one flag inside a line of text."""
+    """Lines of code that begin with headcount, with a prompt or without, and commands with a flag inside a line of text."""
     text = text.replace("\\\n", " ")
-    shown = re.findall(r"^\$ headcount (.+)$", text, re.MULTILINE)
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    shown = [line for block in blocks for line in re.findall(r"^(?:\$ )?headcount (.+)$", block, re.MULTILINE)]
     return shown + [one.replace("\n", " ") for one in re.findall(r"`headcount (\w+ [^`]*-[^`]*)`", text)]
 
 
