@@ -49,7 +49,7 @@ types: $(READY)
 
 # The documentation as a site, in site/; a dead link or a name without a page is an error.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY)
 	$(BIN)/ruff format .

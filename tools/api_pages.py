@@ -79,11 +79,22 @@ def _docstring(node: ast.AST) -> str:
     return ast.get_docstring(node) or ""  # type: ignore[arg-type]
 
 
-def _first_lines(name: Name, source: Path) -> str:
-    """The first sentence of a definition, on one line, as a cell of a table holds it."""
+def _definition(name: Name, source: Path) -> ast.stmt | None:
+    """The class or function of that name; None for what is assigned."""
     tree = ast.parse(_file(source, name.module).read_text(encoding="utf-8"))
-    nodes = [node for node in tree.body if getattr(node, "name", None) == name.own]
-    first = _docstring(nodes[0]).split("\n\n")[0] if nodes else ""
+    return next((node for node in tree.body if getattr(node, "name", None) == name.own), None)
+
+
+def _line(name: Name, source: Path) -> int:
+    """Where in its module a name is defined: pages keep the order of the source."""
+    node = _definition(name, source)
+    return node.lineno if node else 0
+
+
+def _first_lines(name: Name, source: Path) -> str:
+    """The first paragraph of a docstring, on one line, as a cell of a table holds it."""
+    node = _definition(name, source)
+    first = _docstring(node).split("\n\n")[0] if node else ""
     return " ".join(first.split()).replace("|", "\\|")
 
 
@@ -100,9 +111,10 @@ def _page(page: str, modules: dict[str, list[Name]], source: Path) -> str:
     parts = [f"# {package}"]
     if package not in modules:
         parts.append(_docstring(ast.parse(_file(source, package).read_text(encoding="utf-8"))))
-    for module, names in modules.items():
+    for module, given in modules.items():
+        names = sorted(given, key=lambda name: _line(name, source))
         members = "".join(f"\n        - {name.own}" for name in names)
-        whole = "" if module != package else "\n      show_root_heading: false\n      heading_level: 1"
+        whole = "" if module != package else "\n      show_root_heading: false\n      heading_level: 2"
         parts.append(f"::: {module}\n    options:{whole}\n      members:{members}")
     return "\n\n".join(part for part in parts if part) + "\n"
 

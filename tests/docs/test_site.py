@@ -61,7 +61,7 @@ def test_there_are_names_to_test() -> None:
 
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocstrings"), reason="mkdocs is not installed")
 def test_the_site_builds_without_a_warning_and_has_an_anchor_for_every_name(tmp_path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
     )
