@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ def public_names(source: Path = SOURCE) -> list[Name]:
     found: dict[str, Name] = {}
     for init in sorted(source.rglob("__init__.py"), key=lambda path: (len(path.parts), path)):
         package = [source.name, *init.parent.relative_to(source).parts]
-        tree = ast.parse(init.read_text(encoding="utf-8"))
-        for name in _given_out(tree, package):
+        for name in _given_out(_tree(init), package):
             found.setdefault(name.path, name)
     return [name for name in found.values() if _file(source, name.module).is_file()]
 
@@ -75,13 +75,23 @@ def _file(source: Path, module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+def _tree(file: Path) -> ast.Module:
+    """A parsed file; read again only when it has changed, for `mkdocs serve` builds many times."""
+    return _parsed(file, file.stat().st_mtime_ns)
+
+
+@cache
+def _parsed(file: Path, changed: int) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def _docstring(node: ast.AST) -> str:
     return ast.get_docstring(node) or ""  # type: ignore[arg-type]
 
 
 def _definition(name: Name, source: Path) -> ast.stmt | None:
     """The class or function of that name; None for what is assigned."""
-    tree = ast.parse(_file(source, name.module).read_text(encoding="utf-8"))
+    tree = _tree(_file(source, name.module))
     return next((node for node in tree.body if getattr(node, "name", None) == name.own), None)
 
 
@@ -110,7 +120,7 @@ def _page(page: str, modules: dict[str, list[Name]], source: Path) -> str:
     package = f"{source.name}.{page}"
     parts = [f"# {package}"]
     if package not in modules:
-        parts.append(_docstring(ast.parse(_file(source, package).read_text(encoding="utf-8"))))
+        parts.append(_docstring(_tree(_file(source, package))))
     for module, given in modules.items():
         names = sorted(given, key=lambda name: _line(name, source))
         members = "".join(f"\n        - {name.own}" for name in names)

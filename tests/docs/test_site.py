@@ -17,6 +17,7 @@ import headcount as hc
 
 ROOT = Path(__file__).parents[2]
 NAMES = api_pages.public_names()
+PAGES = api_pages.pages()
 PACKAGES = sorted(path.parent.name for path in api_pages.SOURCE.glob("*/__init__.py"))
 
 
@@ -40,7 +41,7 @@ def test_every_public_name_has_a_place_in_the_reference(package: str) -> None:
 def test_a_name_of_the_reference_is_what_a_program_gets(name: api_pages.Name) -> None:
     package, _, called = name.shown.replace("hc", "headcount", 1).rpartition(".")
     assert getattr(import_module(package), called) is getattr(import_module(name.module), name.own)
-    text = api_pages.pages()[f"api/{name.page}.md"]
+    text = PAGES[f"api/{name.page}.md"]
     assert f"::: {name.module}\n" in text
     assert f"\n        - {name.own}\n" in text
 
