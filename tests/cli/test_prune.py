@@ -21,6 +21,7 @@ from torch import nn
 
 import headcount as hc
 from headcount.data import splits
+from headcount.data.places import place as place_of
 from headcount.efficiency import costs, latency
 from headcount.pruning import budget as budgets
 from headcount.pruning import pipeline, plan_tests
@@ -76,7 +77,7 @@ def test_a_budget_of_flops_is_kept_by_the_checkpoint(place: Path, tmp_path: Path
 
 def _report(place: Path) -> hc.Task:  # noqa: F811
     task = splits.distinct(_task(place, "dev"))
-    return task.subset([n for n in range(task.size) if splits.place(task.digest(n), 0) >= 0.7])
+    return task.subset([n for n in range(task.size) if place_of(task.digest(n), 0) >= 0.7])
 
 
 @pytest.fixture

@@ -231,7 +231,8 @@ def _promise(found: Mapping[str, Any]) -> str:
 
 def _data(found: Mapping[str, Any]) -> str:
     rows = [(s["data"], s["n"], s["what"]) for s in found.get("sets", [])]
-    return f"## Data\n\n{_table(('data', 'examples', 'used'), rows)}" if rows else ""
+    note = f"\n\nNote: {markdown_text(found['sets_note'])}." if found.get("sets_note") else ""
+    return f"## Data\n\n{_table(('data', 'examples', 'used'), rows)}{note}" if rows else ""
 
 
 def _again(found: Mapping[str, Any]) -> str:
