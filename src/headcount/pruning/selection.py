@@ -127,10 +127,11 @@ def choose(
     over the budget. Neurons stay in multiples of `multiple`. With `max_drop`, plans from the mildest on (every `step`,
     of the units or, for several kinds, of the FLOPs) are tested on the examples of `select` (those of `score` that are
     among them are left out of the scores: `Choice.left_out`), and the last one shown to lose less is chosen: a wrong
-    promise comes out with probability `alpha` at most (see `guarantee`); where not even the mildest can be shown, `NotShown` says how many examples would be needed. Of so
-    many promises tried on the same examples (`tries`, a number, or a function that is asked before the first of them is
-    looked at), each is tested at alpha / tries. Of losses and other means no example counts for more than `cap`, else 20
-    times the drop. A `plan` of your own is taken as it is; with `max_drop` it is tested too.
+    promise comes out with probability `alpha` at most (see `guarantee`); where not even the mildest can be shown,
+    `NotShown` says how many examples would be needed. Of so many promises tried on the same examples (`tries`, a number,
+    or a function that is asked before the first of them is looked at), each is tested at alpha / tries. Of losses and
+    other means no example counts for more than `cap`, else 20 times the drop. A `plan` of your own is taken as it is;
+    with `max_drop` it is tested too.
 
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
