@@ -190,7 +190,7 @@ def test_shares_outside_of_0_to_1_and_metrics_of_which_less_is_better_are_refuse
         with says(Refused, about=about):
             ran(*study(place, "days", *more, "-o", tmp_path / "run"))
         assert not (tmp_path / "run").exists()  # a command that failed at once leaves nothing
-    with says(BadData, about="give different ones"):
+    with says(BadData, about="also among those to report on"):
         data = place / "days" / "dev.tsv"
         ran("lottery", place / "encoder", "--data", data, "--dev-data", data, *TRAINS, "-o", tmp_path / "run")
 

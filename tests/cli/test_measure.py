@@ -129,8 +129,10 @@ def test_ablate_each_tests_every_head_and_marks_what_is_significant(place: Path,
 def test_all_but_one_reports_on_examples_it_did_not_choose_on(place: Path, tmp_path: Path) -> None:
     shared = ("ablate", place / "classifier", "--data", place / "dev.tsv", "--all-but-one")
     halves = _json(*shared, "-o", tmp_path / "halves")
-    assert "chosen on 24 examples of" in halves["sets"]
-    assert halves["base"]["n"] == 24
+    chosen, reported = _task(place, "dev").split(0.5, 0.5)
+    assert f"chosen on {chosen.size} examples of" in halves["sets"]
+    assert f"reported on {reported.size} others of it" in halves["sets"]
+    assert halves["base"]["n"] == reported.size == 48 - chosen.size
     other = _json(*shared, "--select-data", place / "train.tsv", "-o", tmp_path / "other")
     assert other["base"]["n"] == 48
     model, select = _model(place), _task(place, "train")
@@ -237,14 +239,14 @@ def test_translations_that_the_limit_ended_are_counted_and_said(place: Path, tmp
     told = _run("curve", place / "translator", *shared, *by).output
     points = read(tmp_path / "curve").read_json("curves")["curves"][0]["points"]
     counts = [point["result"]["unfinished"] for point in points]
+    half = task.split(0.5, 0.5, seed=0)[1]
     for point, count in zip(points, counts, strict=True):
         plan = hc.Plan.from_json(point["plan"])
         with hc.closed(model, plan):
-            half = task.split(0.5, 0.5, seed=0)[1]
             assert count == hc.evaluate(model, half).unfinished
-    assert (f"ended {counts[0]} of 5 translations of the whole model\n" in told) == bool(counts[0])
+    assert (f"ended {counts[0]} of {half.size} translations of the whole model\n" in told) == bool(counts[0])
     worst = max(counts)
-    without = f"ended {worst} of 5 translations without {points[counts.index(worst)]['removed']} of 12 units"
+    without = f"ended {worst} of {half.size} translations without {points[counts.index(worst)]['removed']} of 12 units"
     assert (without in told) == (counts.index(worst) > 0)
 
 
@@ -416,14 +418,26 @@ def test_control_c_says_where_the_work_is_and_the_same_command_goes_on(place: Pa
 def test_choosing_and_reporting_on_the_same_examples_is_refused(place: Path, tmp_path: Path) -> None:
     same = ("--data", place / "dev.tsv")
     for asked in (("ablate", "--all-but-one", "--select-data"), ("curve", "--score-data")):
-        with pytest.raises(hc.BadPlan, match="48 of the 48 examples"):
+        with pytest.raises(hc.BadData, match=r"All 48 examples .* are also among those to report on"):
             _run(asked[0], place / "classifier", *same, *asked[1:], place / "dev.tsv", "-o", tmp_path / "run")
     _run("score", place / "classifier", *same, "-o", tmp_path / "scores")
     scores = tmp_path / "scores" / "scores.json"
     with pytest.raises(hc.BadPlan, match="the very examples"):
         _run("curve", place / "classifier", *same, "--metric", "loss", "--scores", scores, "-o", tmp_path / "run")
-    mixed = tmp_path / "mixed.tsv"
+    more = tmp_path / "more.tsv"
     lines = (place / "dev.tsv").read_text().splitlines()
+    more.write_text("\n".join([*lines[:6], *(place / "other.tsv").read_text().splitlines()[1:]]) + "\n")
+    found = _json("curve", place / "classifier", "--data", more, "--scores", scores, "-o", tmp_path / "more")
+    assert "; 5 examples of" in found["sets"]
+    assert "that they were computed on were left out" in found["sets"]
+    assert found["curves"][0]["points"][0]["result"]["n"] == 40
+    few = tmp_path / "few.tsv"
+    few.write_text("\n".join(lines[:6]) + "\n")
+    with pytest.raises(hc.BadPlan, match="computed on all 5 examples"):
+        _run("curve", place / "classifier", "--data", few, "--scores", scores, "-o", tmp_path / "few")
+    mixed = tmp_path / "mixed.tsv"
     mixed.write_text("\n".join([*lines[:6], *(place / "train.tsv").read_text().splitlines()[1:]]) + "\n")
     found = _json("curve", place / "classifier", *same, "--score-data", mixed, "--step", 4, "-o", tmp_path / "run")
-    assert "(5 of them in both)" in found["sets"]
+    assert "chosen on 40 examples of" in found["sets"]
+    assert "5 examples of" in found["sets"]
+    assert "to score on were left out, being among those to report on" in found["sets"]

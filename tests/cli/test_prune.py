@@ -21,6 +21,7 @@ from torch import nn
 
 import headcount as hc
 from headcount.data import splits
+from headcount.data.places import place as place_of
 from headcount.efficiency import costs, latency
 from headcount.pruning import budget as budgets
 from headcount.pruning import pipeline, plan_tests
@@ -76,7 +77,7 @@ def test_a_budget_of_flops_is_kept_by_the_checkpoint(place: Path, tmp_path: Path
 
 def _report(place: Path) -> hc.Task:  # noqa: F811
     task = splits.distinct(_task(place, "dev"))
-    return task.subset([n for n in range(task.size) if splits.place(task.digest(n), 0) >= 0.7])
+    return task.subset([n for n in range(task.size) if place_of(task.digest(n), 0) >= 0.7])
 
 
 @pytest.fixture
@@ -124,12 +125,12 @@ def test_what_was_tuned_is_in_the_weights_of_an_ordinary_checkpoint(place: Path,
 
 def test_a_smaller_model_is_trained_once_more_and_both_numbers_are_told(place: Path, tmp_path: Path) -> None:  # noqa: F811
     words = ("--units", "heads,neurons", "--flops", "30%", "--score-data", place / "train.tsv", "--no-report")
-    recover = ("--recover", 2, "--recover-data", place / "dev.tsv", "--recover-lr", 1e-3)
+    recover = ("--recover", 6, "--recover-data", place / "train.tsv", "--recover-lr", 1e-3)
     found = _json(*_asked(place, tmp_path, *words, *recover))
     facts = found["recovered"]
-    shared = _task(place, "dev").size - facts["examples"]
+    shared = _task(place, "train").size - facts["examples"]
     assert facts["distilled"]
-    assert facts["epochs"] == 2
+    assert facts["epochs"] == 6
     assert shared > 0, "examples that are reported on are not trained on"
     smaller = hc.load(tmp_path / "smaller", dtype=torch.float32)
     assert hc.removed(smaller).units == hc.Plan.from_json(found["plan"]).units

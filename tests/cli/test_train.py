@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 import headcount as hc
 from headcount.cli import train as train_command
 from headcount.cli import training_options
+from headcount.data.splits import digests
 from headcount.errors import BadCheckpoint, BadData, HeadcountError
 from headcount.training import loop, new_models
 
@@ -292,7 +293,8 @@ def test_a_new_translator_learns_toy_pairs(pairs: Path, tmp_path: Path) -> None:
     first, last = told["history"][0]["loss"], told["history"][-1]["loss"]
     assert last < first / 10
     assert told["before"] is None
-    assert "(1 that are in both were left out)" in told["sets"]
+    assert "1 example of" in told["sets"]
+    assert "to train on was left out, being among those to measure on" in told["sets"]
     model, tokenizer = hc.load(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     made = model.generate(**tokenizer([PAIRS[0][0], "nein"], return_tensors="pt", padding=True))
     assert tokenizer.batch_decode(made, skip_special_tokens=True) == [PAIRS[0][1], "no"]
@@ -361,20 +363,15 @@ def test_no_tokenizer_is_learned_from_what_is_set_aside(tmp_path: Path, monkeypa
 
 
 def test_at_most_so_many_are_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = [str(number).encode() for number in range(1000)]
-    train, aside = training_options.held_out(examples, 0, "x", "--y")
-    assert sorted(train + aside) == list(range(1000))
-    assert 60 <= len(aside) <= 140
-    assert training_options.held_out(examples, 1, "x", "--y")[1] != aside
+    task = hc.own_task([{"x": torch.arange(1000)}], loss=lambda model, batch: batch["x"])
+    whole = training_options.held_out(task, "measure", 0, {}).tasks
+    assert 60 <= whole["measure"].size <= 140
+    assert whole["measure"].size + whole["train"].size == 1000
+    assert digests(training_options.held_out(task, "measure", 1, {}).tasks["measure"]) != digests(whole["measure"])
     monkeypatch.setattr(training_options, "MOST", 20)
-    rest, some = training_options.held_out(examples, 0, "x", "--y")
-    assert len(some) == 20
-    assert set(some) < set(aside)
-    assert len(rest) == 980
-    doubled = training_options.held_out(examples + examples, 0, "x", "--y")[1]
-    assert {number % 1000 for number in doubled if number < 1000} == {
-        number % 1000 for number in doubled if number >= 1000
-    }
+    few = training_options.held_out(task, "measure", 0, {}).tasks
+    assert (few["measure"].size, few["train"].size) == (20, 980)
+    assert digests(few["measure"]) < digests(whole["measure"])
 
 
 def cut_classifier(base: Path, folder: Path) -> Any:

@@ -23,11 +23,12 @@ from transformers import (
 
 import headcount as hc
 from headcount.cli import options
-from headcount.cli.training_options import set_aside
+from headcount.cli.training_options import held_out
 from headcount.data import seen_examples as seeing
 from headcount.data import splits
 from headcount.data.columns import Table, read_table
 from headcount.data.near_copies import near_copies
+from headcount.data.places import place as place_of
 from headcount.data.running_text import FEWEST, documents, grouped_blocks
 from headcount.data.tasks import clustered
 from headcount.errors import BadData, BadPlan, BadRun
@@ -208,16 +209,16 @@ def test_no_split_parts_a_group(place: Path) -> None:
     task = _data(place, "dev")
     for seed in range(5):
         _apart(*task.split(0.3, 0.5, 0.2, seed=seed))
-        _apart(*splits.shared_out(task, {"one": 0.3, "two": 0.7}, seed).values())
-        _apart(*set_aside(task, seed, "--x"))
+        _apart(*splits.share_out(task, {"score": 0.3, "report": 0.7}, seed).tasks.values())
+        _apart(*held_out(task, "measure", seed, {}).tasks.values())
     one, two = task.split(0.5, 0.5)
-    assert one.size == two.size == 100
+    assert one.size + two.size == 200
     assert [one.describe(n) for n in range(3)] == [task.describe(n) for n in sorted(_numbers(task, one))[:3]]
-    parts = splits.shared_out(task, {"one": 0.4, "two": 0.6}, 3)
-    for example in range(parts["one"].size):
-        name = _names(parts["one"])[example]
-        assert splits.place(splits.keys(parts["one"])[example], 3) < 0.4
-        assert splits.keys(task)[_names(task).index(name)] == splits.keys(parts["one"])[example]
+    first = splits.share_out(task, {"score": 0.4, "report": 0.6}, 3).tasks["score"]
+    for example in range(first.size):
+        name = _names(first)[example]
+        assert place_of(splits.keys(first)[example], 3) < 0.4
+        assert splits.keys(task)[_names(task).index(name)] == splits.keys(first)[example]
     with says(BadData, about="in 2 groups"):
         task.subset([n for n, cluster in enumerate(task.clusters or ()) if cluster < 2]).split(0.1, 0.9)
 
@@ -227,20 +228,17 @@ def _numbers(task: hc.Task, part: hc.Task) -> list[int]:
     return [places[part.describe(n)] for n in range(part.size)]
 
 
-def test_without_groups_splits_are_those_of_before(place: Path) -> None:
+def test_without_groups_the_example_itself_decides(place: Path) -> None:
     task = _data(place, "dev", group=None)
-    numbers = list(range(task.size))
-    random.Random(4).shuffle(numbers)
-    one, two = task.split(0.25, 0.5, seed=4)
-    assert (_numbers(task, one), _numbers(task, two)) == (sorted(numbers[:50]), sorted(numbers[50:150]))
-    shared = splits.shared_out(task, {"one": 0.4, "two": 0.6}, 3)["one"]
-    assert _numbers(task, shared) == [n for n in range(task.size) if splits.place(task.digest(n), 3) < 0.4]
+    first = [n for n in range(task.size) if place_of(task.digest(n), 3) < 0.4]
+    assert _numbers(task, task.split(0.4, 0.5, seed=3)[0]) == first
+    assert _numbers(task, splits.share_out(task, {"score": 0.4, "report": 0.6}, 3).tasks["score"]) == first
 
 
 def test_a_group_falls_into_the_same_part_whatever_file_it_is_in(place: Path) -> None:
     task = _data(place, "dev")
     few = task.subset([n for n in range(task.size) if n % 3])  # other examples of the same groups
-    parts, again = (splits.shared_out(one, {"one": 0.5, "two": 0.5}, 1) for one in (task, few))
+    parts, again = (splits.share_out(one, {"score": 0.5, "report": 0.5}, 1).tasks for one in (task, few))
     for role in parts:
         assert set(_names(again[role])) <= set(_names(parts[role]))
 
@@ -252,20 +250,23 @@ def test_a_group_in_two_sets_is_dropped_from_the_one_that_matters_less(place: Pa
     rest = splits.without(task, splits.marks(used))
     assert rest is not None
     assert rest.size == task.size - 10 * COPIES
-    assert splits.shared(task, splits.marks(used)) == 10 * COPIES
-    assert splits.shared(task, splits.digests(used)) == 10, "examples alone"
+    alone = splits.without(task, splits.digests(used))
+    assert alone is not None
+    assert alone.size == task.size - 10, "examples alone"
     assert not set(_names(rest)) & set(_names(used))
 
 
 def test_what_an_older_plan_was_chosen_on_is_left_out_group_by_group(place: Path) -> None:
     task, plain = _data(place, "dev"), _data(place, "dev", group=None)
-    old = splits.shared_out(plain, {"chosen": 0.1, "rest": 0.9}, 2)  # a plan of an earlier version knows of no groups
+    old = splits.share_out(
+        plain, {"score": 0.1, "report": 0.9}, 2
+    ).tasks  # a plan of an earlier version knows of no groups
     same = splits.later(plain, 2, 0.1)
     assert same is not None
-    assert same.fingerprint == old["rest"].fingerprint
+    assert same.fingerprint == old["report"].fingerprint
     fresh = splits.later(task, 2, 0.1)
     assert fresh is not None
-    before = [splits.place(task.digest(n), 2) < 0.1 for n in range(task.size)]
+    before = [place_of(task.digest(n), 2) < 0.1 for n in range(task.size)]
     seen = {name for name, chosen in zip(_names(task), before, strict=True) if chosen}
     assert set(_names(fresh)) == set(_names(task)) - seen
 
@@ -364,14 +365,15 @@ def test_groups_that_are_in_two_files_are_left_out_of_what_is_chosen_on(
     (tmp_path / "both.tsv").write_text(more + "\n")
     asked = _asked(place, "curve", "--step", "50%", "--score-data", tmp_path / "both.tsv", "-o", tmp_path / "curve")
     found = ran_json(*asked)
-    assert "2 of groups that are in both were left out" in found["sets"]
+    assert "2 examples of" in found["sets"]
+    assert "to score on were left out, being among those to report on, or of a group that is" in found["sets"]
     assert (seen["select"].size, seen["report"].size) == (150, 200)
     seen.clear()
     prune = ("--remove", 2, "--score-data", tmp_path / "both.tsv", "--dry-run", "--run", tmp_path / "prune")
     shown = ran(*_asked(place, "prune", *prune))
-    assert (seen["score"].size, seen["report"].size) == (152, 190), "a guarantee and a report need what is new"
-    assert "10 examples to report on were left out" in shown.stdout
-    with says(BadPlan, about="All groups of"):
+    assert (seen["score"].size, seen["report"].size) == (150, 200)
+    assert "to score on were left out, being among those to report on, or of a group that is" in shown.stdout
+    with says(BadData, about="are also among those to report on"):
         ran(*_asked(place, "curve", "--score-data", place / "dev.tsv", "-o", tmp_path / "same"))
 
 
@@ -463,15 +465,15 @@ def test_prune_shares_groups_out_and_draws_them_whole(
     assert found["before"]["groups"] == found["after"]["groups"] == found["comparison"]["groups"]
 
 
-def test_choosing_refuses_groups_that_were_scored_on(place: Path) -> None:
+def test_choosing_scores_on_no_group_that_is_selected_on(place: Path) -> None:
     task, model = _data(place, "dev"), _model(place)
     first = {name: n for n, name in reversed(list(enumerate(_names(task))))}
     ones = sorted(first.values())
     others = [n for n in range(task.size) if n not in set(ones)]
-    with says(BadData, about="40 examples to show the guarantee on were also scored on"):
+    with says(BadData, about="All 160 examples of"):
         hc.choose(model, max_drop=5, score=task.subset(others), select=task.subset(ones))
     choice = hc.choose(model, remove=2, score=task.subset(ones))
-    with says(BadData, about="160 of the 160 examples to report on had a part in choosing"):
+    with says(BadData, about="All 160 examples to report on had a part in choosing"):
         hc.prune(model, "/nowhere/at/all", task.subset(others), choice)
 
 

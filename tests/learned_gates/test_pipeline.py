@@ -632,7 +632,7 @@ def test_what_is_reported_on_is_never_learned_from(
     both = table(tmp_path / "both.tsv", TRAIN + DEV[:20])  # some are in both files
     told = ran_json("learn", place.model, "--data", both, "--report-data", place.dev, *epoch, *method, *where)
     assert learned_from == {text for text, _ in TRAIN} - {text for text, _ in DEV}
-    assert "that are in both were left out" in told["sets"]
+    assert "to train on were left out, being among those to report on" in told["sets"]
     assert told["learned"]["n"] == len(DEV)
 
 
@@ -828,7 +828,7 @@ def test_wrong_usage_is_said_at_once(words: list[Any], says: str, place: Place) 
         (["--keep", 3, "--choose", "taylor"], "layerdrop"),
         (["--keep", 3, "--epochs", 0], "recipe"),
         (["--keep", 3, "--freeze", "nothing"], "nothing"),
-        (["--keep", 3, "--report-data", "TRAIN"], "are in"),
+        (["--keep", 3, "--report-data", "TRAIN"], "are also among those to report on"),
         (["--method", "plan", "--plan", "none.json"], "none.json"),
         (["--keep", 3, "-o", "MODEL", "--force"], "model"),
     ],

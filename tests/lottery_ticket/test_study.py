@@ -377,8 +377,8 @@ def less_is_better() -> Lot:
         ({"step": 1.5}, "step is 1.5"),
         ({"seeds": ()}, "at least one"),
         ({"seeds": (1, 1)}, "different seeds"),
-        ({"lot": Lot("a", part(0), part(0), part(20))}, "to train on are among those to select on"),
-        ({"lot": Lot("a", part(0), part(10), part(10))}, "to select on are among those to report on"),
+        ({"lot": Lot("a", part(0), part(0), part(20))}, "to train on are also among those to report or select on"),
+        ({"lot": Lot("a", part(0), part(10), part(10))}, "to select on are also among those to report on"),
         ({"lot": less_is_better()}, "more is better"),
         ({"freeze": ["nowhere"]}, "nowhere"),
     ],
@@ -388,7 +388,7 @@ def test_what_makes_no_study_is_refused_before_any_work(change: dict[str, Any], 
         raise AssertionError("worked")
 
     how: dict[str, Any] = {"lot": a_lot(), "recipe": GENTLE, **change}
-    with pytest.MonkeyPatch.context() as patch, says(hc.Refused, hc.NotFound, about=about):
+    with pytest.MonkeyPatch.context() as patch, says(hc.Refused, hc.NotFound, hc.BadData, about=about):
         patch.setattr(lottery_study, "train", never)
         lottery(build, how.pop("lot"), **how)
 

@@ -34,6 +34,7 @@ from headcount.cli.app import app
 from headcount.cli.options import Given
 from headcount.cli.prune import sets_from
 from headcount.data import example_sets, splits
+from headcount.data.places import place as place_of
 from headcount.efficiency import latency
 from headcount.pruning import budget, pipeline, selection
 from headcount.reporting import model_card
@@ -129,7 +130,7 @@ def test_a_promise_is_shown_on_one_part_and_reported_on_another_by_the_checkpoin
     found = _json(*_asked(place, tmp_path, "--max-drop", 3, "--step", 2, "--seed", 5))
     model, task = _model(place), _task(place, "dev")
     first = {task.digest(n): n for n in reversed(range(task.size))}  # an example that is there twice counts once
-    places = {n: splits.place(example, 5) for example, n in first.items()}
+    places = {n: place_of(example, 5) for example, n in first.items()}
     bounds = [(0, 0.25), (0.25, 0.7), (0.7, 1)]
     score, select, report = (task.subset(sorted(n for n, at in places.items() if a <= at < b)) for a, b in bounds)
     assert [(s["role"], s["n"]) for s in found["sets"]] == [
@@ -275,7 +276,10 @@ def test_sets_share_no_example_whatever_files_are_given(place: Path, tmp_path: P
         assert min(map(len, digests)) > 10
         assert not set(digests[0]) & set(digests[1])
         assert not (set(digests[0]) | set(digests[1])) & set(digests[2])
-    assert "left out, being among those" in _sets(place, given, (True, True), str(both), None, train, None).how
+    mixed = _sets(place, given, (True, True), str(both), None, train, None)
+    assert "to score on were left out, being among those to report or select on" in mixed.how
+    whole = _sets(place, given, (True, True), train, None, str(place / "few.tsv"), None)
+    assert splits.digests(mixed.report) == splits.digests(whole.report), "what is reported on loses nothing"
     with says(hc.BadData, about="never choose and report"):
         _sets(place, given, (True, True), dev, None, train, None)
     alone = _sets(place, given, (False, False), None, None, None, None)
@@ -330,16 +334,29 @@ def test_copies_of_an_example_count_once(place: Path, tmp_path: Path) -> None:
 def test_in_python_too_nothing_is_chosen_and_reported_on_the_same_examples(place: Path, tmp_path: Path) -> None:
     model, task = _model(place), splits.distinct(_task(place, "dev", limit=200))
     score, select, report = task.split(0.3, 0.4, 0.3)
-    with says(hc.BadData, about="also scored on"):
+    with says(hc.BadData, about="to score on are also among those to select on"):
         hc.choose(model, max_drop=30, score=task, select=task)
-    twice = _task(place, "dev").subset(range(100))
-    twice = replace(twice, digest=lambda number: b"the same")
-    with says(hc.BadData, about="there twice"):
-        hc.choose(model, max_drop=30, score=score, select=twice)
+    assert score.size > 10
+    both = task.subset([n for n in range(task.size) if task.digest(n) in splits.digests(select)][:7])
+    numbers = [n for n in range(task.size) if task.digest(n) in splits.digests(score) | splits.digests(both)]
+    mixed = hc.choose(model, max_drop=60, score=task.subset(numbers), select=select)
     choice = hc.choose(model, max_drop=60, score=score, select=select)
-    for wrong in (score, select, task):
+    assert "7 examples of" in mixed.left_out
+    assert "to score on were left out, being among those to select on" in mixed.left_out
+    assert mixed.scores is not None
+    assert mixed.scores.to_json() == hc.score(model, score).to_json()
+    assert (choice.left_out, choice.used) == ("", mixed.used)
+    again = hc.own_task([{"x": torch.tensor([1, 1, 2])}], loss=lambda model, batch: batch["x"])
+    _, select_once, left_out = selection._kept_apart(None, again)
+    assert select_once is not None
+    assert select_once.size == 2
+    assert "1 of 3 examples of own batches were there before and count once" in left_out
+    for wrong in (score, select):
         with says(hc.BadData, about="had a part in choosing"):
             hc.prune(model, tmp_path / "smaller", wrong, choice)
+    more = hc.prune(model, tmp_path / "more", task, choice)
+    assert more.before.n == report.size
+    assert f"{task.size - report.size} examples of" in (tmp_path / "more" / "README.md").read_text()
     assert hc.prune(model, tmp_path / "smaller", report, choice).before.n == report.size
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..data.splits import in_words
 from ..errors import BadPlan
 from .options import Given, Only, dialects_of, load_model, make_task, other_task, out, quieten, running
-from .training_options import FRESH_RATE, Regimen, flag, is_main, kept_apart, own_device, set_aside
+from .training_options import FRESH_RATE, Regimen, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
+    from ..data.splits import Uses
     from ..data.tasks import Task
     from ..learned_gates.pipeline import Learned
     from ..stats.results import Comparison, Result
@@ -125,10 +127,13 @@ def learn(
 
     given = replace(given, batch_size=regimen.batch_size, device=own_device(given))
     subject = load_model(model, given)
-    train, report, sets = _two_sets(model, subject, given, report_data, report_limit)
+    uses = _two_sets(model, subject, given, report_data, report_limit)
+    train, report = uses.tasks["train"], uses.tasks["report"]
     trains = bool(regimen.epochs) or regimen.steps is not None
+    verb = "learned"
     if method not in METHODS:
-        sets = sets.replace("learned on", "chosen and trained on" if trains or recover_epochs else "chosen on", 1)
+        verb = "chosen and trained" if trains or recover_epochs else "chosen"
+    sets = in_words(uses, {"train": verb, "report": "reported"})
     usual = FRESH_RATE if scratch else Recipe.lr
     recipe = regimen.recipe(given.seed, usual) if trains else None
     again = regimen.recipe(given.seed, usual, epochs=recover_epochs, steps=None) if recover_epochs else None
@@ -164,6 +169,7 @@ def learn(
     }
     asked = {**how, **settings, "plan": None if wanted is None else wanted.to_json(), "teacher": told_teacher}
     asked |= {"recipe": None if recipe is None else asdict(recipe), "recover": None if again is None else asdict(again)}
+    asked |= {"scored_on": pipeline.scored_on(wish, train, given.seed)}
     work = {
         **how,
         **settings,
@@ -207,17 +213,10 @@ def _settings(texts: list[str]) -> dict[str, float]:
     return found
 
 
-def _two_sets(
-    name: str, model: Any, given: Given, report_data: str | None, limit: int | None
-) -> tuple[Task, Task, str]:
-    """Examples to learn from and examples to report on, which share none, and a sentence that says which they are."""
-    task = make_task(name, model, given)
-    if report_data is None:
-        train, report = set_aside(task, given.seed, "--report-data")
-        return train, report, f"learned on {train.size} examples of {task.name}, reported on {report.size} others of it"
-    report = other_task(name, model, given, report_data, limit)
-    unseen, sets = kept_apart(task, report, "learned", "reported")
-    return unseen, report, sets
+def _two_sets(name: str, model: Any, given: Given, report_data: str | None, limit: int | None) -> Uses:
+    """Examples to learn from and examples to report on, which share none."""
+    own = {} if report_data is None else {"report": other_task(name, model, given, report_data, limit)}
+    return held_out(make_task(name, model, given), "report", given.seed, own)
 
 
 def _measured(found: Learned, report: Task, full: Result, folder: Any, given: Given) -> tuple[Result, Comparison]:

@@ -14,7 +14,7 @@ import typer
 from ..errors import BadRun
 from .options import Given, dialects_of, make_task, other_task, out, placed, quieten, running
 from .train import with_labels
-from .training_options import Regimen, flag, kept_apart, set_aside
+from .training_options import Regimen, flag, held_out
 
 if TYPE_CHECKING:
     from ..lottery_ticket.study import Lot
@@ -97,6 +97,7 @@ def lottery(
         "freeze": regimen.frozen,
         "new_head": new_head,
         "lot": lot.name,
+        "scored_on": study.scored_on(lot),
     }
     how = {key: asked[key] for key in ("seeds", "threshold", "step", "magnitude", "retrain", "freeze")}
     tasks = {"train": lot.train, "select": lot.select, "report": lot.report}
@@ -148,11 +149,12 @@ def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int |
     from ..lottery_ticket.study import Lot
 
     report = other_task(model, subject, given, dev_data, dev_limit)
-    unseen, _ = kept_apart(make_task(model, subject, given), report, "trained", "reported")
-    train, select = set_aside(unseen, given.seed, "more of --data")
+    task = make_task(model, subject, given)
+    uses = held_out(task, "select", given.seed, {"report": report})
+    train, select, report = (uses.tasks[use] for use in ("train", "select", "report"))
     if select.size < FEW:
         typer.echo(f"note: {select.size} examples to select on are few; what survives will be partly chance", err=True)
-    return Lot(name or _called(str(given.data)), train, select, report)
+    return Lot(name or _called(str(given.data)), train, select, report, uses.left_out)
 
 
 def _called(data: str) -> str:

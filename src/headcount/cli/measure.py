@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..data import splits
+from ..data import seen_examples, splits
 from ..errors import BadPlan
 from ..hashing import fingerprint
 from .options import (
@@ -104,6 +104,8 @@ def score(
         if scores.samples is not None and len(scores) <= 100_000:
             run.write("samples", {"samples": scores.samples.astype("float32")})
         found = {**scores.to_json(), "stability": [row._asdict() for row in stability]}
+        if task is not None:  # a curve by these scores is not reported on them
+            found["seen"] = seen_examples.noted({"score": seen_examples.marks(task)})
         keep(run, "scores", found, given, scores_text(scores, stability) + (_notes(task) if task else ""))
 
 
@@ -155,7 +157,7 @@ def ablate(
             made = {"base": found.base.to_json(), "test": test, "ablations": listed}
             keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
         return
-    select, report, how = _two_sets(model, subject, given, task, select_data, select_limit)
+    select, report, how = _two_sets(model, subject, given, task, "select", select_data, select_limit)
     with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
         base, rows, chosen = ablation.ablate_all_but_one(
             subject,
@@ -198,11 +200,15 @@ def transfer(
     other_data, group = own_groups(given, other_data)
     target = {"target": other_target} if other_target else {}
     there = make_task(model, subject, given, other_data, group=group, **target)
+    uses = splits.share_out(task, {"measure": 1.0}, given.seed, {"compare": there})
+    task, there = uses.tasks["measure"], uses.tasks["compare"]
+    note = f"note: {uses.left_out}\n" if uses.left_out else ""
     with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
         found = ablation.transfer(
             subject, (task, there), units, run=run, seed=given.seed, dialects=dialects_of(given.dialect)
         )
         made = {
+            "sets": splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
             "one": found.one.base.to_json(),
             "other": found.other.base.to_json(),
             "pearson": asdict(found.pearson),
@@ -213,7 +219,7 @@ def transfer(
             "units": list(found.one.names),
             "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
         }
-        keep(run, "transfer", made, given, transfer_text(found), replace=True)
+        keep(run, "transfer", made, given, note + transfer_text(found), replace=True)
 
 
 def curve(
@@ -291,9 +297,11 @@ def curve(
             raise BadPlan(
                 f"{scores} was computed on the very examples of {task.name}; report on other data, or score anew."
             )
-        select, report, how = None, task, f"scores from {scores}"
+        assert scores is not None
+        report, left_out = _not_scored_on(task, Path(scores))
+        select, how = None, f"scores from {scores}{left_out}"
     else:
-        select, report, how = _two_sets(model, subject, given, task, score_data, score_limit)
+        select, report, how = _two_sets(model, subject, given, task, "score", score_data, score_limit)
     asked = curves.CurvesAsked(
         by=("file",) if fixed is not None else tuple(word.strip() for word in by.split(",")),
         step=step,
@@ -344,38 +352,35 @@ def _ready(name: str, given: Given, optional: bool = False) -> tuple[Any, Any]:
 
 
 def _two_sets(
-    name: str, model: Any, given: Given, task: Task, other: str | None, limit: int | None = None
+    name: str, model: Any, given: Given, task: Task, use: str, other: str | None, limit: int | None = None
 ) -> tuple[Task, Task, str]:
-    """Examples to choose on and examples to report on, and a sentence that says which they are and how many are in both."""
+    """Examples to choose on (`use`) and examples to report on, which share none, and a sentence that says which they are."""
     if other is None:
-        select, report = task.split(0.5, 0.5, seed=given.seed)
-        return select, report, f"chosen on {select.size} examples of {task.name}, reported on the other {report.size}"
-    select = other_task(name, model, given, other, limit)
-    if task.clusters is not None:
-        return _no_group_in_both(select, task)
-    chosen_on = {select.digest(number) for number in range(select.size)}
-    both = sum(task.digest(number) in chosen_on for number in range(task.size))
-    if both > task.size / 2:
-        raise BadPlan(
-            f"{both} of the {task.size} examples of {task.name} are also among those to choose on; never choose and report "
-            "on the same ones: give other data, or leave it out to have --data split in two."
-        )
-    how = f"chosen on {select.size} examples of {select.name}, reported on {task.size} of {task.name}"
-    return select, task, how + (f" ({both} of them in both)" if both else "")
+        uses = splits.share_out(task, {use: 0.5, "report": 0.5}, given.seed)
+    else:
+        own = {use: other_task(name, model, given, other, limit)}
+        uses = splits.share_out(task, {"report": 1.0}, given.seed, own)
+    how = splits.in_words(uses, {use: "chosen", "report": "reported"})
+    return uses.tasks[use], uses.tasks["report"], how
 
 
-def _no_group_in_both(select: Task, report: Task) -> tuple[Task, Task, str]:
-    """The examples to choose on without those of groups that are reported on."""
-    unseen = splits.without(select, splits.marks(report))
+def _not_scored_on(task: Task, path: Path) -> tuple[Task, str]:
+    """The examples that scores in a file were not computed on, as far as the file says; and how many were left out."""
+    from ..documents.scores import LARGEST_FILE
+    from ..plans import read_json
+
+    note = read_json(path, LARGEST_FILE).get("seen")
+    if note is None:
+        return task, ""
+    scored = seen_examples.everything(seen_examples.read_seen(note, path))
+    unseen = seen_examples.unseen(task, scored)
     if unseen is None:
         raise BadPlan(
-            f"All groups of {select.name} are also in {report.name}; never choose and report on the same ones: give other "
-            "data, or leave it out to have --data split in two."
+            f"{path} was computed on all {task.size} examples of {task.name}; never choose and report on the same ones: "
+            "report on other data, or score anew."
         )
-    left_out = select.size - unseen.size
-    note = f" ({left_out} of groups that are in both were left out)" if left_out else ""
-    how = f"chosen on {unseen.size} examples of {select.name}, reported on {report.size} of {report.name}"
-    return unseen, report, how + note
+    left_out = task.size - unseen.size
+    return unseen, f"; {left_out} examples of {task.name} that they were computed on were left out" if left_out else ""
 
 
 def _notes(task: Task) -> str:

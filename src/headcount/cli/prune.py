@@ -181,7 +181,8 @@ def prune(
     if fresh:
         question = question_of("prune", model, subject, given, sets.fresh(sets.select).tasks(), asked)
         sets = sets.fresh(ledger.left_over(sets.select, question, places))
-    lesson = recovery.task(model, subject, given, sets.report)
+    lesson, left_out = recovery.task(model, subject, given, sets.report)
+    sets = sets.noting(left_out)
     tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
     with running("prune", model, subject, replace(given, output=run), tasks, **asked) as folder:
 
@@ -212,7 +213,7 @@ def prune(
         # a run that came to its end before has told what its plan is worth
         told_before = (folder.folder / "prune.json").is_file()
         folder.write_json("plan", _plan_file(choice, chosen_on, seen, tasks, told_before), replace=True)
-        about: dict[str, Any] = {"model": model, "command": given.command}
+        about: dict[str, Any] = {"model": model, "command": given.command, "sets_note": sets.how or None}
         about |= {"tries": None if counted is None else counted.to_json()}
         if dry_run:
             _show_plan(subject, choice, sets, given, folder, rows, about)
@@ -341,7 +342,7 @@ def _show_plan(
     if given.as_json:
         held = None if choice.guarantee is None else choice.guarantee.to_json()
         found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone], **choice.told()}
-        found |= {"tries": about["tries"], "suspicion": suspicion or None}
+        found |= {"tries": about["tries"], "suspicion": suspicion or None, "sets_note": about["sets_note"]}
         print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
         return
     lines = [*_warning(suspicion), *used_text(sets), ""]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..data import splits
+from ..errors import BadData
 from .options import Given, kind_of, make_task, other_task, out, placed, quieten, running
-from .training_options import FRESH_RATE, Regimen, flag, held_out, is_main, kept_apart, own_device, set_aside
+from .training_options import FRESH_RATE, MOST, SHARE, Regimen, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -182,22 +184,24 @@ def _lesson(
             subject, fresh = new_models.reborn(subject, given.seed), True
     subject = placed(subject, given)
     task = make_task(name, subject, given, **others)
-    if dev_data is None:
-        learned, aside = set_aside(task, given.seed, "--dev-data", apart)
-        sets = f"trained on {learned.size} examples of {task.name}, measured on {aside.size} others of it"
-        return Lesson(subject, tokenizer, fresh, learned, aside, sets)
-    dev = other_task(name, subject, given, dev_data, dev_limit, **others)
-    unseen, sets = kept_apart(task, dev, "trained", "measured")
-    return Lesson(subject, tokenizer, fresh, unseen, dev, sets)
+    if apart is not None:
+        uses = splits.apart({use: task.subset(numbers) for use, numbers in apart.items()})
+    else:
+        own = {}
+        if dev_data is not None:
+            own["measure"] = other_task(name, subject, given, dev_data, dev_limit, **others)
+        uses = held_out(task, "measure", given.seed, own)
+    sets = splits.in_words(uses, {"train": "trained", "measure": "measured"})
+    return Lesson(subject, tokenizer, fresh, uses.tasks["train"], uses.tasks["measure"], sets)
 
 
-def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any, tuple[list[int], list[int]] | None]:
+def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any, dict[str, list[int]] | None]:
     """A new translator, its tokenizer, and which examples to train and to measure on, where --data is to be split.
 
     The split comes first: the tokenizer learns from no example that is measured on.
     """
     from ..data.columns import read_table
-    from ..data.tasks import group_key
+    from ..data.places import group_key, parts
     from ..training.new_models import new_translator
 
     names = {"text": given.text, "target": given.target, "split": given.split, "group": given.group}
@@ -206,11 +210,16 @@ def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any,
     keys = [json.dumps(pair).encode() for pair in pairs]
     if table.groups is not None:
         keys = [key if name is None else group_key(name) for key, name in zip(keys, table.groups, strict=True)]
-    apart = held_out(keys, given.seed, table.name, "--dev-data") if split else None
-    numbers: Sequence[int] = range(len(pairs))
-    if apart is not None:  # one pair may be in two groups
-        aside = {pairs[number] for number in apart[1]}
-        numbers = [number for number in apart[0] if pairs[number] not in aside]
+    apart, numbers = None, list(range(len(pairs)))
+    if split:
+        apart = parts(keys, {"measure": SHARE, "train": 1 - SHARE}, given.seed, most=MOST)
+        if not apart["measure"] or not apart["train"]:
+            raise BadData(
+                f"{len(pairs)} examples of {table.name} are too few to set a tenth aside; give others to measure on with "
+                "--dev-data."
+            )
+        aside = {pairs[number] for number in apart["measure"]}
+        numbers = [number for number in apart["train"] if pairs[number] not in aside]  # one pair may be in two groups
     longest = {} if given.max_length is None else {"longest": given.max_length}
     texts = (given.prefix * (side == 0) + pairs[number][side] for number in numbers for side in (0, 1))
     model, tokenizer = new_translator(texts, **sizes, **longest, seed=given.seed)

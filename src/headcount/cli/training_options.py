@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..data import splits
-from ..errors import BadData
 from . import options
 from .options import Given, load_model, other_task, weights_of
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..data.splits import Uses
     from ..data.tasks import Task
     from ..runs import Run
     from ..training.recipe import Recipe
@@ -99,44 +99,11 @@ class Regimen:
                 raise typer.BadParameter("-o and --run must be different folders, neither inside the other.")
 
 
-def held_out(examples: Sequence[bytes], seed: int, name: str, flag: str) -> tuple[list[int], list[int]]:
-    """Numbers of the examples to train on, and of those set aside: a tenth by their place, at most 2000.
-
-    Equal examples are on the same side, and the side of one hardly depends on the others.
-    """
-    places = [splits.place(example, seed) for example in examples]
-    end = min([SHARE, *sorted(places)[MOST : MOST + 1]])
-    aside = [number for number, place in enumerate(places) if place < end]
-    rest = [number for number, place in enumerate(places) if place >= end]
-    if not aside or not rest:
-        raise BadData(
-            f"{len(examples)} examples of {name} are too few to set a tenth aside; give others to measure on with {flag}."
-        )
-    return rest, aside
-
-
-def set_aside(
-    task: Task, seed: int, flag: str, numbers: tuple[list[int], list[int]] | None = None
-) -> tuple[Task, Task]:
-    """The examples of a task to train on and those to measure on, by `held_out` or as given: none in both, no group either."""
-    kept, aside = numbers or held_out(splits.keys(task), seed, task.name, flag)
-    train, measured = task.subset(kept), task.subset(aside)
-    if task.clusters is None:
-        return train, measured  # equal examples are on the same side already
-    unseen = splits.without(train, splits.digests(measured))  # one example may be in two groups
-    if unseen is None:
-        raise BadData(f"All examples of {task.name} are there twice; give others to measure on with {flag}.")
-    return unseen, measured
-
-
-def kept_apart(task: Task, other: Task, done: str, measured: str) -> tuple[Task, str]:
-    """The task without what it shares with another, and a sentence that says which examples were used for what."""
-    unseen = splits.without(task, splits.marks(other))
-    if unseen is None:
-        raise BadData(f"All examples of {task.name} are in {other.name} too; give different ones to measure on.")
-    both = "in both" if task.clusters is None else "in both, or of a group that is,"
-    note = f" ({task.size - unseen.size} that are {both} were left out)" if unseen.size < task.size else ""
-    return unseen, f"{done} on {unseen.size} examples of {task.name}, {measured} on {other.size} of {other.name}{note}"
+def held_out(task: Task, use: str, seed: int, own: Mapping[str, Task]) -> Uses:
+    """Examples to train on, and for `use` its `own`, or else a tenth of the task, at most 2000; none is used twice."""
+    if use in own:
+        return splits.share_out(task, {"train": 1.0}, seed, own)
+    return splits.share_out(task, {use: SHARE, "train": 1 - SHARE}, seed, own, most=MOST)
 
 
 def is_main() -> bool:
@@ -192,16 +159,13 @@ class Recovery:
         if dry_run:
             raise typer.BadParameter("--dry-run cuts nothing that could be trained: leave --recover out.")
 
-    def task(self, name: str, model: Any, given: Given, report: Task) -> Task | None:
-        """The examples to train on, without those that are reported on."""
+    def task(self, name: str, model: Any, given: Given, report: Task) -> tuple[Task | None, str]:
+        """The examples to train on, without those that are reported on, and a sentence about what was left out."""
         if self.recover is None or self.recover_data is None:
-            return None
-        found = splits.without(
-            other_task(name, model, given, self.recover_data, self.recover_limit), splits.marks(report)
-        )
-        if found is None:
-            raise BadData("All examples to train on are among those to report on; give others with --recover-data.")
-        return found
+            return None, ""
+        task = other_task(name, model, given, self.recover_data, self.recover_limit)
+        uses = splits.share_out(task, {"train": 1.0}, given.seed, {"report": report})
+        return uses.tasks["train"], uses.left_out
 
     def trainer(
         self, task: Task | None, teacher: nn.Module, given: Given, run: Run

@@ -42,8 +42,11 @@ class Sets(NamedTuple):
         assert rest is not None
         gone = self.select.size - rest.size
         told = f"{gone} examples that a promise was tested on before were left out"
-        how = "; ".join([self.how] * bool(self.how) + [told] * bool(gone))
-        return self._replace(select=rest, how=how, offered=self.select)
+        return self.noting(told if gone else "")._replace(select=rest, offered=self.select)
+
+    def noting(self, note: str) -> Sets:
+        """The sets, with one more sentence about them, which may be empty."""
+        return self._replace(how="; ".join(text for text in (self.how, note) if text))
 
 
 def sets_of(
@@ -56,39 +59,36 @@ def sets_of(
     """Examples to score on, to show the guarantee on and to report on: three sets that share no example.
 
     `tasks` are the examples of --data, --score-data and --select-data; a set without data of its own is a part of the first.
-    What a plan has `seen` is left out, in whatever role; only what
-    it was scored on may be tuned on again. Of a plan that an older headcount noted to be `chosen_on` a part of a file,
-    that part is left out.
+    What a plan has `seen` is left out, in whatever role; only what it was scored on may be tuned on again. Of a plan that an
+    older headcount noted to be `chosen_on` a part of a file, that part is left out.
     """
     whole, to_score, to_select = tasks
     needed = [role for role, wanted in zip(("score", "select"), needs, strict=True) if wanted]
     notes, old = list[str](), seen or {}
-    told, found = seeing.everything(old), dict[str, Any]()
+    told = seeing.everything(old)
+    own: dict[str, Task] = {}
     whole = _once(whole, notes)
     task = _unseen(whole, told, "--data", chosen_on)
     left_out = whole.size - task.size
     if to_score is not None:
         whole = _once(to_score, notes)
-        found["score"] = _unseen(whole, seeing.everything({**old, "score": frozenset()}), "--score-data")
-        left_out += whole.size - found["score"].size
+        own["score"] = _unseen(whole, seeing.everything({**old, "score": frozenset()}), "--score-data")
+        left_out += whole.size - own["score"].size
     if to_select is not None:
         whole = _once(to_select, notes)
-        found["select"] = _unseen(whole, told, "--select-data")
-        left_out += whole.size - found["select"].size
+        own["select"] = _unseen(whole, told, "--select-data")
+        left_out += whole.size - own["select"].size
     notes += [f"{left_out} examples that the plan has seen were left out"] * bool(left_out)
-    missing = [role for role in needed if role not in found]
+    missing = [role for role in needed if role not in own]
+    shares, salt = {"report": 1.0}, ""
     if missing:
         both = THREE_WAYS["score"] + THREE_WAYS["select"]
         shares = THREE_WAYS if len(missing) == 2 else {missing[0]: both, "report": 1 - both}
         salt = f"a plan {seeing.salt(old)}" if told else "a plan" if chosen_on is not None else ""
-        found |= splits.shared_out(task, shares, seed, salt)
         notes.append(f"{task.name} was split in {len(shares)}, no example in two of them")
-    report, used = found.pop("report", task), frozenset[bytes]()
-    for role in needed:
-        found[role] = _apart(found[role], used, role, notes)
-        used |= splits.marks(found[role])
-    report = _apart(report, used, "report", notes)
-    return Sets(found.get("score"), found.get("select"), report, "; ".join(notes))
+    parts, note = splits.share_out(task, shares, seed, own, salt=salt)
+    notes += [note] * bool(note)
+    return Sets(parts.get("score"), parts.get("select"), parts["report"], "; ".join(notes))
 
 
 def _unseen(task: Task, seen: frozenset[bytes], flag: str, chosen_on: dict[str, Any] | None = None) -> Task:
@@ -104,25 +104,9 @@ def _unseen(task: Task, seen: frozenset[bytes], flag: str, chosen_on: dict[str, 
 
 
 def _once(task: Task, notes: list[str]) -> Task:
-    alone = splits.distinct(task)
-    if alone.size < task.size:
-        notes.append(
-            f"{task.size - alone.size} of {task.size} examples of {task.name} were there before and count once"
-        )
-    return alone
-
-
-def _apart(task: Task, used: frozenset[bytes], role: str, notes: list[str]) -> Task:
-    """The task without examples that were used before."""
-    fresh = splits.without(task, used)
-    if fresh is None:
-        raise BadData(
-            f"All {task.size} examples of {task.name} to {role} on are also among those to choose on; never choose and "
-            "report on the same ones: give other data, or --data alone to have it split."
-        )
-    if fresh.size < task.size:
-        notes.append(f"{task.size - fresh.size} examples to {role} on were left out, being among those to choose on")
-    return fresh
+    once = splits.distinct(task)
+    notes += [note for note in [splits.copies_left_out(task, once)] if note]
+    return once
 
 
 def used_text(sets: Sets) -> list[str]:

@@ -1,26 +1,97 @@
-"""Which examples are used for what: sets that share none, and an example's place that does not depend on the others.
+"""Which examples are used for what: each for one thing.
 
-An example's place is a number from 0 to 1 made from the example itself and the seed, or from the name of its group where there
-are groups. So the same example falls into the same part in every command on the same data, and all examples of a group go the
-same way: what a plan was chosen on can be kept apart from what it is reported on later.
+`share_out` gives every use its examples: a part of a file by the places of its examples (`places`), or a set of its own.
+Copies of an example go the same way, and so do all examples of a group. What two sets have in common is left out of the
+less important use (`IMPORTANCE`), counted, and said in a sentence. What is reported on loses nothing to other uses.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadData
+from . import places
 
 if TYPE_CHECKING:
     from .tasks import Task
 
+# Uses, the most important first. To score and to train are one use, learning from examples: no command keeps those two apart.
+IMPORTANCE = ("report", "measure", "compare", "select", "score", "train")
 
-def place(example: bytes, seed: int, salt: str = "") -> float:
-    """From 0 to 1, evenly, and always the same for the same example, seed and salt."""
-    drawn = hashlib.sha256(f"{seed}|{salt}|".encode() + example).digest()
-    return int.from_bytes(drawn[:8], "big") / 2**64
+
+class Uses(NamedTuple):
+    """The examples of every use, none of which is in two of them, and a sentence about what was left out for that."""
+
+    tasks: dict[str, Task]
+    left_out: str = ""  # empty where nothing was
+
+
+def share_out(
+    task: Task,
+    shares: Mapping[str, float],
+    seed: int,
+    own: Mapping[str, Task] | None = None,
+    *,
+    salt: str = "",
+    most: int | None = None,
+) -> Uses:
+    """The examples of every use: `shares` of the task, by their places, and the `own` examples of other uses.
+
+    Shares add up to one, and a single use gets the whole task. The first gets at most `most` examples. Uses are words of
+    `IMPORTANCE`.
+    """
+    parted = {next(iter(shares)): task} if len(shares) == 1 else _parted(task, shares, seed, salt, most)
+    return apart({**parted, **(own or {})})
+
+
+def apart(sets: Mapping[str, Task]) -> Uses:
+    """The sets without what they have in common, which stays in the most important use alone.
+
+    An example of a group that another set has examples of is in common, too.
+    """
+    tasks, used, before, notes = dict(sets), frozenset[bytes](), list[str](), list[str]()
+    for use in sorted(sets, key=IMPORTANCE.index):
+        task = sets[use]
+        fresh = without(task, used)
+        if fresh is None:
+            raise BadData(
+                f"All {task.size} examples of {task.name} to {use} on are also among those to {' or '.join(before)} on; "
+                "never choose and report on the same ones: give others."
+            )
+        if fresh.size < task.size:
+            notes.append(_left_out(task, task.size - fresh.size, use, before))
+        tasks[use] = fresh
+        used |= marks(fresh)
+        before.append(use)
+    return Uses(tasks, "; ".join(notes))
+
+
+def in_words(uses: Uses, verbs: Mapping[str, str]) -> str:
+    """Which examples were used for what, in a sentence: `trained on 90 examples of a.tsv, measured on 10 others of it`."""
+    phrases, previous = list[str](), ""
+    for use, verb in verbs.items():
+        task = uses.tasks[use]
+        if not phrases:
+            phrases.append(f"{verb} on {task.size} examples of {task.name}")
+        elif task.name == previous:
+            phrases.append(f"{verb} on {task.size} others of it")
+        else:
+            phrases.append(f"{verb} on {task.size} of {task.name}")
+        previous = task.name
+    sentence = ", ".join(phrases)
+    return f"{sentence}; {uses.left_out}" if uses.left_out else sentence
+
+
+def drawn(task: Task, count: int, seed: int) -> Task:
+    """At most so many examples of a task, those with the first places."""
+    if task.size <= count:
+        return task
+    first = sorted(range(task.size), key=lambda number: places.place(task.digest(number), seed))
+    return task.subset(sorted(first[:count]))
+
+
+# -- what tells examples from others -------------------------------------------------------------------------------------
 
 
 def distinct(task: Task) -> Task:
@@ -29,6 +100,14 @@ def distinct(task: Task) -> Task:
     for number in range(task.size):
         first.setdefault(task.digest(number), number)
     return task if len(first) == task.size else task.subset(sorted(first.values()))
+
+
+def copies_left_out(task: Task, once: Task) -> str:
+    """A sentence about the copies that `distinct` has left out; empty where there were none."""
+    copies = task.size - once.size
+    if not copies:
+        return ""
+    return f"{copies} of {task.size} examples of {task.name} were there before and count once"
 
 
 def digests(task: Task) -> frozenset[bytes]:
@@ -56,18 +135,12 @@ def without(task: Task, used: Container[bytes]) -> Task | None:
     return task if len(fresh) == task.size else task.subset(fresh) if fresh else None
 
 
-def shared(task: Task, used: Container[bytes]) -> int:
-    """How many examples of a task were used for something else, or belong to a group that was."""
-    fresh = without(task, used)
-    return task.size - (0 if fresh is None else fresh.size)
-
-
 def later(task: Task, seed: int, share: float, salt: str = "") -> Task | None:
     """The examples whose own place is `share` or more; None if there are none.
 
     Nothing is left of a group of which an example came before.
     """
-    there = [number for number in range(task.size) if place(task.digest(number), seed, salt) >= share]
+    there = [number for number in range(task.size) if places.place(task.digest(number), seed, salt) >= share]
     if not there:
         return None
     rest = task.subset(there)
@@ -77,21 +150,23 @@ def later(task: Task, seed: int, share: float, salt: str = "") -> Task | None:
     return without(rest, marks(before))
 
 
-def shared_out(task: Task, shares: Mapping[str, float], seed: int, salt: str = "") -> dict[str, Task]:
-    """The examples by their place: the first share of them to the first name, and so on. Shares add up to one."""
-    parts: dict[str, list[int]] = {name: [] for name in shares}
-    for number in range(task.size):
-        at = place(task.split_key(number), seed, salt)
-        for name, share in shares.items():
-            at -= share
-            if at < 0 or name == list(shares)[-1]:
-                parts[name].append(number)
-                break
-    empty = [name for name, numbers in parts.items() if not numbers]
-    if empty:
-        some = "" if task.clusters is None else f" in {len(task.cluster_names)} groups"
-        raise BadData(
-            f"{task.size} examples{some} of {task.name} are too few to be split in {len(shares)}: none is left to {empty[0]} on; "
-            "give more of them."
-        )
-    return {name: task.subset(numbers) for name, numbers in parts.items()}
+# -- the parts of one file -----------------------------------------------------------------------------------------------
+
+
+def _parted(task: Task, shares: Mapping[str, float], seed: int, salt: str, most: int | None) -> dict[str, Task]:
+    numbers = places.parts(keys(task), shares, seed, salt, most)
+    for use in numbers:
+        if not numbers[use]:
+            groups = "" if task.clusters is None else f" in {len(task.cluster_names)} groups"
+            raise BadData(
+                f"{task.size} examples{groups} of {task.name} are too few to be split in {len(shares)}: none is left to "
+                f"{use} on; give more of them, or other data to {use} on."
+            )
+    return {use: task.subset(some) for use, some in numbers.items()}
+
+
+def _left_out(task: Task, count: int, use: str, before: list[str]) -> str:
+    were = "example {} was left out" if count == 1 else "examples {} were left out"
+    group = "" if task.clusters is None else ", or of a group that is"
+    what = were.format(f"of {task.name} to {use} on")
+    return f"{count} {what}, being among those to {' or '.join(before)} on{group}"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import BadData
 from ..stats.metrics import Metric, metric
+from . import places
 from .losses import Batch, Goal
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -92,7 +91,7 @@ class Task:
     def split_key(self, number: int) -> bytes:
         """What decides where an example goes when examples are split: the name of its group, or the example itself."""
         name = None if self.clusters is None else self.cluster_names[self.clusters[number]]
-        return self.digest(number) if name is None else group_key(name)
+        return self.digest(number) if name is None else places.group_key(name)
 
     @property
     def truncated(self) -> int:
@@ -148,35 +147,34 @@ class Task:
         )
 
     def split(self, *fractions: float, seed: int = 0) -> tuple[Task, ...]:
-        """Tasks on parts of the examples, no row in two of them, shuffled by the seed: `select, report = task.split(0.5, 0.5)`.
+        """Tasks on parts of the examples that share none: `select, report = task.split(0.5, 0.5)`.
 
-        Examples of one group are in one part: parts are then as near to their share as whole groups allow.
+        Which part an example is in depends on the example and the seed alone (`places`), so copies of an example are in one
+        part, parts are only about as large as asked for, and an example that is added moves no other. Examples of one group
+        are in one part as well; what is in two groups stays in the last of its parts.
         """
         if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
             raise BadData(f"The fractions of a split are above 0 and add up to at most 1; I got {fractions}.")
-        together: dict[int, list[int]] = {}
-        for number in range(self.size):
-            together.setdefault(number if self.clusters is None else self.clusters[number], []).append(number)
-        drawn = list(together.values())
-        random.Random(seed).shuffle(drawn)
-        ends = [round(sum(fractions[:place]) * self.size) for place in range(1, len(fractions) + 1)]
-        parts: list[list[int]] = [[] for _ in range(len(fractions) + 1)]  # the last is what is left over
-        for group, end in zip(drawn, accumulate(map(len, drawn)), strict=True):
-            parts[bisect_right(ends, end - len(group) / 2)] += group  # where the middle of the group falls
-        if not all(parts[:-1]):
-            what = f"{self.size} examples" + (f" in {len(drawn)} groups" if self.clusters is not None else "")
-            raise BadData(f"{what} cannot be split by {fractions}: a part would be empty; give more examples.")
-        return tuple(self.subset(sorted(part)) for part in parts[:-1])
+        shares = {str(part): fraction for part, fraction in enumerate(fractions)}
+        keys = [self.split_key(number) for number in range(self.size)]
+        parts = list(places.parts(keys, shares, seed).values())
+        if self.clusters is not None:
+            later = set[bytes]()
+            for part in reversed(parts):
+                part[:] = [number for number in part if self.digest(number) not in later]
+                later |= {self.digest(number) for number in part}
+        if not all(parts):
+            groups = "" if self.clusters is None else f" in {len(self.cluster_names)} groups"
+            raise BadData(
+                f"{self.size} examples{groups} of {self.name} are too few to be split by {fractions}: a part would be empty; "
+                "give more examples, or larger fractions."
+            )
+        return tuple(self.subset(part) for part in parts)
 
     def with_metric(self, name: str) -> Task:
         """The same examples, measured by another metric that this kind of task has."""
         measure = self.measure(name)
         return replace(self, metric=measure.metric, rows=measure.rows, generates=measure.generates)
-
-
-def group_key(name: str) -> bytes:
-    """What decides where a group goes when examples are split."""
-    return hashlib.sha256(f"group|{name}".encode()).digest()
 
 
 def clustered(names: Sequence[Hashable | None]) -> dict[str, Any]:

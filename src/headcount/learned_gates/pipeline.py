@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from ..data import splits
 from ..documents.scores import Scores
 from ..errors import BadPlan, Refused
 from ..evaluation.evaluator import device_of, to_device
-from ..importance.criteria import CRITERIA, KINDS, SCORED_ON
+from ..importance.criteria import CRITERIA, KINDS, NEED_NO_DATA, SCORED_ON
 from ..importance.criteria import score as score_units
 from ..model.anatomy import Anatomy
 from ..model.architectures import Dialect
@@ -264,9 +265,18 @@ def _scored(
     rows: tuple[Dialect, ...],
 ) -> Scores:
     """Scores of the units that may go, on some of the training examples."""
-    some = task if task.size <= SCORED_ON else task.split(SCORED_ON / task.size, seed=seed)[0]
-    found = score_units(model, some, by, units=units.split(","), seed=seed, run=run, dialects=rows)
+    found = score_units(
+        model, splits.drawn(task, SCORED_ON, seed), by, units=units.split(","), seed=seed, run=run, dialects=rows
+    )
     return found.at({part.name for part, _ in chosen})
+
+
+def scored_on(asked: Asked, task: Task, seed: int) -> str | None:
+    """What tells the training examples that a criterion looks at from others; None where it looks at all of them or at none."""
+    by = asked.choose if asked.method in METHODS else asked.method
+    if by is None or by == PLAN or by in NEED_NO_DATA or task.size <= SCORED_ON:
+        return None
+    return splits.drawn(task, SCORED_ON, seed).fingerprint
 
 
 def _fewest(scores: Scores, chosen: Chosen, keep: int | float | str | None) -> Plan:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from .. import runs
-from ..data.splits import marks
+from ..data import splits
 from ..errors import Refused
 from ..evaluation.evaluator import device_of, measure, result_of, to_device
 from ..hashing import versions
@@ -50,12 +50,16 @@ CLASSES = ("accuracy", "f1", "matthews")  # metrics of which there is a majority
 
 
 class Lot(NamedTuple):
-    """A task to draw for: examples to train on, to select sub-networks on, and to report on. They share none."""
+    """A task to draw for: examples to train on, to select sub-networks on, and to report on.
+
+    What they share is left out of the less important use (see `data.splits`), and `left_out` is a sentence about that.
+    """
 
     name: str
     train: Task
     select: Task
     report: Task
+    left_out: str = ""
 
 
 def lottery(
@@ -84,6 +88,7 @@ def lottery(
     """
     chosen, rows = [int(seed) for seed in seeds], tuple(dialects)
     _sensible(lot, chosen, threshold, step)
+    lot = _apart(lot)
     first = unwrap(build(chosen[0]))
     _must_fit(first, retrain, magnitude, rows)
     model, kind, sites = _name(first), type(first).__name__, Field.of(first, rows).sites
@@ -130,14 +135,23 @@ def _sensible(lot: Lot, seeds: Sequence[int], threshold: float, step: float) -> 
             if not metric.higher_is_better
             else f"Selected by {metric.name} and reported by {lot.report.metric.name}; use one metric for both."
         )
-    used: dict[bytes, str] = {}
-    for role, task in (("train", lot.train), ("select", lot.select), ("report", lot.report)):
-        for digest in marks(task):
-            if digest in used:
-                raise Refused(
-                    f"Examples to {used[digest]} on are among those to {role} on; take them out of one of both."
-                )
-            used[digest] = role
+
+
+def _apart(lot: Lot) -> Lot:
+    """The task to draw for, every example of it used for one thing."""
+    tasks, left_out = splits.apart({"train": lot.train, "select": lot.select, "report": lot.report})
+    return lot._replace(**tasks, left_out="; ".join(text for text in (lot.left_out, left_out) if text))
+
+
+def scored_on(lot: Lot) -> str | None:
+    """What tells the training examples that importance is computed on from others; None where it is all of them."""
+    task = _scored_on(lot)
+    return None if task is lot.train else task.fingerprint
+
+
+def _scored_on(lot: Lot) -> Task:
+    """The same examples for all seeds, so that draws differ by the fine-tuning alone."""
+    return splits.drawn(lot.train, SCORED_ON, 0)
 
 
 def _must_fit(root: nn.Module, retrain: bool, magnitude: bool, rows: tuple[Dialect, ...]) -> None:
@@ -273,9 +287,7 @@ def _tuned(study: _Study, seed: int) -> nn.Module:
 def _searched(
     study: _Study, root: nn.Module, field: Field, seed: int, before: float
 ) -> tuple[list[Unit], list[dict[str, Any]]]:
-    lot, train_on = study.lot, study.lot.train
-    # the same examples for all seeds, so that draws differ by the fine-tuning alone
-    some = train_on if train_on.size <= SCORED_ON else train_on.split(SCORED_ON / train_on.size, seed=0)[0]
+    lot, some = study.lot, _scored_on(study.lot)
     tried = 0
 
     def worth(gone: Sequence[Unit]) -> dict[Unit, float]:
@@ -372,12 +384,8 @@ def majority(metric: Metric, rows: np.ndarray) -> float | None:
 
 def _sets(lot: Lot) -> str:
     """A sentence that says which examples were used for what."""
-    where = f"{lot.select.size} others of it" if lot.select.name == lot.train.name else ""
-    selected = where or f"{lot.select.size} of {lot.select.name}"
-    return (
-        f"trained on {lot.train.size} examples of {lot.train.name}, selected on {selected}, reported on "
-        f"{lot.report.size} of {lot.report.name}"
-    )
+    uses = splits.Uses({"train": lot.train, "select": lot.select, "report": lot.report}, lot.left_out)
+    return splits.in_words(uses, {"train": "trained", "select": "selected", "report": "reported"})
 
 
 def _name(root: nn.Module) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..data.seen_examples import noted, short
-from ..data.splits import marks, shared
+from ..data.splits import marks, without
 from ..efficiency.benchmark import Bench, bench
 from ..efficiency.costs import homes, one_example, operations_of
 from ..errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
@@ -93,11 +93,7 @@ def prune(
     """
     rows, target = tuple(dialects), Path(output)
     may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
-    if both := shared(report, choice.used):
-        raise BadData(
-            f"{both} of the {report.size} examples to report on had a part in choosing; never choose and report on the "
-            "same ones: split them, or give others."
-        )
+    report, left_out = _unused(report, choice)
     device = device_of(unwrap(model))
     before = evaluate(model, report, run=run)
     defined(before, report)
@@ -140,14 +136,29 @@ def prune(
             facts,
             "" if choice.selected is None else known_before(choice.selected, before, seed),
         )
-        told = to_json(found, model, {"task": report.kind, "stock": stock, **_old_card(source), **(about or {})})
+        own = {"task": report.kind, "stock": stock, "sets_note": left_out or None, **_old_card(source)}
+        told = to_json(found, model, {**own, **(about or {})})
         seen = {"choose": choice.used, "report": marks(report)}
-        own = {
+        plan = {
             **choice.plan.to_json(),
             "seen": noted({role: frozenset(map(short, some)) for role, some in seen.items()}),
         }
-        _write_documents(draft, plan_file or own, told, run, page)
+        _write_documents(draft, plan_file or plan, told, run, page)
     return found
+
+
+def _unused(report: Task, choice: Choice) -> tuple[Task, str]:
+    """The examples to report on that had no part in the choice, which is made; and a sentence about all that was left out."""
+    unused = without(report, choice.used)
+    if unused is None:
+        raise BadData(
+            f"All {report.size} examples to report on had a part in choosing; never choose and report on the same ones: "
+            "split them, or give others."
+        )
+    count, notes = report.size - unused.size, [choice.left_out]
+    if count:
+        notes.append(f"{count} examples of {report.name} to report on were left out, having had a part in the choice")
+    return unused, "; ".join(note for note in notes if note)
 
 
 def number_format(source: str | Path, *, trust_remote_code: bool = False) -> torch.dtype:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..data.splits import digests, marks, shared
+from ..data import splits
 from ..documents.scores import Scores, how_many
 from ..documents.scores import plan as plan_by
-from ..errors import BadData, BadPlan, Refused
+from ..errors import BadPlan, Refused
 from ..hashing import fingerprint
 from ..importance import layer_orders
 from ..importance.criteria import score as score_units
@@ -57,6 +57,7 @@ class Choice:
     selected: Result | None = None  # the whole model on the examples that the guarantee was shown on
     dtype: torch.dtype | None = None  # the number format that it was tested for, where what stays was tuned
     tried: str = ""  # which promise on these examples it is, where it is not the only one
+    left_out: str = ""  # which examples had no part in it because they were given for two things, or twice
 
     @property
     def scale(self) -> Mapping[str, Tensor]:
@@ -124,12 +125,13 @@ def choose(
     ("50%"), and `speedup` is how many times as fast the model must run here, at this batch size and length: units of
     all kinds are weighed against each other by what is lost without them for what they cost, and the cut model is never
     over the budget. Neurons stay in multiples of `multiple`. With `max_drop`, plans from the mildest on (every `step`,
-    of the units or, for several kinds, of the FLOPs) are tested on the examples of `select`, none of which may be in
-    `score`, and the last one shown to lose less is chosen: a wrong promise comes out with probability `alpha` at most
-    (see `guarantee`); where not even the mildest can be shown, `NotShown` says how many examples would be needed. Of so
-    many promises tried on the same examples (`tries`, a number, or a function that is asked before the first of them is
-    looked at), each is tested at alpha / tries. Of losses and other means no example counts for more than `cap`, else 20
-    times the drop. A `plan` of your own is taken as it is; with `max_drop` it is tested too.
+    of the units or, for several kinds, of the FLOPs) are tested on the examples of `select` (those of `score` that are
+    among them are left out of the scores: `Choice.left_out`), and the last one shown to lose less is chosen: a wrong
+    promise comes out with probability `alpha` at most (see `guarantee`); where not even the mildest can be shown,
+    `NotShown` says how many examples would be needed. Of so many promises tried on the same examples (`tries`, a number,
+    or a function that is asked before the first of them is looked at), each is tested at alpha / tries. Of losses and
+    other means no example counts for more than `cap`, else 20 times the drop. A `plan` of your own is taken as it is;
+    with `max_drop` it is tested too.
 
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
@@ -141,12 +143,13 @@ def choose(
     rows = tuple(dialects)
     asked = one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     kinds = list(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
+    score, select, left_out = _kept_apart(score, select)
+    used = frozenset[bytes]().union(*(splits.marks(task) for task in (score, select) if task is not None))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
     shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
     shop.check()
     anatomy = find(model, rows)
-    used = _kept_apart(score, select)
     if plan is not None:
         given = anatomy.plan(plan)
         rules.refuse(unwrap(model), anatomy, given, {})
@@ -155,13 +158,13 @@ def choose(
         held, best, whole = shop.shown([given])
         of = dict.fromkeys(anatomy[name].kind for name in given.by_site())
         choice = Choice(asked, given, _total(anatomy, of), ",".join(f"{k}s" for k in of), guarantee=held, used=used)
-        choice = replace(choice, selected=whole, dtype=dtype)
+        choice = replace(choice, selected=whole, dtype=dtype, left_out=left_out)
         return _as_tried(choice, best or shop.ready(given))
     allowed, left_alone = cuttable(model, units, rows)
     by = by or ("fisher" if tune or len(kinds) > 1 else "taylor")
     names = [only] if isinstance(only, str) else list(only)
     if by == layer_orders.EVERY_OTHER:
-        choice = replace(_evenly(anatomy, asked, units, names, allowed, left_alone), used=used)
+        choice = replace(_evenly(anatomy, asked, units, names, allowed, left_alone), used=used, left_out=left_out)
         return _as_tried(choice, shop.ready(choice.plan))
     length = length or (usual_length(score) if score is not None else 128)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length, "batch_size": batch_size}
@@ -178,6 +181,7 @@ def choose(
     if not order.units:
         raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
     common: dict[str, Any] = {"scores": found, "order": order.units, "left_alone": left_alone, "used": used}
+    common |= {"left_out": left_out}
     common |= {"of": len(found), "units": ",".join(kinds), "dtype": dtype}
     shop = replace(shop, scores=usable)
     if remove is not None:
@@ -255,20 +259,16 @@ def _evenly(
     return Choice(asked, gone, of, "layers", left_alone=left_alone)
 
 
-def _kept_apart(score: Task | None, select: Task | None) -> frozenset[bytes]:
-    """The examples of both; refused if the guarantee would be shown on what was scored, or on one example twice."""
-    scored, selected = (frozenset() if task is None else marks(task) for task in (score, select))
-    if select is not None and (both := shared(select, scored)):
-        raise BadData(
-            f"{both} examples to show the guarantee on were also scored on; a promise needs examples "
-            "that had no part in the order: split them, or give others."
-        )
-    if select is not None and (once := len(digests(select))) < select.size:
-        raise BadData(
-            f"{select.size - once} of the {select.size} examples to show the guarantee on are there twice; a test "
-            "would count them as new ones: give each once."
-        )
-    return scored | selected
+def _kept_apart(score: Task | None, select: Task | None) -> tuple[Task | None, Task | None, str]:
+    """The examples of both without what they share and without copies to test on, and a sentence about what was left out."""
+    notes = list[str]()
+    if select is not None:  # a test would take copies for new examples
+        once = splits.distinct(select)
+        notes.append(splits.copies_left_out(select, once))
+        select = once
+    sets = {use: task for use, task in (("score", score), ("select", select)) if task is not None}
+    tasks, left_out = splits.apart(sets)
+    return tasks.get("score"), tasks.get("select"), "; ".join(note for note in [*notes, left_out] if note)
 
 
 def _total(anatomy: Anatomy, kinds: Iterable[str]) -> int:

@@ -231,7 +231,10 @@ def _promise(found: Mapping[str, Any]) -> str:
 
 def _data(found: Mapping[str, Any]) -> str:
     rows = [(s["data"], s["n"], s["what"]) for s in found.get("sets", [])]
-    return f"## Data\n\n{_table(('data', 'examples', 'used'), rows)}" if rows else ""
+    parts = [_table(("data", "examples", "used"), rows)] if rows else []
+    if found.get("sets_note"):
+        parts.append(f"Note: {markdown_text(found['sets_note'])}.")
+    return "\n\n".join(["## Data", *parts]) if parts else ""
 
 
 def _again(found: Mapping[str, Any]) -> str:

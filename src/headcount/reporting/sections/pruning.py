@@ -244,4 +244,5 @@ def _sets(data: Mapping[str, Any]) -> Table:
     """Which examples were used for what."""
     columns = (Column("used"), Column("data"), Column("examples", whole, True))
     rows = tuple((str(one.get("what") or one["role"]), str(one["data"]), int(one["n"])) for one in data["sets"])
-    return Table("sets", "Which examples were used for what.", columns, rows)
+    note = f" Note: {data['sets_note']}." if data.get("sets_note") else ""
+    return Table("sets", f"Which examples were used for what.{note}", columns, rows)
