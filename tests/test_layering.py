@@ -39,8 +39,17 @@ NO_TORCH |= {"data.files", "data.sentences.conllu", "data.sentences.word_alignme
 NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.demo"}
 # what modules without torch may use
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock", "altair", "vl_convert", "jinja2", "markupsafe"}
+NUMBERS |= {"huggingface_hub"}
 READERS = {"datasets", "pyarrow", "PIL"}  # of files, where the user has them
-LATE = {"transformers", "safetensors", "accelerate", "altair", "vl_convert", "jinja2"}  # imported where they are used
+LATE = {
+    "transformers",
+    "safetensors",
+    "accelerate",
+    "altair",
+    "vl_convert",
+    "jinja2",
+    "huggingface_hub",
+}  # imported where they are used
 LONGEST = 450  # lines of a module
 MOST = 14  # modules of a package
 

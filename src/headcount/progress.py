@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from threading import RLock
@@ -47,17 +47,16 @@ class Bar:
     """
 
     def __init__(self, label: str, total: float | None = None) -> None:
-        self.total, self.completed, self.since = total, 0.0, 0.0
+        self.total = total
         self._label = label
 
     def __enter__(self) -> Bar:
-        self.since = monotonic()
         if not _quiet.get() and _is_terminal(sys.stderr):
-            _display.join(self)
+            _display.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _display.leave(self)
+        _display.remove(self)
 
     @property
     def label(self) -> str:
@@ -67,29 +66,54 @@ class Bar:
     @label.setter
     def label(self, label: str) -> None:
         self._label = label
-        _display.refresh(self)
+        _display.update(self, description=label)
 
     def advance(self, n: float = 1) -> None:
         """Note that `n` more are done."""
-        self.completed += n
-        _display.refresh(self)
+        _display.update(self, advance=n)
 
 
 class _Display:
-    """The lines of all bars that are open, outermost first; there is one, because there is one terminal."""
+    """The lines of all bars that are open, outermost first; there is one, because there is one terminal.
+
+    Rich counts from the first bar on and draws nothing before it is started, so that what was done before the bars
+    appeared counts for the time left.
+    """
 
     def __init__(self) -> None:
-        self.bars: dict[Bar, TaskID | None] = {}  # with their lines, once they are shown
+        self.bars: dict[Bar, TaskID] = {}
         self.progress: Progress | None = None
-        self.moment: float | None = None  # a time that rich is told instead of the present one
+        self.since = 0.0
         self.lock = RLock()
+        atexit.register(self.stop)  # a loop over `track` that an error ends is not closed before the error is printed
 
-    def join(self, bar: Bar) -> None:
+    def add(self, bar: Bar) -> None:
         with self.lock:
-            self.bars[bar] = None
-            self.refresh(bar)
+            if self.progress is None:
+                self.progress = _new_progress()
+                self.since = monotonic()
+            try:
+                self.bars[bar] = self.progress.add_task(bar.label, total=bar.total)
+            except OSError:  # the terminal went away: the work goes on without
+                self.stop()
+            self.update(bar, completed=1e-9)  # rich measures the speed from the first progress on
 
-    def leave(self, bar: Bar) -> None:
+    def update(self, bar: Bar, **changes: Any) -> None:
+        if bar not in self.bars:  # a silent bar, which waits for no lock
+            return
+        with self.lock:
+            line = self.bars.get(bar)
+            if self.progress is None or line is None:
+                return
+            self.progress.update(line, **changes)
+            if monotonic() - self.since < APPEARS_AFTER:
+                return
+            try:
+                self.progress.start()
+            except OSError:
+                self.stop()
+
+    def remove(self, bar: Bar) -> None:
         with self.lock:
             line = self.bars.pop(bar, None)
             if self.progress is not None and line is not None:
@@ -97,54 +121,12 @@ class _Display:
             if not self.bars:
                 self.stop()
 
-    def refresh(self, bar: Bar) -> None:
-        if bar in self.bars:
-            with self.lock:
-                try:
-                    self.show(bar)
-                except OSError:  # the terminal went away: the work goes on without
-                    self.bars.clear()
-                    self.stop()
-
-    def show(self, bar: Bar) -> None:
-        if self.progress is None:
-            if monotonic() - next(iter(self.bars)).since < APPEARS_AFTER:
-                return
-            self.start()
-        assert self.progress is not None
-        for each, line in self.bars.items():
-            if line is None:
-                self.bars[each] = self.add_line(self.progress, each)
-        self.progress.update(self.bars[bar], description=bar.label, completed=bar.completed)
-
-    def add_line(self, progress: Progress, bar: Bar) -> TaskID:
-        """A line that has been there since the bar began: what was done before it could be seen counts for the time left."""
-        try:
-            self.moment = bar.since
-            line = progress.add_task(bar.label, total=bar.total)
-            progress.update(line, completed=1e-9)  # rich measures the speed from the first progress on
-        finally:
-            self.moment = None
-        progress.update(line, completed=bar.completed)
-        return line
-
-    def clock(self) -> float:
-        return monotonic() if self.moment is None else self.moment
-
-    def start(self) -> None:
-        self.progress = _new_progress(self.clock)
-        atexit.register(self.stop)  # a loop over `track` that an error ends is not closed before the error is printed
-        try:
-            self.progress.start()
-        except BaseException:
-            self.stop()
-            raise
-
     def stop(self) -> None:
         with self.lock:
-            progress, self.progress = self.progress, None
+            self.bars.clear()
+            progress = self.progress
+            self.progress = None
             if progress is not None:
-                atexit.unregister(self.stop)
                 with suppress(OSError):
                     progress.stop()
 
@@ -159,7 +141,7 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-def _new_progress(clock: Callable[[], float]) -> Progress:
+def _new_progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -175,5 +157,5 @@ def _new_progress(clock: Callable[[], float]) -> Progress:
         # What is printed meanwhile goes above the bars; but rich sends it to stderr, so not what is meant for a file.
         redirect_stdout=_is_terminal(sys.stdout),
         speed_estimate_period=3600,  # seconds: a single step may take many minutes
-        get_time=clock,
+        get_time=monotonic,
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 import headcount as hc
 from headcount.pruning.knapsack import Floor, Shelf, fill
@@ -97,6 +98,36 @@ def test_random_budgets_are_kept_at_the_size_of_bert(seed: int) -> None:
     for floor, counts in zip(floors, found.counts, strict=True):
         assert counts is not None
         assert all(count in shelf.counts for shelf, count in zip(floor.shelves, counts, strict=True))
+
+
+def _least_lost(floors: list[Floor], budget: float) -> float:
+    """What is lost at least, by a solver of integer programs: a variable for every option of every site."""
+    shelves = [shelf for floor in floors for shelf in floor.shelves]
+    sizes = [len(shelf.counts) for shelf in shelves]
+    chosen_once = np.repeat(np.eye(len(shelves)), sizes, axis=1)
+    lost = np.concatenate([shelf.lost for shelf in shelves])
+    cost = np.concatenate([shelf.cost for shelf in shelves])
+    solved = milp(
+        lost,
+        integrality=np.ones(len(lost)),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(chosen_once, 1, 1), LinearConstraint(cost / budget, -np.inf, 1)],
+        options={"mip_rel_gap": 1e-4},
+    )
+    assert solved.success
+    return float(solved.fun)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("seed", range(4))
+def test_at_the_width_of_bert_it_loses_no_more_than_an_integer_program(seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    floors = [Floor([_shelf(rng, 12, 134.0), _shelf(rng, 3072, 1.0, 64)]) for _ in range(6)]
+    budget = share * sum(float(shelf.cost[-1]) for floor in floors for shelf in floor.shelves)
+    found = fill(floors, budget)
+    exact = _least_lost(floors, budget)
+    assert found.cost <= budget
+    assert exact * (1 - 1e-4) <= found.lost <= exact * 1.001
 
 
 def _kwon(heads: np.ndarray, neurons: np.ndarray, prices: tuple[float, float], budget: float) -> float:

@@ -25,6 +25,7 @@ from helpers.same import alike
 from helpers.small_models import classifier, refuses, word_tokenizer
 from helpers.small_models import ran as _run
 from helpers.small_models import ran_json as _json
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from typer.testing import CliRunner
@@ -688,6 +689,42 @@ def test_no_name_breaks_out_of_the_card(place: Path, tmp_path: Path) -> None:
         assert line.endswith("|")
     hub = model_card.card({**told, "model": "google-bert/bert-base-uncased"})
     assert yaml.safe_load(hub.split("---")[1])["base_model"] == "google-bert/bert-base-uncased"
+
+
+ODD = [
+    "a: b",
+    "'quoted'",
+    '"double"',
+    "two\nlines",
+    "a\n---\nb: c",
+    "ü → 漢字 🙂",
+    "yes",
+    "no",
+    "1.0",
+    "# x",
+    "- x",
+    "",
+    " x ",
+    "\t",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_the_front_matter_of_the_card_is_read_back_whatever_the_names_are(name: str) -> None:
+    old = {"license": name, "language": [name, "en"], "datasets": [name]}
+    front = model_card._front({"model": "google-bert/bert", "task": "classification", "stock": True, "base_card": old})
+    text = f"{front}\n\n# title\n\n---\n\nbody\n"
+    known = {
+        "library_name": "transformers",
+        "tags": ["headcount", "pruned"],
+        "base_model": "google-bert/bert",
+        "pipeline_tag": "text-classification",
+        **old,
+    }
+    assert yaml.safe_load(front.removeprefix("---\n").removesuffix("\n---")) == known
+    card = ModelCard(text)  # the hub's own reader
+    assert card.data.to_dict() == known
+    assert card.text.strip() == "# title\n\n---\n\nbody"
 
 
 def test_the_command_in_the_card_is_the_command(place: Path, tmp_path: Path) -> None:

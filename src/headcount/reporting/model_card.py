@@ -119,15 +119,16 @@ def steps_told(found: Mapping[str, Any]) -> list[str]:
 
 
 def _front(found: Mapping[str, Any]) -> str:
-    """What the hub reads: in JSON, which is YAML too, so that no name can break out of it."""
-    library = "transformers" if found.get("stock") else "headcount"
-    lines = [f"library_name: {library}", "tags:", "- headcount", "- pruned"]
+    """The front matter, which the hub reads."""
+    from huggingface_hub import ModelCardData
+
+    fields: dict[str, Any] = dict(found.get("base_card", {}))
     if _HUB_NAME.fullmatch(found["model"]) and not Path(found["model"]).exists():
-        lines.append(f"base_model: {json.dumps(found['model'])}")
-    if found.get("task") in PIPELINES:
-        lines.append(f"pipeline_tag: {PIPELINES[found['task']]}")
-    lines += [f"{name}: {json.dumps(value)}" for name, value in sorted(found.get("base_card", {}).items())]
-    return "\n".join(["---", *lines, "---"])
+        fields["base_model"] = found["model"]
+    library = "transformers" if found.get("stock") else "headcount"
+    pipeline = PIPELINES.get(found.get("task", ""))
+    data = ModelCardData(library_name=library, pipeline_tag=pipeline, tags=["headcount", "pruned"], **fields)
+    return f"---\n{data.to_yaml()}\n---"
 
 
 def _title(found: Mapping[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from fractions import Fraction
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +199,12 @@ def test_chance_is_that_of_the_hypergeometric_distribution(seed) -> None:
     assert {one.role for one in tested} == set(mains.values())
     for one in tested:
         own = [unit for unit in units if mains[unit] == one.role]
-        law = scipy_stats.hypergeom(n, len(own), len(left))
         seen = sum(unit in left for unit in own)
+        ways = [comb(len(own), i) * comb(n - len(own), len(left) - i) for i in range(min(len(own), len(left)) + 1)]
+        tails = sum(ways[: seen + 1]), sum(ways[seen:])  # whole numbers: no rounding
         assert (one.heads, one.left) == (len(own), seen)
-        assert one.expected == pytest.approx(law.mean())
-        assert one.p == pytest.approx(min(1.0, 2 * min(law.cdf(seen), law.sf(seen - 1))))
+        assert one.expected == pytest.approx(len(own) * len(left) / n)
+        assert one.p == pytest.approx(float(min(Fraction(1), 2 * Fraction(min(tails), comb(n, len(left))))), rel=1e-9)
     corrected = {one.role: one.p_holm for one in tested}
     ordered = sorted(tested, key=lambda one: one.p)
     for place, one in enumerate(ordered):  # by its definition

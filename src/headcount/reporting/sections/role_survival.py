@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import comb
 from typing import Any, NamedTuple
 
 from ...formatting import Column, Table, counted, fixed, listed, probability, whole
@@ -68,13 +67,15 @@ def odds(mains: Mapping[str, str], heads: frozenset[str], left: frozenset[str]) 
 
     Twice the smaller tail of the hypergeometric distribution, and never more than 1.
     """
+    from scipy.stats import hypergeom  # slow to import, and few reports need it
+
     all_, kept = (by_role({unit: mains[unit] for unit in heads}, some) for some in (heads, left))
     n, k = len(heads), len(left)
     ps = []
     for role, own in all_.items():
-        ways = [comb(own, i) * comb(n - own, k - i) for i in range(min(own, k) + 1)]
-        tails = (sum(ways[: kept[role] + 1]), sum(ways[kept[role] :]))
-        ps.append(min(1.0, 2 * min(tails) / comb(n, k)))
+        chance = hypergeom(n, own, k)
+        at_most, at_least = chance.cdf(kept[role]), chance.sf(kept[role] - 1)
+        ps.append(min(1.0, 2 * float(min(at_most, at_least))))
     rows = zip(all_.items(), ps, holm(ps).tolist(), strict=True)
     return [Odds(role, own, kept[role], own * k / n, p, corrected) for (role, own), p, corrected in rows]
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from scipy.special import betaincinv
-
 from ...formatting import counted, listed, result_text, signed, whole
 from ...plans import site_of, type_of
 from ...reporting.run_reader import comparison_of
@@ -140,8 +138,12 @@ def _half_are_better(ones: Sequence[OneLess]) -> Claim:
 
 def share_interval(some: int, every: int) -> tuple[float, float]:
     """The exact 95 % interval (Clopper-Pearson) of the probability of something that was seen so often."""
-    low = float(betaincinv(some, every - some + 1, 0.025)) if some else 0.0
-    return low, float(betaincinv(some + 1, every - some, 0.975)) if some < every else 1.0
+    from scipy.stats import binomtest  # slow to import
+
+    if every == 0:
+        return 0.0, 1.0
+    interval = binomtest(some, every).proportion_ci(confidence_level=0.95, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def heads_claims(found: Found) -> list[Claim]:
