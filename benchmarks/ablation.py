@@ -1,9 +1,9 @@
-"""What replay saves: the time of closing each head in turn by ordinary passes, over the time with replay, side by side.
+"""What replay saves: the time of masking each head in turn by ordinary passes, over the time with replay, side by side.
 
     python benchmarks/ablation.py                     # BERT-base shape, batch 16, length 128, two heads per layer
     python benchmarks/ablation.py --layers 6 --heads 12
 
-Beside the measurement stands what the multiply-add count allows: with head h of layer l closed, replay has to compute the
+Beside the measurement stands what the multiply-add count allows: with head h of layer l masked, replay has to compute the
 output projection and the MLP of layer l, the layers above it, and of the last layer the keys and values of all positions
 but everything else for one position only. Values of both ways are compared as well: they must be the same. On a CPU the
 time is processor time of all threads, on a GPU wall time.
@@ -41,7 +41,7 @@ def allowed(layers: int, heads: int, width: int, inner: int, length: int) -> flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--heads", type=int, default=2, help="heads closed per layer (of 12)")
+    parser.add_argument("--heads", type=int, default=2, help="heads masked per layer (of 12)")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batches", type=int, default=1)
@@ -66,14 +66,14 @@ def main() -> None:
     def loss(model, batch):
         return cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"], reduction="none")
 
-    task = hc.own_task(batches, loss=loss)
+    task = hc.custom_task(batches, loss=loss)
     plans = [hc.Plan()] + [
         hc.Plan.of(f"{layer}:{head}") for layer in range(arguments.layers) for head in range(arguments.heads)
     ]
 
     def run(replay: bool) -> tuple[float, np.ndarray]:
         values = []
-        took = seconds(lambda: values.append(hc.measure(model, task, plans, replay=replay)))
+        took = seconds(lambda: values.append(hc.evaluation.measure(model, task, plans, replay=replay)))
         return took, values[0]
 
     run(True)
@@ -86,7 +86,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "what": f"BERT shape, {arguments.layers} layers, {arguments.heads} heads closed in each, "
+                "what": f"BERT shape, {arguments.layers} layers, {arguments.heads} heads masked in each, "
                 f"{arguments.batches} x {arguments.batch} x {arguments.length}",
                 "naive / replay, measured": summary(ratios),
                 "naive / replay, multiply-adds": round(count, 3),

@@ -30,7 +30,7 @@ from headcount.pruning.mask_tuning import tuned
 from headcount.runs import InMemory
 
 
-def model_and_task(args: argparse.Namespace) -> tuple[Any, hc.Task]:
+def model_and_task(args: argparse.Namespace) -> tuple[Any, hc.data.Task]:
     """A model of BERT-base's shape, and examples of different lengths for it."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,7 +42,7 @@ def model_and_task(args: argparse.Namespace) -> tuple[Any, hc.Task]:
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
 
-    task = hc.own_task([{"input_ids": ids, "labels": labels}], loss=loss, batch_size=args.batch)
+    task = hc.custom_task([{"input_ids": ids, "labels": labels}], loss=loss, batch_size=args.batch)
     return model.to(device), task
 
 

@@ -58,7 +58,7 @@ def ready(arguments):
     config = transformers.BertConfig(num_hidden_layers=arguments.layers, num_attention_heads=arguments.heads, **sizes)
     model = transformers.BertForSequenceClassification(config).eval()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    read = hc.passages(sentences(arguments.sentences), tokenizer(), batch_size=arguments.batch)
+    read = hc.head_roles.passages(sentences(arguments.sentences), tokenizer(), batch_size=arguments.batch)
     return model.to(device), read
 
 

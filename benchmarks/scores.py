@@ -108,7 +108,7 @@ def main() -> None:
     def loss(model, batch):
         return cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"], reduction="none")
 
-    task = hc.own_task(batches, loss=loss)
+    task = hc.custom_task(batches, loss=loss)
 
     @torch.no_grad()
     def forward() -> None:

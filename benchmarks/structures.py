@@ -79,7 +79,7 @@ def speeds(args: argparse.Namespace, folders: Sequence[Path]) -> dict[str, Any]:
     out = {}
     for folder in folders:
         smaller = hc.load(folder / "model", dtype=torch.float32).to(device).eval()
-        found = hc.bench(
+        found = hc.efficiency.bench(
             {"whole": whole, "smaller": smaller},
             batch_sizes=[int(size) for size in args.batch_sizes.split(",")],
             lengths=[args.length],

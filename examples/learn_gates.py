@@ -20,7 +20,7 @@ steps = 40
 numbers = torch.randperm(len(train))[: 8 * steps].view(steps, 8)
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
 model.train()
-with hc.learning(model, "subset", keep=16, steps=steps) as gates:
+with hc.learned_gates.learning(model, "subset", keep=16, steps=steps) as gates:
     for chosen in numbers.tolist():
         train.loss(model, train.collate(chosen)).mean().backward()
         optimizer.step()

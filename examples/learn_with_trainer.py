@@ -16,7 +16,7 @@ movies = hc.task("classification", data=home / "classifier-data/movies.tsv", tok
 train, report = movies.split(0.7, 0.3)  # heads are chosen on one part and judged on another
 before = hc.evaluate(model, report)
 
-with tempfile.TemporaryDirectory() as folder, hc.learning(model, "l0", keep=16) as gates:
+with tempfile.TemporaryDirectory() as folder, hc.learned_gates.learning(model, "l0", keep=16) as gates:
     arguments = TrainingArguments(
         folder, max_steps=40, per_device_train_batch_size=8, learning_rate=5e-5, logging_steps=20, report_to=[],
         use_cpu=True, save_strategy="no", seed=0, remove_unused_columns=False, disable_tqdm=True,
@@ -26,7 +26,7 @@ with tempfile.TemporaryDirectory() as folder, hc.learning(model, "l0", keep=16) 
         arguments,
         train_dataset=range(len(train)),  # the numbers of the examples: a task makes batches of them
         data_collator=train.collate,
-        callbacks=[hc.trainer_callback(gates)],
+        callbacks=[hc.learned_gates.trainer_callback(gates)],
     )
     trainer.train()
 model.eval()

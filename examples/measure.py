@@ -43,8 +43,8 @@ def right(model, batch):
     return (model(input_ids=batch["input_ids"]).logits.argmax(-1) == batch["labels"]).float()
 
 
-calibrate = hc.own_task([examples(64) for _ in range(8)], loss=losses, values=right, name="calibration")
-report = hc.own_task([examples(64) for _ in range(16)], loss=losses, values=right, name="report")
+calibrate = hc.custom_task([examples(64) for _ in range(8)], loss=losses, values=right, name="calibration")
+report = hc.custom_task([examples(64) for _ in range(16)], loss=losses, values=right, name="report")
 
 print("the whole model:", hc.evaluate(model, report), "\n")
 scores = hc.score(model, calibrate, by="taylor")

@@ -18,7 +18,7 @@ batch = {"input_ids": torch.randint(3, 512, (2, 12))}
 
 print(hc.find(model), "\n")
 
-with torch.no_grad(), hc.closed(model, "1:3"):  # ask, without changing anything
+with torch.no_grad(), hc.masked(model, "1:3"):  # ask, without changing anything
     without = model(**batch).logits
 with torch.no_grad():
     print(f"without head 3 of layer 1, the logits move by up to {(model(**batch).logits - without).abs().max():.3f}\n")
@@ -26,16 +26,16 @@ with torch.no_grad():
 plan = hc.find(model).plan(
     "0:0-1 1:3 2:* 3.mlp:0-79"
 )  # a kv group, one head of another, a whole attention, half an MLP
-for price in hc.prices(model, plan):
+for price in hc.model.cut_effects(model, plan):
     cache = f", {price.kv_heads} -> {price.kv_left} kv heads in the cache" if price.kv_heads else ""
     print(
         f"{price.name:<6} {price.units} -> {price.left} units ({price.manner}), -{price.parameters:,} parameters{cache}"
     )
 
 before = sum(p.numel() for p in model.parameters())
-hc.cut(model, plan, check=batch)  # in place; proves on this batch that cutting equals closing
+hc.cut(model, plan, check=batch)  # in place; proves on this batch that cutting equals masking
 after = sum(p.numel() for p in model.parameters())
-print(f"\ncut: {before:,} -> {after:,} parameters, proved equal to the closed model\n")
+print(f"\ncut: {before:,} -> {after:,} parameters, proved equal to the masked model\n")
 
 with tempfile.TemporaryDirectory() as folder:
     hc.save(model, Path(folder) / "smaller")

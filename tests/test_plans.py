@@ -16,8 +16,10 @@ import pytest
 from conftest import says
 from helpers import zoo
 
-from headcount import Anatomy, BadPlan, Plan, Unit, find, legalize
-from headcount.plans import parse, ranges
+from headcount import Plan, Unit, find
+from headcount.errors import BadPlan
+from headcount.model import Anatomy
+from headcount.plans import legalize, parse, ranges
 
 PLANS = [
     Plan(),

@@ -3,8 +3,8 @@
     python tools/model_types.py                  # all types, about ten minutes on two cores
     python tools/model_types.py bert t5 swin     # some types, printed
 
-Each type is built as a tiny random model (tools/tiny.py). A head counts as *live* if closing it changes the output, a
-cut as *exact* if the cut model's output equals the closed model's to 1e-5 (relative to the largest output).
+Each type is built as a tiny random model (tools/tiny.py). A head counts as *live* if masking it changes the output, a
+cut as *exact* if the cut model's output equals the masked model's to 1e-5 (relative to the largest output).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _examine(row: Row, model, inputs, output) -> None:
     dead = [s.name for s in used if not _live(model, inputs, output, base, s) and _used(model, inputs, output, base, s)]
     row.live = not dead and bool(used)
     if dead:
-        row.note = f"closing {dead[0]} changes nothing"
+        row.note = f"masking {dead[0]} changes nothing"
     elif not used:
         row.note = "no attention ran on these inputs"
     heads = {s.name: [0] if n % 2 else [1, len(s) - 1] if len(s) > 2 else [1] for n, s in enumerate(used) if len(s) > 1}
@@ -111,16 +111,16 @@ def _examine(row: Row, model, inputs, output) -> None:
 
 
 def _try(model, inputs, output, plan) -> tuple[str, str]:
-    """("cut" | "refused" | "wrong", reason): cut a copy and compare it with the closed model."""
+    """("cut" | "refused" | "wrong", reason): cut a copy and compare it with the masked model."""
     import torch
 
     from headcount.errors import Refused
     from headcount.model.cutting.effects import parameters_removed
     from headcount.model.cutting.surgery import cut
-    from headcount.model.gates import closed
+    from headcount.model.gates import masked
 
     try:
-        with closed(model, plan):
+        with masked(model, plan):
             want = output(model, inputs)
         other = copy.deepcopy(model)
         predicted = parameters_removed(other, plan)
@@ -128,7 +128,7 @@ def _try(model, inputs, output, plan) -> tuple[str, str]:
         cut(other, plan)
         got = output(other, inputs)
     except Refused as error:
-        return "refused", str(error).partition(": ")[2].removesuffix("; it can still be closed.")
+        return "refused", str(error).partition(": ")[2].removesuffix("; it can still be masked.")
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {str(error)[:160]}"
     gone = before - sum(p.numel() for p in other.parameters())
@@ -136,7 +136,7 @@ def _try(model, inputs, output, plan) -> tuple[str, str]:
         return "wrong", f"{gone} parameters removed, {predicted} predicted"
     limit = 1e-5 * max(1.0, float(want.abs().max()))
     if want.shape != got.shape or not torch.allclose(want, got, rtol=0, atol=limit):
-        return "wrong", "the cut model differs from the closed one"
+        return "wrong", "the cut model differs from the masked one"
     return "cut", ""
 
 
@@ -164,10 +164,10 @@ def _note(seen: set[int], key: int, *_: object) -> None:
 def _live(model, inputs, output, base, site) -> bool:
     import torch
 
-    from headcount.model.gates import closed
+    from headcount.model.gates import masked
 
     for unit in site.units:
-        with closed(model, [unit]):
+        with masked(model, [unit]):
             if torch.equal(output(model, inputs), base):
                 return False
     return True
@@ -223,8 +223,8 @@ def page(rows: list[Row]) -> str:
         "# Coverage: every model type of transformers",
         "",
         f"Made by `python tools/model_types.py` with transformers {transformers.__version__} and torch {torch.__version__}.",
-        "Each type is a tiny random model from its config. *Live*: closing any head that runs changes the output.",
-        "*cut*: the cut model equals the closed one to 1e-5, with an uneven set of heads and with a whole attention gone;",
+        "Each type is a tiny random model from its config. *Live*: masking any head that runs changes the output.",
+        "*cut*: the cut model equals the masked one to 1e-5, with an uneven set of heads and with a whole attention gone;",
         "*cut (padded)*: the same, where at least one attention keeps its original number of heads inside (see",
         "`docs/design-notes.md`); *cut in part*: some attentions of the model can be cut, others are refused.",
         "",

@@ -20,7 +20,7 @@ class BadPlan(HeadcountError):
 
 
 class CheckFailed(HeadcountError):
-    """The cut model did not equal the closed one; the model has been put back bit for bit."""
+    """The cut model did not equal the masked one; the model has been put back bit for bit."""
 
 
 class BadCheckpoint(HeadcountError):

@@ -320,7 +320,7 @@ def test_a_bad_plan_file_is_one_sentence_and_1(run: Run, folders: Path, tmp_path
     "row", ["wq", "3", "[]", '{"reads": 3, "writes": ["wo"]}', '{"reads": ["wq"]}', '{"reads": ["q"]']
 )
 def test_a_bad_dialect_is_one_sentence_and_1(run: Run, folders: Path, row: str) -> None:
-    _one_sentence(run("inspect", folders / "bert", "--dialect", row))
+    _one_sentence(run("inspect", folders / "bert", "--module-spec", row))
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ def test_every_command_of_the_walk_is_written_down(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("three years of work")
-    with says(hc.BadRun, about="not an earlier demo"):
+    with says(hc.errors.BadRun, about="not an earlier demo"):
         demo.unpack(tmp_path / "mine")
     (tmp_path / "file").write_text("x")
-    with says(hc.BadRun, about="not an earlier demo"):
+    with says(hc.errors.BadRun, about="not an earlier demo"):
         demo.unpack(tmp_path / "file")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]

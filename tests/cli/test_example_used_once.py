@@ -83,9 +83,9 @@ CASES = {
 
 
 @pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.Task]:
+def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.data.Task]:
     """The examples of a command, by what its run folder calls their use."""
-    tasks: dict[str, hc.Task] = {}
+    tasks: dict[str, hc.data.Task] = {}
     really = options.question_of
 
     def noted(command: str, name: str, model: Any, given: Any, asked: Mapping[str, Any], settings: Any) -> Any:
@@ -99,7 +99,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.Task]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_in_both_files_is_used_once_and_that_is_said(
-    name: str, place: Path, tmp_path: Path, used: dict[str, hc.Task]
+    name: str, place: Path, tmp_path: Path, used: dict[str, hc.data.Task]
 ) -> None:
     case = CASES[name]
     command, *words = case.words.split()

@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _task(place: Path, name: str, **options: Any) -> hc.Task:
+def _task(place: Path, name: str, **options: Any) -> hc.data.Task:
     return hc.task("classification", place / f"{name}.tsv", tokenizer=str(place / "classifier"), **options)
 
 
@@ -93,7 +93,7 @@ def test_score_is_the_library_s_score(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     found = _json("score", place / "classifier", "--data", place / "train.tsv", "--limit", 30, "--seed", 3, "-o", out)
     want = hc.score(_model(place), _task(place, "train", limit=30, seed=3))
-    got = hc.Scores.from_json(found)
+    got = hc.documents.Scores.from_json(found)
     assert got.units == want.units
     assert close(got.values, want.values)
     assert [row["n"] for row in found["stability"]] == [2, 3, 7, 15]
@@ -115,7 +115,7 @@ def test_ablate_each_tests_every_head_and_marks_what_is_significant(place: Path,
     assert [row["closed"] for row in found["ablations"]] == [f"{layer}:{head}" for layer in (0, 1) for head in range(4)]
     model, task = _model(place), _task(place, "dev")
     for row in found["ablations"]:
-        with hc.closed(model, row["closed"]):
+        with hc.masked(model, row["closed"]):
             after = hc.evaluate(model, task)
         assert row["difference"] == pytest.approx(after.value - found["base"]["value"], abs=1e-12)
         assert row["p_holm"] >= row["p_bh"] >= row["p"] > 0
@@ -140,7 +140,7 @@ def test_all_but_one_reports_on_examples_it_did_not_choose_on(place: Path, tmp_p
     for row in other["attentions"]:
         values = []
         for head in range(4):
-            with hc.closed(model, [f"{row['site']}:{n}" for n in range(4) if n != head]):
+            with hc.masked(model, [f"{row['site']}:{n}" for n in range(4) if n != head]):
                 values.append(hc.evaluate(model, select).value)
         assert row["head"] == int(np.argmax(values))
         assert row["chosen_on"] == max(values)
@@ -156,7 +156,7 @@ def test_transfer_correlates_two_ablations(place: Path, tmp_path: Path) -> None:
     assert found["pearson"]["low"] < found["pearson"]["value"] < found["pearson"]["high"]
     tasks = (_task(place, "dev").with_metric("loss"), _task(place, "other").with_metric("loss"))
     # a correlation of damages, which are differences of losses: small numbers from larger ones, rounded in float32
-    assert found["ceiling"] == pytest.approx(hc.transfer(_model(place), tasks, seed=0).ceiling, abs=1e-4)
+    assert found["ceiling"] == pytest.approx(hc.evaluation.transfer(_model(place), tasks, seed=0).ceiling, abs=1e-4)
     assert 0 <= found["ceiling_low"] <= found["ceiling"] <= found["ceiling_high"] <= 1
 
 
@@ -189,7 +189,7 @@ def test_curve_follows_several_orders_and_never_scores_on_what_it_reports(place:
     for point in found["curves"][0]["points"]:
         plan = hc.Plan.from_json(point["plan"])
         assert plan.units == hc.plan(scores, point["removed"]).units
-        with hc.closed(model, plan):
+        with hc.masked(model, plan):
             assert point["result"]["value"] == pytest.approx(hc.evaluate(model, report).value)
     assert "reported on 48 of" in found["sets"]
 
@@ -212,7 +212,7 @@ def test_translation_is_ablated_by_decoding(place: Path, tmp_path: Path) -> None
     pair = (place / "val.de", place / "val.en")
     task = hc.task("translation", pair, tokenizer=str(place / "translator"), metric="chrf", max_new_tokens=12)
     for row in found["ablations"][::5]:
-        with hc.closed(model, row["closed"]):
+        with hc.masked(model, row["closed"]):
             assert row["after"] == pytest.approx(hc.evaluate(model, task).value)
             assert row["unfinished"] == hc.evaluate(model, task).unfinished
     select = f"{place / 'train.de'},{place / 'train.en'}"
@@ -242,7 +242,7 @@ def test_translations_that_the_limit_ended_are_counted_and_said(place: Path, tmp
     half = task.split(0.5, 0.5, seed=0)[1]
     for point, count in zip(points, counts, strict=True):
         plan = hc.Plan.from_json(point["plan"])
-        with hc.closed(model, plan):
+        with hc.masked(model, plan):
             assert count == hc.evaluate(model, half).unfinished
     assert (f"ended {counts[0]} of {half.size} translations of the whole model\n" in told) == bool(counts[0])
     worst = max(counts)
@@ -253,7 +253,7 @@ def test_translations_that_the_limit_ended_are_counted_and_said(place: Path, tmp
 def test_another_question_in_the_same_folder_is_refused(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     _run("score", place / "classifier", "--data", place / "train.tsv", "-o", out)
-    with pytest.raises(hc.BadRun, match="by"):
+    with pytest.raises(hc.errors.BadRun, match="by"):
         _run("score", place / "classifier", "--data", place / "train.tsv", "--by", "fisher", "-o", out)
 
 
@@ -347,7 +347,7 @@ def test_scores_are_computed_again_after_every_step_if_asked(place: Path, tmp_pa
     model, select = _model(place), _task(place, "train")
     plan = hc.Plan()
     for point in found["points"][1:]:
-        with hc.closed(model, plan):
+        with hc.masked(model, plan):
             scores = hc.score(model, select)
         left = [unit for unit in scores.order() if unit not in plan]
         plan = hc.Plan(plan.units | set(left[:2]))
@@ -362,7 +362,7 @@ def test_what_people_see_has_the_numbers_of_the_json(place: Path, tmp_path: Path
     assert row.split()[2] == f"{made['curves'][0]['points'][1]['result']['value']:.4f}"
     assert row.endswith(f"{np.mean(drawn):.4f} [{min(drawn):.4f}, {max(drawn):.4f}]")
     assert made["sets"] in shown
-    kept = hc.Scores.read(tmp_path / "run" / "scores-taylor.json")
+    kept = hc.documents.Scores.read(tmp_path / "run" / "scores-taylor.json")
     assert hc.plan(kept, 4).units == hc.Plan.from_json(made["curves"][0]["points"][1]["plan"]).units
     asked = ("score", place / "classifier", "--data", place / "train.tsv", "-o", tmp_path / "scores")
     made, shown = _json(*asked), _run(*asked).output
@@ -384,13 +384,13 @@ def test_from_scores_and_from_a_curve_to_a_smaller_model(place: Path, tmp_path: 
     _run("score", place / "classifier", *asked)
     scores = tmp_path / "scores" / "scores.json"
     _run("cut", place / "classifier", "--scores", scores, "--remove", "50%", "--least", 1, "-o", tmp_path / "smaller")
-    want = hc.plan(hc.Scores.read(scores), "50%", least=1)
+    want = hc.plan(hc.documents.Scores.read(scores), "50%", least=1)
     assert hc.removed(hc.load(tmp_path / "smaller")).units == want.units
     asked = ("--data", place / "dev.tsv", "--scores", scores, "--step", 2, "-o", tmp_path / "curve")
     _run("curve", place / "classifier", *asked)
     plan = tmp_path / "curve" / "plan-taylor-00004.json"
     _run("cut", place / "classifier", "--plan", plan, "-o", tmp_path / "fourth")
-    assert hc.removed(hc.load(tmp_path / "fourth")).units == hc.plan(hc.Scores.read(scores), 4).units
+    assert hc.removed(hc.load(tmp_path / "fourth")).units == hc.plan(hc.documents.Scores.read(scores), 4).units
     done = CliRunner().invoke(
         app, ["cut", str(place / "classifier"), "--scores", str(scores), "-o", str(tmp_path / "x")]
     )
@@ -418,11 +418,11 @@ def test_control_c_says_where_the_work_is_and_the_same_command_goes_on(place: Pa
 def test_choosing_and_reporting_on_the_same_examples_is_refused(place: Path, tmp_path: Path) -> None:
     same = ("--data", place / "dev.tsv")
     for asked in (("ablate", "--all-but-one", "--select-data"), ("curve", "--score-data")):
-        with pytest.raises(hc.BadData, match=r"All 48 examples .* are also among those to report on"):
+        with pytest.raises(hc.errors.BadData, match=r"All 48 examples .* are also among those to report on"):
             _run(asked[0], place / "classifier", *same, *asked[1:], place / "dev.tsv", "-o", tmp_path / "run")
     _run("score", place / "classifier", *same, "-o", tmp_path / "scores")
     scores = tmp_path / "scores" / "scores.json"
-    with pytest.raises(hc.BadPlan, match="the very examples"):
+    with pytest.raises(hc.errors.BadPlan, match="the very examples"):
         _run("curve", place / "classifier", *same, "--metric", "loss", "--scores", scores, "-o", tmp_path / "run")
     more = tmp_path / "more.tsv"
     lines = (place / "dev.tsv").read_text().splitlines()
@@ -433,7 +433,7 @@ def test_choosing_and_reporting_on_the_same_examples_is_refused(place: Path, tmp
     assert found["curves"][0]["points"][0]["result"]["n"] == 40
     few = tmp_path / "few.tsv"
     few.write_text("\n".join(lines[:6]) + "\n")
-    with pytest.raises(hc.BadPlan, match="computed on all 5 examples"):
+    with pytest.raises(hc.errors.BadPlan, match="computed on all 5 examples"):
         _run("curve", place / "classifier", "--data", few, "--scores", scores, "-o", tmp_path / "few")
     mixed = tmp_path / "mixed.tsv"
     mixed.write_text("\n".join([*lines[:6], *(place / "train.tsv").read_text().splitlines()[1:]]) + "\n")

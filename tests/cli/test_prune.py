@@ -75,7 +75,7 @@ def test_a_budget_of_flops_is_kept_by_the_checkpoint(place: Path, tmp_path: Path
     assert "of the FLOPs are left" in found["sentence"]
 
 
-def _report(place: Path) -> hc.Task:  # noqa: F811
+def _report(place: Path) -> hc.data.Task:  # noqa: F811
     task = splits.distinct(_task(place, "dev"))
     return task.subset([n for n in range(task.size) if place_of(task.digest(n), 0) >= 0.7])
 
@@ -158,7 +158,7 @@ def test_flags_that_do_not_fit_are_refused_before_any_work(
 ) -> None:
     try:
         said = ran(*map(str, _asked(place, tmp_path, *words))).output
-    except hc.BadPlan as error:
+    except hc.errors.BadPlan as error:
         said = str(error)
     assert about in " ".join(said.replace("│", " ").split())
     assert "Traceback" not in said
@@ -174,13 +174,13 @@ def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(
     def equal(_: Any, batch: Any) -> torch.Tensor:
         return batch["input_ids"][:, 0] * 0.0
 
-    monkeypatch.setattr(plan_tests, "_judge", lambda task: hc.own_task([task.batch()], values=equal))
+    monkeypatch.setattr(plan_tests, "_judge", lambda task: hc.custom_task([task.batch()], values=equal))
     model, score = _model(place), _task(place, "train", limit=150)
     select = splits.distinct(_task(place, "dev", limit=400))
     select = splits.without(select, splits.digests(score)) or select
     kept = Fingerprint(model)
     for tune in (False, True):
-        choice = hc.choose(
+        choice = hc.pruning.choose(
             model, max_drop=5.0, units="heads,neurons", score=score, select=select, step="20%", tune=tune, multiple=1
         )
         held = choice.guarantee
@@ -191,7 +191,7 @@ def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(
         gates = {site.name: torch.ones(len(site)) for site in hc.find(model)}
         for name, numbers in choice.scale.items():
             gates[name] = numbers
-        with hc.closed(model, choice.plan), hc.gated(model, gates):
+        with hc.masked(model, choice.plan), hc.gated(model, gates):
             assert hc.evaluate(model, select).value == pytest.approx(last.value)
         assert (choice.tuned is not None) == tune
     assert not kept.changed()
@@ -200,11 +200,11 @@ def test_a_promise_over_several_kinds_is_shown_step_by_step_also_when_tuned(
 def test_where_a_plan_runs_slower_than_reckoned_a_cheaper_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_models.classifier(layers=3)
     units = tuple(hc.Unit("layers", number) for number in range(3))
-    scores = hc.Scores(units, np.array([3.0, 2.0, 1.0]), "mine", {"layers": "layer"}, {"layers": None})
-    purse = budgets.Purse(model, scores, replace(costs.parameters(model), what="time"))
+    scores = hc.documents.Scores(units, np.array([3.0, 2.0, 1.0]), "mine", {"layers": "layer"}, {"layers": None})
+    purse = budgets.BudgetProblem(model, scores, replace(costs.parameters(model), what="time"))
     tried = list[int]()
 
-    def real(purse: budgets.Purse, plan: hc.Plan) -> float:
+    def real(purse: budgets.BudgetProblem, plan: hc.Plan) -> float:
         tried.append(len(plan))
         return purse.costs.whole if len(plan) == 1 else purse.costs.of(plan)
 
@@ -219,13 +219,13 @@ def test_where_all_plans_run_slower_by_as_much_the_second_fits(monkeypatch: pyte
     model = small_models.classifier(layers=3)
     units = tuple(unit for site in hc.find(model).neurons for unit in site.units)
     sites = {site.name for site in hc.find(model).neurons}
-    scores = hc.Scores(
+    scores = hc.documents.Scores(
         units, np.linspace(1.0, 2.0, len(units)), "mine", dict.fromkeys(sites, "neuron"), dict.fromkeys(sites)
     )
-    purse = budgets.Purse(model, scores, replace(costs.parameters(model), what="time"), multiple=1)
+    purse = budgets.BudgetProblem(model, scores, replace(costs.parameters(model), what="time"), multiple=1)
     allowed, tried = 0.8 * purse.costs.whole, list[float]()
 
-    def real(purse: budgets.Purse, plan: hc.Plan) -> float:
+    def real(purse: budgets.BudgetProblem, plan: hc.Plan) -> float:
         tried.append(purse.costs.of(plan) + 0.1 * allowed)
         return tried[-1]
 
@@ -235,21 +235,21 @@ def test_where_all_plans_run_slower_by_as_much_the_second_fits(monkeypatch: pyte
     assert budget.measured == tried[1]
 
 
-def _timed_neurons() -> budgets.Purse:
+def _timed_neurons() -> budgets.BudgetProblem:
     """What neurons of a small model cost, as if parameters were seconds."""
     model = small_models.classifier(layers=3)
     sites = hc.find(model).neurons
     units = tuple(unit for site in sites for unit in site.units)
     kinds, types = {site.name: "neuron" for site in sites}, {site.name: None for site in sites}
-    scores = hc.Scores(units, np.linspace(1.0, 2.0, len(units)), "mine", kinds, types)
-    return budgets.Purse(model, scores, replace(costs.parameters(model), what="time"), multiple=1)
+    scores = hc.documents.Scores(units, np.linspace(1.0, 2.0, len(units)), "mine", kinds, types)
+    return budgets.BudgetProblem(model, scores, replace(costs.parameters(model), what="time"), multiple=1)
 
 
 def test_between_a_plan_that_fits_and_one_that_does_not_another_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     purse = _timed_neurons()
     allowed, tried = budgets.must_reach(purse, 1.25), list[float]()
 
-    def real(purse: budgets.Purse, plan: hc.Plan) -> float:
+    def real(purse: budgets.BudgetProblem, plan: hc.Plan) -> float:
         """Up to 3 % over what is allowed it runs faster than reckoned, from 9 % on slower, and between them as it should."""
         tried.append(purse.costs.of(plan) / allowed)
         return allowed * (0.8 if tried[-1] < 1.03 else 0.97 if tried[-1] < 1.09 else 1.2)
@@ -268,7 +268,9 @@ def test_as_much_as_may_be_left_over_of_a_budget_ends_the_search(monkeypatch: py
     for left_over, tries in ((0.05, 1), (0.06, 2)):
         tried = list[hc.Plan]()
 
-        def real(_: budgets.Purse, plan: hc.Plan, tried: list[hc.Plan] = tried, spent: float = 1 - left_over) -> float:
+        def real(
+            _: budgets.BudgetProblem, plan: hc.Plan, tried: list[hc.Plan] = tried, spent: float = 1 - left_over
+        ) -> float:
             tried.append(plan)
             return spent * allowed if len(tried) == 1 else allowed
 
@@ -279,10 +281,10 @@ def test_as_much_as_may_be_left_over_of_a_budget_ends_the_search(monkeypatch: py
 
 def test_every_other_layer_is_a_plan_for_a_number_of_them(place: Path) -> None:  # noqa: F811
     model = _model(place)
-    choice = hc.choose(model, remove=2, units="layers", by="every-other")
+    choice = hc.pruning.choose(model, remove=2, units="layers", by="every-other")
     assert choice.plan.units == {hc.Unit("layers", 1), hc.Unit("layers", 2)}, "the first one stays"
-    with says(hc.BadPlan, about="say units layers and remove"):
-        hc.choose(model, flops="50%", units="layers", by="every-other")
+    with says(hc.errors.BadPlan, about="say units layers and remove"):
+        hc.pruning.choose(model, flops="50%", units="layers", by="every-other")
 
 
 def test_resuming_comes_to_the_same_end(
@@ -313,7 +315,7 @@ def test_what_stays_after_whole_layers_went_is_tuned_too(place: Path) -> None:  
     assert {site.name for site in fit.sites} == {"1", "1.mlp", "2", "2.mlp"}
     assert set(fit.scale) == {site.name for site in fit.sites if site.used} != set()
     hc.cut(model, "layers:0", scale=fit.scale, check=score.batch())
-    choice = hc.choose(_model(place), remove=1, units="layers", by="bottom", tune=True, score=score)
+    choice = hc.pruning.choose(_model(place), remove=1, units="layers", by="bottom", tune=True, score=score)
     assert choice.plan.units == {hc.Unit("layers", 0)}
     assert bool(choice.note) == (choice.tuned is None)
 
@@ -322,10 +324,10 @@ def test_tables_that_a_model_makes_anew_are_not_taken_for_weights(tmp_path: Path
     """Marian's sinusoids are parameters that no checkpoint holds: what is written is rounded, they are not."""
     model, task = zoo_task("marian")
     turned = {name: values.flip(1) for name, values in zoo.build("marian")[1].items()}
-    score, report = task.subset([0, 1]), hc.own_task([turned], loss=loss_of)
+    score, report = task.subset([0, 1]), hc.custom_task([turned], loss=loss_of)
     model.half().save_pretrained(tmp_path / "whole")
     model = hc.load(tmp_path / "whole", dtype=torch.float32).eval()
-    choice = hc.choose(model, flops=0.8, units="heads,neurons", tune=True, score=score, length=8, multiple=1)
+    choice = hc.pruning.choose(model, flops=0.8, units="heads,neurons", tune=True, score=score, length=8, multiple=1)
     found = hc.prune(model, tmp_path / "smaller", report, choice, source=tmp_path / "whole", length=8)
     assert found.choice.tuned is not None
     written = load_file(tmp_path / "smaller" / "model.safetensors")
@@ -342,10 +344,10 @@ def test_units_that_only_a_row_of_the_user_knows_are_pruned_and_trained_too(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**sizes)).eval()
-    rows = [hc.Dialect(("dense",), ("out_proj",), "neurons", "neuron")]  # of the part that classifies
-    choice = hc.choose(model, plan="classifier:1-9", dialects=rows)
+    rows = [hc.model.ModuleSpec(("dense",), ("out_proj",), "neurons", "neuron")]  # of the part that classifies
+    choice = hc.pruning.choose(model, plan="classifier:1-9", specs=rows)
     output, report = tmp_path / "smaller", small_models.class_task()
-    found = hc.prune(model, output, report, choice, length=8, dialects=rows, recover=lambda _: {})
+    found = hc.prune(model, output, report, choice, length=8, specs=rows, recover=lambda _: {})
     assert found.parameters[0] - found.parameters[1] == 9 * (32 + 1 + 3)
     assert hc.removed(hc.load(output)) == hc.Plan.of("classifier:1-9")
 
@@ -364,25 +366,25 @@ def test_numbers_that_changed_are_written_in_the_format_of_those_they_come_from(
 
 def test_two_plans_in_one_run_are_told_apart(place: Path, tmp_path: Path) -> None:  # noqa: F811
     model, report = _model(place), _task(place, "few")
-    with hc.Run.open(tmp_path / "run", {"command": "test"}) as run:
+    with hc.runs.Run.open(tmp_path / "run", {"command": "test"}) as run:
         before = []
         for number, text in enumerate(("0:0", "0:* 1:* 2:* 0.mlp:* 1.mlp:* 2.mlp:*")):
-            choice = hc.choose(model, plan=text, run=run)
+            choice = hc.pruning.choose(model, plan=text, run=run)
             found = hc.prune(model, tmp_path / f"m{number}", report, choice, run=run, recover=lambda _: {})
             assert found.recovered is not None
             before.append(found.recovered["before"])
-    with hc.closed(model, "0:* 1:* 2:* 0.mlp:* 1.mlp:* 2.mlp:*"):
+    with hc.masked(model, "0:* 1:* 2:* 0.mlp:* 1.mlp:* 2.mlp:*"):
         assert before[1] == pytest.approx(hc.evaluate(model, report).value)
     assert before[0] != before[1]
 
 
 def test_a_plan_that_was_rearranged_follows_no_order(place: Path) -> None:  # noqa: F811
     model, score = _model(place), _task(place, "train", limit=150)
-    choice = hc.choose(model, remove="50%", units="neurons", tune=True, score=score)
+    choice = hc.pruning.choose(model, remove="50%", units="neurons", tune=True, score=score)
     assert choice.exchanged
     assert choice.order == ()
     assert choice.plan.why.endswith("rearranged")
-    plain = hc.choose(model, remove="50%", units="neurons", by="fisher", score=score)
+    plain = hc.pruning.choose(model, remove="50%", units="neurons", by="fisher", score=score)
     assert set(plain.plan) == set(plain.order[: len(plain.plan)])
 
 

@@ -258,7 +258,7 @@ def test_what_fails_alike_is_said_once_and_a_missing_log_is_not_named(words, mon
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(words, tmp_path) -> None:
-    with says(hc.BadRun, about="Nothing can be run on 'abacus'"):
+    with says(hc.errors.BadRun, about="Nothing can be run on 'abacus'"):
         ran(*words, "--device", "abacus")
     assert not (tmp_path / "out").exists()
 
@@ -305,7 +305,7 @@ def test_the_list_says_what_there_is_and_what_the_material_allows(words, tmp_pat
     assert [one["commands"] for one in listed] == [3, 0]
     assert "--parses" in listed[1]["left_out"][0]
     assert not list(tmp_path.iterdir())  # nothing is unpacked for a question
-    with says(hc.BadRun, about="other-one cannot be run on the embedded models: There is no file of sentences"):
+    with says(hc.errors.BadRun, about="other-one cannot be run on the embedded models: There is no file of sentences"):
         ran("reproduce", "other-one", "--dry-run")
     done = ran("reproduce", "all", "--dry-run")  # of all, those that can be run
     assert done.exit_code == 0
@@ -320,9 +320,9 @@ def test_names_are_experiments_papers_or_all_and_near_misses_are_helped() -> Non
     papers = [name.partition("-")[0] for name in names]
     found = [one.name for one in registry.experiments_named(["michel"])]
     assert found == [name for name, paper in zip(names, papers, strict=True) if paper == "michel"]
-    with says(hc.NotFound, about="did you mean michel-curves?"):
+    with says(hc.errors.NotFound, about="did you mean michel-curves?"):
         registry.experiments_named(["all", "michel-curve"])
-    with says(hc.NotFound, about=f"there are {names[0]}, "):
+    with says(hc.errors.NotFound, about=f"there are {names[0]}, "):
         registry.experiments_named(["zzzz"])
 
 
@@ -347,22 +347,22 @@ def test_folders_that_hold_something_else_or_are_in_use_are_refused_untouched(wo
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "thesis.txt").write_text("three years of work")
-    with says(hc.BadRun, about="holds thesis.txt and no earlier reproduction"):
+    with says(hc.errors.BadRun, about="holds thesis.txt and no earlier reproduction"):
         ran(*words, "--quiet")
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
     (folder / "thesis.txt").rename(tmp_path / "file")
-    with says(hc.BadRun, about="file"):
+    with says(hc.errors.BadRun, about="file"):
         ran(*words[:-1], str(tmp_path / "file"))
-    with locked(folder), says(hc.BadRun, about="in use"):
+    with locked(folder), says(hc.errors.BadRun, about="in use"):
         ran(*words, "--quiet")
     assert {path.name for path in folder.iterdir()} <= {LOCK}
     assert ran(*words, "--quiet").exit_code == 0
-    with says(hc.BadRun, about="for a laptop"):
+    with says(hc.errors.BadRun, about="for a laptop"):
         ran(*words, "--full")
-    with says(hc.BadRun, about="another question: seeds"):
+    with says(hc.errors.BadRun, about="another question: seeds"):
         ran(*words, "--seeds", "0,1")
     elsewhere = shutil.copytree(given, tmp_path / "elsewhere")
-    with says(hc.BadRun, about="holds a reproduction"):
+    with says(hc.errors.BadRun, about="holds a reproduction"):
         ran(*_command(elsewhere, tmp_path))
 
 
@@ -381,7 +381,7 @@ def test_a_page_that_would_be_too_large_has_the_claims_only(words, monkeypatch, 
 
     def small(runs: Sequence[Path], *more: Any, **options: Any) -> Path:
         if len(runs) > 1:
-            raise hc.BadRun("The page would have 9.0 MB.")
+            raise hc.errors.BadRun("The page would have 9.0 MB.")
         return really(runs, *more, **options)
 
     monkeypatch.setattr(page, "report", small)

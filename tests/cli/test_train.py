@@ -217,7 +217,7 @@ def test_a_reborn_model_has_the_same_units_and_other_weights(name: str) -> None:
     plan = [hc.Unit(heads.name, heads.ids[0]), hc.Unit(anatomy.stacks[0].name, 1)]
     hc.cut(model, plan)
     state = torch.get_rng_state()
-    one, two, other = (new_models.reborn(model, seed) for seed in (0, 0, 1))
+    one, two, other = (new_models.reinitialized(model, seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     assert {key: value.shape for key, value in one.state_dict().items()} == shapes
@@ -234,7 +234,7 @@ def test_a_reborn_model_has_the_same_units_and_other_weights(name: str) -> None:
 
 def test_a_plain_module_cannot_be_reborn() -> None:
     with pytest.raises(BadCheckpoint, match="no config"):
-        new_models.reborn(nn.Linear(2, 2))
+        new_models.reinitialized(nn.Linear(2, 2))
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_no_tokenizer_is_learned_from_what_is_set_aside(tmp_path: Path, monkeypa
 
 
 def test_at_most_so_many_are_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = hc.own_task([{"x": torch.arange(1000)}], loss=lambda model, batch: batch["x"])
+    task = hc.custom_task([{"x": torch.arange(1000)}], loss=lambda model, batch: batch["x"])
     whole = training_options.held_out(task, "measure", 0, {}).tasks
     assert 60 <= whole["measure"].size <= 140
     assert whole["measure"].size + whole["train"].size == 1000
@@ -408,7 +408,7 @@ def test_from_scratch_it_is_as_cut_with_other_weights(base: Path, tmp_path: Path
         *("--steps", 1, "--lr", 1e-12, "--seed", 3),
     )
     assert told["before"] is None
-    found, born = hc.load(tmp_path / "out"), new_models.reborn(model, 3)
+    found, born = hc.load(tmp_path / "out"), new_models.reinitialized(model, 3)
     assert hc.removed(found) == hc.removed(model)
     assert not torch.equal(found.classifier.weight, model.classifier.weight)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found.parameters(), born.parameters(), strict=True))
@@ -461,7 +461,7 @@ def test_of_several_processes_only_the_first_writes_and_speaks(
 def test_flags_are_arguments_of_the_library_with_the_same_defaults() -> None:
     flags = {
         **signature(train_command.train).parameters,
-        **{field.name: field for field in fields(training_options.Regimen)},
+        **{field.name: field for field in fields(training_options.TrainingOptions)},
     }
     recipe = {field.name: field.default for field in fields(loop.Recipe) if field.name not in ("betas", "seed")}
     for name, default in recipe.items():

@@ -74,7 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _data(place: Path, name: str, **more: Any) -> hc.Task:
+def _data(place: Path, name: str, **more: Any) -> hc.data.Task:
     asked = {"tokenizer": str(place / "classifier"), "group": "origin", **more}
     return hc.task("classification", place / f"{name}.tsv", **asked)
 
@@ -83,7 +83,7 @@ def _model(place: Path) -> Any:
     return hc.load(place / "classifier", dtype=torch.float32).eval()
 
 
-def _names(task: hc.Task) -> list[str | None]:
+def _names(task: hc.data.Task) -> list[str | None]:
     assert task.clusters is not None
     return [task.cluster_names[cluster] for cluster in task.clusters]
 
@@ -176,29 +176,29 @@ def test_pictures_of_a_table_have_groups(tmp_path: Path) -> None:
 
 def test_a_task_of_ones_own_has_groups_too() -> None:
     batches = [{"x": torch.arange(3.0)}, {"x": torch.arange(2.0)}]
-    task = hc.own_task(batches, loss=lambda model, batch: batch["x"], group=["a", "b", "a", None, "b"])
+    task = hc.custom_task(batches, loss=lambda model, batch: batch["x"], group=["a", "b", "a", None, "b"])
     assert task.clusters == (0, 1, 0, 2, 1)
     assert _names(task.subset([4, 1, 3])) == ["b", "b", None]
     with says(BadData, about="2 groups for 5 examples"):
-        hc.own_task(batches, loss=lambda model, batch: batch["x"], group=["a", "b"])
+        hc.custom_task(batches, loss=lambda model, batch: batch["x"], group=["a", "b"])
 
 
 def test_groups_are_a_part_of_the_fingerprint_only_where_there_are_some(place: Path) -> None:
     plain, grouped = _data(place, "dev", group=None), _data(place, "dev")
     assert plain.fingerprint != grouped.fingerprint
     assert grouped.subset(range(200)).fingerprint == grouped.fingerprint
-    same = hc.Task(**{**_fields(grouped), "clusters": None, "cluster_names": ()})
+    same = hc.data.Task(**{**_fields(grouped), "clusters": None, "cluster_names": ()})
     assert same.fingerprint == plain.fingerprint, "run folders without groups are those of before"
 
 
-def _fields(task: hc.Task) -> dict[str, Any]:
+def _fields(task: hc.data.Task) -> dict[str, Any]:
     return {name: getattr(task, name) for name in task.__dataclass_fields__}
 
 
 # -- splits --------------------------------------------------------------------------------------------------------------
 
 
-def _apart(*tasks: hc.Task) -> None:
+def _apart(*tasks: hc.data.Task) -> None:
     """All groups are whole, none is in two of the tasks, and every example is somewhere."""
     names = [set(_names(task)) for task in tasks]
     assert sum(map(len, names)) == len(set.union(*names))
@@ -223,7 +223,7 @@ def test_no_split_parts_a_group(place: Path) -> None:
         task.subset([n for n, cluster in enumerate(task.clusters or ()) if cluster < 2]).split(0.1, 0.9)
 
 
-def _numbers(task: hc.Task, part: hc.Task) -> list[int]:
+def _numbers(task: hc.data.Task, part: hc.data.Task) -> list[int]:
     places = {task.describe(n): n for n in range(task.size)}
     return [places[part.describe(n)] for n in range(part.size)]
 
@@ -307,16 +307,16 @@ def test_results_of_every_verb_draw_groups_whole(place: Path) -> None:
     assert ablation.reliability(resamples=500) < plain.reliability(resamples=500)
     scores = hc.score(model, by="random")
     assert hc.curve(model, task, scores, step="50%").points[1].comparison.groups == 40
-    assert hc.transfer(model, (task, _data(place, "train"))).other.base.groups == 30
+    assert hc.evaluation.transfer(model, (task, _data(place, "train"))).other.base.groups == 30
 
 
 # -- commands ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.Task]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.data.Task]:
     """The tasks of the commands that a test runs, by role."""
-    found: dict[str, hc.Task] = {}
+    found: dict[str, hc.data.Task] = {}
     notes = options.data_notes
 
     def look(tasks: Mapping[str, Any]) -> list[str]:
@@ -343,7 +343,7 @@ def test_evaluate_prints_how_many_groups_there_are_and_a_wider_interval(place: P
         ran(*_asked(place, "evaluate", "-o", tmp_path / "two"))
 
 
-def test_ablations_and_curves_keep_groups_together(place: Path, tmp_path: Path, seen: dict[str, hc.Task]) -> None:
+def test_ablations_and_curves_keep_groups_together(place: Path, tmp_path: Path, seen: dict[str, hc.data.Task]) -> None:
     found = ran_json(*_asked(place, "ablate", "--each", "-o", tmp_path / "each"))
     assert {row["groups"] for row in found["ablations"]} == {found["base"]["groups"]} == {40}
     seen.clear()
@@ -357,7 +357,7 @@ def test_ablations_and_curves_keep_groups_together(place: Path, tmp_path: Path, 
 
 
 def test_groups_that_are_in_two_files_are_left_out_of_what_is_chosen_on(
-    place: Path, tmp_path: Path, seen: dict[str, hc.Task]
+    place: Path, tmp_path: Path, seen: dict[str, hc.data.Task]
 ) -> None:
     lines = (place / "dev.tsv").read_text().splitlines()
     few = [next(line for line in lines if line.endswith(f"\t{name}")) for name in ("dev3", "dev8")]
@@ -382,7 +382,9 @@ def test_transfer_draws_the_groups_of_both_files(place: Path, tmp_path: Path) ->
     assert (found["one"]["groups"], found["other"]["groups"]) == (40, 30)
 
 
-def test_training_and_learning_set_whole_groups_aside(place: Path, tmp_path: Path, seen: dict[str, hc.Task]) -> None:
+def test_training_and_learning_set_whole_groups_aside(
+    place: Path, tmp_path: Path, seen: dict[str, hc.data.Task]
+) -> None:
     quick = ("--steps", 1, "--quiet", "--seed", 1)
     told = ran_json(*_asked(place, "train", *quick, "-o", tmp_path / "trained", "--run", tmp_path / "train"))
     _apart(seen["train"], seen["dev"])
@@ -399,7 +401,7 @@ def test_training_and_learning_set_whole_groups_aside(place: Path, tmp_path: Pat
     assert told["draws"][0]["networks"][0]["comparison"]["groups"] == 30
 
 
-def test_a_new_translator_sets_whole_groups_aside(tmp_path: Path, seen: dict[str, hc.Task]) -> None:
+def test_a_new_translator_sets_whole_groups_aside(tmp_path: Path, seen: dict[str, hc.data.Task]) -> None:
     texts = _sentences(60, 8)
     for name, lines in (("a.de", texts), ("a.en", reversed(texts)), ("a.who", [f"g{n % 12}" for n in range(60)])):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
@@ -440,7 +442,7 @@ def test_parallel_text_brings_a_file_of_groups_for_each_pair(place: Path, tmp_pa
 
 
 def test_prune_shares_groups_out_and_draws_them_whole(
-    place: Path, tmp_path: Path, seen: dict[str, hc.Task], monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, seen: dict[str, hc.data.Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn, sequence = list[Any](), plan_tests.sequence
     monkeypatch.setattr(plan_tests, "sequence", lambda *a, **k: (drawn.append(k["clusters"]), sequence(*a, **k))[1])
@@ -471,8 +473,8 @@ def test_choosing_scores_on_no_group_that_is_selected_on(place: Path) -> None:
     ones = sorted(first.values())
     others = [n for n in range(task.size) if n not in set(ones)]
     with says(BadData, about="All 160 examples of"):
-        hc.choose(model, max_drop=5, score=task.subset(others), select=task.subset(ones))
-    choice = hc.choose(model, remove=2, score=task.subset(ones))
+        hc.pruning.choose(model, max_drop=5, score=task.subset(others), select=task.subset(ones))
+    choice = hc.pruning.choose(model, remove=2, score=task.subset(ones))
     with says(BadData, about="All 160 examples to report on had a part in choosing"):
         hc.prune(model, "/nowhere/at/all", task.subset(others), choice)
 
@@ -661,7 +663,7 @@ def test_near_copies_are_those_of_a_slow_search() -> None:
 
 
 def test_near_copies_are_said_by_the_command_unless_groups_are_named(
-    place: Path, tmp_path: Path, seen: dict[str, hc.Task]
+    place: Path, tmp_path: Path, seen: dict[str, hc.data.Task]
 ) -> None:
     plain = ("--data", place / "dev.tsv")
     said = ran("evaluate", place / "classifier", *plain, "-o", tmp_path / "run")
@@ -686,7 +688,7 @@ def test_near_copies_are_said_by_the_command_unless_groups_are_named(
     assert "near copies" not in said.stderr
 
 
-def _texts(task: hc.Task) -> list[tuple[str, ...]]:
+def _texts(task: hc.data.Task) -> list[tuple[str, ...]]:
     assert task.texts is not None
     return [task.texts(n) for n in range(task.size)]
 

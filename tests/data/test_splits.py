@@ -23,18 +23,18 @@ grouped = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["a", "b", "c",
 seeds = st.integers(0, 1000)
 
 
-def task_of(values: Sequence[int], group: Sequence[Any] | None = None) -> hc.Task:
+def task_of(values: Sequence[int], group: Sequence[Any] | None = None) -> hc.data.Task:
     """A task whose examples are numbers, perhaps in groups."""
     batch = {"x": torch.tensor(list(values))}
-    return hc.own_task([batch], loss=lambda model, batch: batch["x"].float(), name="numbers", group=group)
+    return hc.custom_task([batch], loss=lambda model, batch: batch["x"].float(), name="numbers", group=group)
 
 
-def values_of(task: hc.Task) -> list[int]:
+def values_of(task: hc.data.Task) -> list[int]:
     """The numbers that are the examples of a task."""
     return task.collate(range(task.size))["x"].tolist()
 
 
-def shared_out(task: hc.Task, seed: int) -> dict[str, hc.Task]:
+def shared_out(task: hc.data.Task, seed: int) -> dict[str, hc.data.Task]:
     """The parts of a task; a task that is too small for three parts is not looked at."""
     try:
         return splits.share_out(task, SHARES, seed).tasks

@@ -41,7 +41,7 @@ from transformers import (
 import headcount as hc
 from headcount.data.losses import translated
 from headcount.data.task_types import task
-from headcount.data.tasks import Task, own_task
+from headcount.data.tasks import Task, custom_task
 from headcount.errors import BadData
 
 SENTENCES = [
@@ -509,7 +509,7 @@ def test_translations_of_several_plans_at_once_have_the_limits_of_their_sentence
     found = hc.ablate(model, asked, {name: hc.Plan.of(name) for name in names}, batch_size=4)
     one_by_one = []
     for name in ("", *names):
-        with hc.closed(model, hc.Plan.of(name) if name else hc.Plan()):
+        with hc.masked(model, hc.Plan.of(name) if name else hc.Plan()):
             one_by_one.append(_rows(asked, model, batch_size=7))
     np.testing.assert_array_equal([found.base.rows, *found.rows], one_by_one)
     assert len(np.unique(np.sum(one_by_one, axis=1), axis=0)) > 2
@@ -705,7 +705,7 @@ def _off(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def test_own_batches_and_functions_in_three_lines() -> None:
     model, batches = nn.Linear(1, 1), _own()
-    asked = own_task(batches, loss=_off, values=lambda model, batch: -_off(model, batch))
+    asked = custom_task(batches, loss=_off, values=lambda model, batch: -_off(model, batch))
     want = torch.cat([_off(model, batch) for batch in batches]).detach()
     assert asked.size == 7
     assert asked.batches() == [(0, 1, 2, 3), (4, 5, 6)]
@@ -726,37 +726,37 @@ def test_own_batches_and_functions_in_three_lines() -> None:
 
 def test_own_batches_that_cannot_be_taken_apart_are_one_example_each() -> None:
     batches = [{"x": torch.ones(2, 3), "y": torch.ones(5) * number} for number in range(3)]
-    asked = own_task(batches, values=lambda model, batch: batch["x"].sum() + batch["y"].sum())
+    asked = custom_task(batches, values=lambda model, batch: batch["x"].sum() + batch["y"].sum())
     assert (asked.size, asked.rowwise, asked.batches()) == (3, False, [(0,), (1,), (2,)])
     assert _rows(asked, nn.Identity())[:, 0].tolist() == [6.0, 11.0, 16.0]
-    assert own_task(_own(), loss=_off).rowwise
+    assert custom_task(_own(), loss=_off).rowwise
     with says(BadData, about="made without loss="):
         asked.loss(nn.Identity(), asked.collate([0]))
     with says(BadData, about="different batches"):
         asked.collate([0, 1])
     with says(BadData, about="shape (2, 3) for a batch of 1"):
-        own_task(batches, values=lambda model, batch: batch["x"]).rows(nn.Identity(), batches[0])
+        custom_task(batches, values=lambda model, batch: batch["x"]).rows(nn.Identity(), batches[0])
 
 
 def test_own_functions_must_give_one_number_per_example() -> None:
     with says(BadData, about="shape () for a batch of 4; it must give one per example, (4,)"):
-        own_task(_own(), loss=lambda model, batch: batch["y"].mean()).loss(nn.Identity(), _own()[0])
-    only = own_task(_own(), loss=_off)
+        custom_task(_own(), loss=lambda model, batch: batch["y"].mean()).loss(nn.Identity(), _own()[0])
+    only = custom_task(_own(), loss=_off)
     assert not only.metric.higher_is_better
     with says(BadData, about="at least one batch"):
-        own_task(_own())
+        custom_task(_own())
     with says(BadData, about="there is no 'accuracy'"):
         only.with_metric("accuracy")
 
 
 def test_fingerprints_of_own_tasks() -> None:
-    one = own_task(_own(), loss=_off).fingerprint
-    assert one == own_task(_own(), loss=_off).fingerprint
+    one = custom_task(_own(), loss=_off).fingerprint
+    assert one == custom_task(_own(), loss=_off).fingerprint
     changed = _own()
     changed[1]["y"][2] += 1
     other = [
-        own_task(changed, loss=_off),
-        own_task(_own(), loss=lambda m, b: _off(m, b)),
-        own_task(_own(), loss=_off, values=_off),
+        custom_task(changed, loss=_off),
+        custom_task(_own(), loss=lambda m, b: _off(m, b)),
+        custom_task(_own(), loss=_off, values=_off),
     ]
     assert len({one, *(each.fingerprint for each in other)}) == 4

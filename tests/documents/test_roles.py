@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headcount.documents.roles import ORDER, RULES, Name, Roles, Seen, Tally, Tested, estimated
+from headcount.documents.roles import ORDER, RULES, Name, Observed, Roles, SentenceSums, Tested, estimated
 from headcount.errors import BadPlan
 from headcount.head_roles.rules import named
 from headcount.plans import Unit
@@ -83,11 +83,11 @@ def test_tallies_add_up_to_the_tally_of_all_sentences() -> None:
     rng = np.random.default_rng(3)
     e, n = rng.random((2, 20, 2, 3))
     names: tuple[Name, ...] = (("one",), ("two",))
-    parts = Tally(names, summed(e[:7], n[:7])) + Tally(names, summed(e[7:], n[7:]))
+    parts = SentenceSums(names, summed(e[:7], n[:7])) + SentenceSums(names, summed(e[7:], n[7:]))
     np.testing.assert_allclose(parts.sums, summed(e, n))
     np.testing.assert_allclose(parts[("two",)].value, e[:, 1].sum(0) / n[:, 1].sum(0))
     with pytest.raises(BadPlan, match="different things"):
-        parts + Tally(names[:1], summed(e, n)[:, :1])
+        parts + SentenceSums(names[:1], summed(e, n)[:, :1])
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ def made(*heads: Mapping[Name, float], queries: float = 10, spread: float = 0.01
     own = [number for number, name in enumerate(names) if name[0] not in ("induction", "copying")]
     probed = [number for number in range(len(names)) if number not in own]
     sums = summed((values + noise) * n, n)
-    twice = Tally(tuple(names[k] for k in probed), sums[:, probed]) if probed else None
-    tally = Tally(tuple(names[k] for k in own), sums[:, own])
-    seen = Seen("decoder", tuple(f"0:{n}" for n in range(len(heads))), tally, TESTED, twice)
+    twice = SentenceSums(tuple(names[k] for k in probed), sums[:, probed]) if probed else None
+    tally = SentenceSums(tuple(names[k] for k in own), sums[:, own])
+    seen = Observed("decoder", tuple(f"0:{n}" for n in range(len(heads))), tally, TESTED, twice)
     return named([seen], model="Some", sentences=SENTENCES, tokens=1, sets="made up")
 
 

@@ -57,7 +57,7 @@ def test_a_layer_of_zeros_stays_zero() -> None:
 
 
 def test_an_unknown_normalisation() -> None:
-    with says(hc.BadPlan, about="'head'"):
+    with says(hc.errors.BadPlan, about="'head'"):
         made(BOTH, "head")
 
 
@@ -69,7 +69,7 @@ def test_only() -> None:
     assert len(scores.only("neurons", "cross")) == 5
     assert scores.only("encoder.1").raw.tolist() == [6.0, 8.0]
     assert scores.only("encoder.1").samples.tolist() == [[2.0, 3.0], [11.0, 12.0]]
-    with says(hc.BadPlan, about="cross, decoder.0.cross, encoder"):
+    with says(hc.errors.BadPlan, about="cross, decoder.0.cross, encoder"):
         scores.only("decoder")
 
 
@@ -120,7 +120,7 @@ def test_plan_takes_the_least_important() -> None:
     assert str(hc.plan(scores, 2, only="encoder")) == "encoder.0:0-1"
     assert str(hc.plan(scores, "50%", only=["cross", "encoder"])) == "decoder.0.cross:0-1 encoder.0:0"
     assert hc.plan(scores, 0.5, only="encoder").why == "the 2 of 4 units with the lowest scores by test"
-    with says(hc.BadPlan, about="only 2 can go"):
+    with says(hc.errors.BadPlan, about="only 2 can go"):
         hc.plan(scores, 3, only="encoder", least=1)
 
 
@@ -155,7 +155,7 @@ def test_every_percentage_is_what_integers_say() -> None:
 
 @pytest.mark.parametrize("amount", [-1, 145, "101%", 1.5, -0.1, "many", "-3", "", True, None, [3], math.nan, "1e2%"])
 def test_not_a_number_of_units(amount: object) -> None:
-    with says(hc.BadPlan):
+    with says(hc.errors.BadPlan):
         how_many(amount, 144)
 
 
@@ -245,9 +245,9 @@ def test_written_and_read_again(how: str | None, tmp_path) -> None:
     written = json.loads((tmp_path / "scores.json").read_text())["sites"]["1"]
     assert written["score"] == scores.values[6:].tolist()
     assert written["stderr"] == scores.stderr[6:].tolist()
-    with says(hc.BadPlan, about="File exists"):
+    with says(hc.errors.BadPlan, about="File exists"):
         scores.write(tmp_path / "scores.json")
-    with says(hc.BadPlan, about="No such file"):
+    with says(hc.errors.BadPlan, about="No such file"):
         scores.write(tmp_path / "nowhere" / "scores.json")
 
 
@@ -285,7 +285,7 @@ def _site(data: dict, site: str = "encoder.0", **new: object) -> dict:
 def test_damaged_scores_give_one_sentence(how: str) -> None:
     data = made(BOTH).to_json()
     Scores.from_json(copy.deepcopy(data))
-    with says(hc.BadPlan):
+    with says(hc.errors.BadPlan):
         Scores.from_json(DAMAGE[how](copy.deepcopy(data)))
 
 

@@ -39,7 +39,7 @@ class Toy(nn.Module):
         return self.matrix(x)
 
 
-class Script:
+class CallOrder:
     """A clock that reads its times off a list, per model, and remembers in which order the models ran."""
 
     def __init__(self, diary: list[Any], times: dict[int, list[tuple[float, float]]]) -> None:
@@ -89,7 +89,7 @@ def test_multiply_adds_are_those_of_the_formula(kernel, plan, heads) -> None:
 
 def test_closed_heads_are_counted_because_they_are_computed() -> None:
     model = classifier()
-    with torch.no_grad(), hc.closed(model, "0:0-1 1:1"):
+    with torch.no_grad(), hc.masked(model, "0:0-1 1:1"):
         assert flop_counts.counted(model, random_inputs.random_batch(model, 2, 9))[0] == by_hand(2, 9, [4, 4, 4], 3)
 
 
@@ -171,7 +171,7 @@ def test_medians_quartiles_and_ratios_are_those_of_the_times() -> None:
     looks = (1.0, 9.0)
     walls = {8: [3.0, 6.0, 9.0], 4: [3.0, 2.0, 6.0]}
     works = {8: [2.0, 4.0, 8.0], 4: [1.0, 4.0, 2.0]}  # is not what counts
-    clock = Script(diary, {n: [looks, *zip(walls[n], works[n], strict=True)] for n in (8, 4)})
+    clock = CallOrder(diary, {n: [looks, *zip(walls[n], works[n], strict=True)] for n in (8, 4)})
     found = bench(models, batch_sizes=[18], lengths=[5], repeats=3, inputs=toy_inputs, clock=clock)
     first, second = found.rows
     assert (first.examples_per_second, first.low, first.high) == (3.0, 2.5, 4.5)  # of 6, 3, 2
@@ -190,7 +190,7 @@ def test_medians_quartiles_and_ratios_are_those_of_the_times() -> None:
 
 def test_every_repetition_runs_each_model_once_in_the_order_drawn() -> None:
     models, diary = toys(8, 4, 2)
-    clock = Script(diary, {n: [(1.0, 1.0)] * 9 for n in (8, 4, 2)})
+    clock = CallOrder(diary, {n: [(1.0, 1.0)] * 9 for n in (8, 4, 2)})
     bench(models, batch_sizes=[1], lengths=[5], repeats=6, inputs=toy_inputs, clock=clock, seed=3)
     ran = [neurons for neurons, _ in clock.passes[3:]]
     places = {8: 0, 4: 1, 2: 2}
@@ -209,7 +209,7 @@ def test_orders_are_drawn_and_then_mirrored() -> None:
 def test_quick_passes_are_run_several_times_per_timing() -> None:
     models, diary = toys(8, 4)
     times = {8: [(0.03, 1.0), (0.5, 0.5)], 4: [(0.02, 1.0), (0.25, 0.25)]}  # 50 ms need 3 passes of the quicker one
-    clock = Script(diary, times)
+    clock = CallOrder(diary, times)
     first, second = bench(models, batch_sizes=[2], repeats=1, inputs=toy_inputs, clock=clock).rows
     assert sorted(clock.passes) == [(4, 1), (4, 3), (8, 1), (8, 3)]
     assert (first.examples_per_second, second.examples_per_second) == pytest.approx((2 * 3 / 0.5, 2 * 3 / 0.25))
@@ -218,7 +218,7 @@ def test_quick_passes_are_run_several_times_per_timing() -> None:
 @pytest.mark.parametrize(("allowed", "repeats"), [(0.1, 5), (31.0, 7), (1000.0, 25)])
 def test_the_time_allowed_decides_how_often(allowed, repeats) -> None:
     models, diary = toys(8, 4)
-    clock = Script(
+    clock = CallOrder(
         diary, {8: [(1.0, 1.0), (2.0, 1.0)] + [(1.0, 1.0)] * 99, 4: [(0.5, 1.0), (0.5, 1.0)] + [(1.0, 1.0)] * 99}
     )
     found = bench(models, batch_sizes=[4, 2], seconds=allowed, inputs=toy_inputs, clock=clock)
@@ -247,7 +247,7 @@ class Narrow(Toy):
 def test_a_batch_that_does_not_fit_is_left_out_with_a_note() -> None:
     diary: list[Any] = []
     models = {"wide": Toy(8, diary), "narrow": Narrow(4, diary)}
-    clock = Script(diary, {n: [(1.0, 1.0)] * 99 for n in (8, 4)})
+    clock = CallOrder(diary, {n: [(1.0, 1.0)] * 99 for n in (8, 4)})
     found = bench(models, batch_sizes=[8, 1, 2], lengths=[3], repeats=2, inputs=toy_inputs, clock=clock)
     assert [(row.model, row.batch) for row in found.rows] == [("wide", 1), ("narrow", 1), ("wide", 2), ("narrow", 2)]
     assert found.notes == ("Batch 8, length 3 does not fit into memory and was left out.",)
@@ -260,21 +260,21 @@ def test_what_a_run_folder_holds_is_not_measured_again(tmp_path) -> None:
     models, diary = toys(8, 4)
     options: dict[str, Any] = {"batch_sizes": [1, 2], "lengths": [3], "inputs": toy_inputs, "seconds": 20.0}
     times = {8: [(2.0, 2.0)] * 99, 4: [(0.5, 0.5)] * 99}
-    stops = Script(
+    stops = CallOrder(
         diary, {**times, 8: times[8][:9]}
     )  # two looks, five repetitions of the first size, two of the second
     with Run.open(tmp_path / "run", {"command": "bench"}) as run:
         with pytest.raises(IndexError):
             bench(models, run=run, clock=stops, **options)
         assert run.pieces == ("bench-5-00001-00003", "bench-look-00001-00003", "bench-look-00002-00003")
-        goes_on = Script(diary, times)
+        goes_on = CallOrder(diary, times)
         found = bench(models, run=run, clock=goes_on, **options)
         assert len(goes_on.passes) == 2 * 5
-        again = Script(diary, {8: [], 4: []})
+        again = CallOrder(diary, {8: [], 4: []})
         assert (
             bench(models, run=run, clock=again, **options)
             == found
-            == bench(models, clock=Script(diary, times), **options)
+            == bench(models, clock=CallOrder(diary, times), **options)
         )
 
 
@@ -291,7 +291,7 @@ def test_every_shape_is_compiled_anew(monkeypatch) -> None:
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(made)))
-    clock = Script(diary, {n: [(1.0, 1.0)] * 99 for n in (8, 4)})
+    clock = CallOrder(diary, {n: [(1.0, 1.0)] * 99 for n in (8, 4)})
     found = bench(models, batch_sizes=[1, 2], lengths=[3], repeats=2, inputs=toy_inputs, clock=clock, compile=True)
     assert made == [(8, {"dynamic": False}), (4, {"dynamic": False})] * 2
     assert resets == [0, 2, 2, 4]

@@ -1,4 +1,4 @@
-"""`ablate`, `ablate_all_but_one`, `transfer`: against loops over `closed` written out by hand."""
+"""`ablate`, `ablate_all_but_one`, `transfer`: against loops over `masked` written out by hand."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from headcount.evaluation.ablation import plans_but_one, plans_of
 from headcount.stats.metrics import metric
 
 
-def alone(model: nn.Module, task: hc.Task, plan: str | list[hc.Unit]) -> float:
-    """The metric with a plan closed, by `evaluate` inside `closed`."""
-    with hc.closed(model, plan):
+def alone(model: nn.Module, task: hc.data.Task, plan: str | list[hc.Unit]) -> float:
+    """The metric with a plan masked, by `evaluate` inside `masked`."""
+    with hc.masked(model, plan):
         return hc.evaluate(model, task).value
 
 
@@ -47,7 +47,7 @@ def test_each_is_the_model_with_that_closed(units: str) -> None:
         whole = class_loss(model, batch).double().numpy()
         each = []
         for name in found.names:
-            with hc.closed(model, name):
+            with hc.masked(model, name):
                 each.append(class_loss(model, batch).double().numpy())
     assert close(found.base.rows[:, 0], whole)
     assert close(found.rows[..., 0], np.stack(each))
@@ -82,7 +82,7 @@ def test_a_mapping_of_plans_of_ones_own() -> None:
     assert found.values.tolist() == pytest.approx(
         [alone(model, task, "0:1 2:3"), alone(model, task, "layers:1")], abs=1e-5
     )
-    with says(hc.BadPlan, about="Only the ablation of single units"):
+    with says(hc.errors.BadPlan, about="Only the ablation of single units"):
         found.scores()
 
 
@@ -124,27 +124,27 @@ def test_after_a_cut_only_what_is_there_is_closed() -> None:
 
 
 def test_wrong_requests() -> None:
-    with says(hc.BadPlan, about="heads, neurons, mlps, attentions, layers"):
+    with says(hc.errors.BadPlan, about="heads, neurons, mlps, attentions, layers"):
         hc.ablate(classifier(), class_task(7), "head")
     model, task = zoo_task("mixtral")
-    with says(hc.BadPlan, about="no mlps to close"):
+    with says(hc.errors.BadPlan, about="no mlps to close"):
         hc.ablate(model, task, "mlps")
-    with says(hc.BadPlan, about="9"):
+    with says(hc.errors.BadPlan, about="9"):
         hc.ablate(classifier(), class_task(7), {"too far": hc.Plan.of("0:9")})
 
 
 # -- all but one -------------------------------------------------------------------------------------------------------
 
 
-def two_tasks() -> tuple[hc.Task, hc.Task]:
+def two_tasks() -> tuple[hc.data.Task, hc.data.Task]:
     """Two small sets of examples on which different heads do best."""
-    select = hc.own_task([{"input_ids": texts(5, seed=3), "labels": torch.arange(5) % 3}], loss=class_loss)
-    report = hc.own_task([{"input_ids": texts(6, seed=4), "labels": torch.arange(6) % 2}], loss=class_loss)
+    select = hc.custom_task([{"input_ids": texts(5, seed=3), "labels": torch.arange(5) % 3}], loss=class_loss)
+    report = hc.custom_task([{"input_ids": texts(6, seed=4), "labels": torch.arange(6) % 2}], loss=class_loss)
     return select, report
 
 
-def best_heads(model: nn.Module, task: hc.Task) -> dict[str, int]:
-    """By hand: the head of each attention that does best on the task with all the others closed."""
+def best_heads(model: nn.Module, task: hc.data.Task) -> dict[str, int]:
+    """By hand: the head of each attention that does best on the task with all the others masked."""
     best = {}
     for layer in range(3):
         losses = [
@@ -158,7 +158,7 @@ def law_chosen_on_one_reported_on_the_other() -> None:
     model, (select, report) = classifier(), two_tasks()
     chosen, flattered = best_heads(model, select), best_heads(model, report)
     assert chosen != flattered  # or the test could not tell
-    base, rows, on_select = hc.ablate_all_but_one(model, report, select)
+    base, rows, on_select = hc.evaluation.ablate_all_but_one(model, report, select)
     assert base.value == pytest.approx(hc.evaluate(model, report).value, abs=1e-5)
     assert {row.site: row.head.index for row in rows} == chosen
     for row in rows:
@@ -179,9 +179,9 @@ def test_the_head_that_stays_is_chosen_on_other_examples_than_it_is_reported_on(
 @pytest.mark.parametrize("planted", [(0, 0), (1, 1), (1, 0)])
 def test_the_law_sees_choosing_and_reporting_on_the_same_examples(planted: tuple[int, int], monkeypatch) -> None:
     right = ablation.ablate
-    tasks: list[hc.Task] = []
+    tasks: list[hc.data.Task] = []
 
-    def same_task(model: nn.Module, task: hc.Task, *args: Any, name: str, **more: Any) -> Any:
+    def same_task(model: nn.Module, task: hc.data.Task, *args: Any, name: str, **more: Any) -> Any:
         tasks.append(task)
         select, report = tasks[0], two_tasks()[1]
         use = (select, report)[planted[0] if name == "select" else planted[1]]
@@ -195,11 +195,11 @@ def test_the_law_sees_choosing_and_reporting_on_the_same_examples(planted: tuple
 def test_attentions_with_one_head_are_not_asked() -> None:
     model = classifier(2)
     hc.cut(model, "0:0-2")
-    _, rows, _ = hc.ablate_all_but_one(model, *two_tasks())
+    _, rows, _ = hc.evaluation.ablate_all_but_one(model, *two_tasks())
     assert [row.site for row in rows] == ["1"]
     hc.cut(model, "1:0-2")
-    with says(hc.BadPlan, about="no attention with more than one head"):
-        hc.ablate_all_but_one(model, *two_tasks())
+    with says(hc.errors.BadPlan, about="no attention with more than one head"):
+        hc.evaluation.ablate_all_but_one(model, *two_tasks())
 
 
 # -- transfer ----------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_attentions_with_one_head_are_not_asked() -> None:
 
 def test_transfer_correlates_the_damage_of_each_head() -> None:
     model, tasks = classifier(), two_tasks()
-    found = hc.transfer(model, tasks)
+    found = hc.evaluation.transfer(model, tasks)
     damage = []
     for task in tasks:
         whole = hc.evaluate(model, task).value
@@ -218,15 +218,15 @@ def test_transfer_correlates_the_damage_of_each_head() -> None:
     assert found.pearson.value == pytest.approx(want.statistic, abs=1e-4)
     assert found.pearson.p == pytest.approx(want.pvalue, abs=1e-3)
     assert found.spearman.value == pytest.approx(scipy.stats.spearmanr(*damage).statistic, abs=1e-9)
-    assert hc.transfer(model, (tasks[0], tasks[0])).pearson.value == pytest.approx(1)
+    assert hc.evaluation.transfer(model, (tasks[0], tasks[0])).pearson.value == pytest.approx(1)
 
 
 def test_a_run_keeps_both_halves_apart(tmp_path) -> None:
     model, tasks = classifier(), two_tasks()
-    plain, found = hc.transfer(model, tasks), []
+    plain, found = hc.evaluation.transfer(model, tasks), []
     for _ in range(2):
-        with hc.Run.open(tmp_path / "run", {"what": "transfer"}) as run:
-            found.append(hc.transfer(model, tasks, run=run))
+        with hc.runs.Run.open(tmp_path / "run", {"what": "transfer"}) as run:
+            found.append(hc.evaluation.transfer(model, tasks, run=run))
     for half in ("one", "other"):
         first, again = (getattr(each, half).rows for each in found)
         assert close(first, getattr(plain, half).rows)
@@ -235,9 +235,9 @@ def test_a_run_keeps_both_halves_apart(tmp_path) -> None:
 
 def test_a_run_may_hold_an_ablation_besides_a_transfer(tmp_path) -> None:
     model, tasks = classifier(1), two_tasks()
-    with hc.Run.open(tmp_path / "run", {"what": "both"}) as run:
+    with hc.runs.Run.open(tmp_path / "run", {"what": "both"}) as run:
         first = hc.ablate(model, tasks[0], run=run)
-        found = hc.transfer(model, tasks, run=run)
+        found = hc.evaluation.transfer(model, tasks, run=run)
     assert close(found.one.rows, first.rows)
     assert close(found.other.rows, hc.ablate(model, tasks[1]).rows)
 
@@ -249,21 +249,23 @@ def test_there_are_enough_draws_for_holm_to_find_something() -> None:
     rows[7, :40] = 0
     names = tuple(f"0:{n}" for n in range(144))
     plans = tuple(hc.Plan.of(name) for name in names)
-    found = hc.Ablation(names, plans, hc.Result(metric("mean"), right), rows, {"0": ("head", "encoder")})
+    found = hc.evaluation.Ablation(
+        names, plans, hc.stats.Result(metric("mean"), right), rows, {"0": ("head", "encoder")}
+    )
     made = found.comparisons()
     assert [one.significant() for one in made] == [n == 7 for n in range(144)]
     assert made[7].p == pytest.approx(1 / (1 + 100 * 144)), "the least that so many draws can give"
     assert not any(one.significant() for one in found.comparisons(resamples=1000))
 
 
-def _noisy(real: float, noise: float, shared: float = 0.0, seed: int = 0) -> hc.Ablation:
+def _noisy(real: float, noise: float, shared: float = 0.0, seed: int = 0) -> hc.evaluation.Ablation:
     """50 heads whose damage on 400 examples has so much spread, and so much noise per example, own and shared by all."""
     draw = np.random.default_rng(seed)
     damage = draw.normal(0, real, 50)[:, None] + draw.normal(0, noise, (50, 400)) + draw.normal(0, shared, 400)
     names = tuple(f"0:{n}" for n in range(50))
     rows = np.stack([-row[:, None] for row in damage])
-    whole = hc.Result(metric("mean"), np.zeros((400, 1)))
-    return hc.Ablation(names, tuple(map(hc.Plan.of, names)), whole, rows, {"0": ("head", "encoder")})
+    whole = hc.stats.Result(metric("mean"), np.zeros((400, 1)))
+    return hc.evaluation.Ablation(names, tuple(map(hc.Plan.of, names)), whole, rows, {"0": ("head", "encoder")})
 
 
 def test_reliability_is_the_share_of_the_spread_that_is_not_noise() -> None:
@@ -279,11 +281,11 @@ def test_reliability_is_the_share_of_the_spread_that_is_not_noise() -> None:
 
 
 def test_a_transfer_knows_what_noise_leaves_room_for() -> None:
-    found = hc.transfer(classifier(), two_tasks())
+    found = hc.evaluation.transfer(classifier(), two_tasks())
     want = np.sqrt(found.one.reliability() * found.other.reliability())
     assert found.ceiling == pytest.approx(want)
     assert 0 <= found.ceiling_low <= found.ceiling <= found.ceiling_high <= 1
-    again = hc.transfer(classifier(), two_tasks())
+    again = hc.evaluation.transfer(classifier(), two_tasks())
     assert (again.ceiling_low, again.ceiling_high) == pytest.approx((found.ceiling_low, found.ceiling_high), abs=1e-4)
     assert f"room for {found.ceiling:.2f} [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]" in transfer_text(found)
 

@@ -31,7 +31,7 @@ import headcount as hc
 from headcount.evaluation import call_order, evaluator
 from headcount.evaluation import replay as replaying
 from headcount.evaluation.ablation import plans_of
-from headcount.evaluation.call_order import LAYERS, NOTHING, READ_POSITIONS, SITES, Script
+from headcount.evaluation.call_order import LAYERS, NOTHING, READ_POSITIONS, SITES, CallOrder
 from headcount.model.tensor_trees import memory_of
 
 FAMILIES = list(zoo.ZOO)
@@ -42,12 +42,12 @@ def of_units(*texts: str) -> list[hc.Plan]:
 
 
 @pytest.fixture
-def believed(monkeypatch) -> list[Script]:
+def believed(monkeypatch) -> list[CallOrder]:
     """The scripts that were proved, in their order: how deep each is believed."""
-    scripts: list[Script] = []
+    scripts: list[CallOrder] = []
     prove = evaluator._prove
 
-    def watched(work: Any, script: Script, *rest: Any) -> None:
+    def watched(work: Any, script: CallOrder, *rest: Any) -> None:
         prove(work, script, *rest)
         scripts.append(script)
 
@@ -69,7 +69,7 @@ def linears(monkeypatch) -> list[tuple[nn.Module, tuple[int, ...]]]:
     return seen
 
 
-def some_plans(model: nn.Module, anatomy: hc.Anatomy) -> list[hc.Plan]:
+def some_plans(model: nn.Module, anatomy: hc.model.Anatomy) -> list[hc.Plan]:
     """The whole model, heads of the first and last attention, two of one attention, MLPs, layers, and of all together."""
     sites = [s for s in anatomy.heads if len(s)]
     units = dict.fromkeys([sites[0].units[0], sites[0].units[-1], *sites[-1].units[:2]])
@@ -86,8 +86,10 @@ def some_plans(model: nn.Module, anatomy: hc.Anatomy) -> list[hc.Plan]:
 def law_replay_equals_passes(name: str) -> None:
     model, task = zoo_task(name)
     plans = some_plans(model, hc.find(model))
-    want = hc.measure(model, task, plans, replay=False)
-    assert close(want, hc.measure(model, task, plans), 5e-5)  # a value is the sum of hundreds of rounded numbers
+    want = hc.evaluation.measure(model, task, plans, replay=False)
+    assert close(
+        want, hc.evaluation.measure(model, task, plans), 5e-5
+    )  # a value is the sum of hundreds of rounded numbers
     assert len(np.unique(want.sum((1, 2)).round(3))) > len(plans) // 2  # most plans change something
 
 
@@ -122,22 +124,22 @@ def test_the_law_sees_copies_with_the_wrong_gates(name: str, monkeypatch) -> Non
 def test_it_is_what_a_loop_over_closed_gives(name: str) -> None:
     model, task = zoo_task(name)
     plans = some_plans(model, hc.find(model))
-    assert close(naive(model, task, plans), hc.measure(model, task, plans))
+    assert close(naive(model, task, plans), hc.evaluation.measure(model, task, plans))
 
 
-def test_padded_batches_of_different_lengths(believed: list[Script]) -> None:
+def test_padded_batches_of_different_lengths(believed: list[CallOrder]) -> None:
     model, task = classifier(), ragged_texts()
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
-    assert close(naive(model, task, plans, alone=True), hc.measure(model, task, plans))
+    assert close(naive(model, task, plans, alone=True), hc.evaluation.measure(model, task, plans))
     assert [script.depth for script in believed] == [READ_POSITIONS]
 
 
-def test_a_layer_that_runs_twice_is_not_remembered(believed: list[Script]) -> None:
+def test_a_layer_that_runs_twice_is_not_remembered(believed: list[CallOrder]) -> None:
     model, task = zoo_task("albert")
-    hc.measure(model, task, [hc.Plan(), *plans_of(hc.find(model)).values()])
+    hc.evaluation.measure(model, task, [hc.Plan(), *plans_of(hc.find(model)).values()])
     assert believed[0].blocks == []
     model, task = zoo_task("bert")
-    hc.measure(model, task, [hc.Plan(), *plans_of(hc.find(model)).values()])
+    hc.evaluation.measure(model, task, [hc.Plan(), *plans_of(hc.find(model)).values()])
     assert len(believed[1].blocks) == 2
 
 
@@ -153,7 +155,7 @@ def rows_of(linears: list, module: nn.Module, examples: int = 7) -> list[tuple[i
 def test_layers_below_and_readers_do_not_run_again(linears: list) -> None:
     model, task = classifier(), class_task(7)
     layers = model.bert.encoder.layer
-    hc.measure(model, task, of_units(*(f"1:{head}" for head in range(4))))
+    hc.evaluation.measure(model, task, of_units(*(f"1:{head}" for head in range(4))))
     assert len(rows_of(linears, layers[0])) == 6  # one ordinary pass: q, k, v, out and the MLP
     assert len(rows_of(linears, layers[1].attention.self)) == 3
     assert rows_of(linears, layers[1].attention.output) == [(7, 9, 32), (28, 9, 32)]  # four heads in one pass
@@ -162,7 +164,7 @@ def test_layers_below_and_readers_do_not_run_again(linears: list) -> None:
 
 def test_everything_below_the_mlp_stays(linears: list) -> None:
     model, task = classifier(), class_task(7)
-    hc.measure(model, task, [hc.Plan.removing({"1.mlp": range(48)}), hc.Plan.removing({"1.mlp": range(9)})])
+    hc.evaluation.measure(model, task, [hc.Plan.removing({"1.mlp": range(48)}), hc.Plan.removing({"1.mlp": range(9)})])
     layer = model.bert.encoder.layer[1]
     assert len(rows_of(linears, layer.attention)) == 4
     assert len(rows_of(linears, layer.intermediate)) == 1
@@ -171,8 +173,8 @@ def test_everything_below_the_mlp_stays(linears: list) -> None:
 
 def test_an_attention_that_returns_its_writer_starts_from_it(linears: list) -> None:
     model, _ = zoo.build("llama")
-    task = hc.own_task([{"input_ids": texts(7)}], loss=loss_of)
-    hc.measure(model, task, of_units("1:0", "1:1"))
+    task = hc.custom_task([{"input_ids": texts(7)}], loss=loss_of)
+    hc.evaluation.measure(model, task, of_units("1:0", "1:1"))
     attention = model.model.layers[1].self_attn
     assert len(rows_of(linears, attention.q_proj)) == len(rows_of(linears, attention.k_proj)) == 1
     assert rows_of(linears, attention.o_proj) == [(7, 9, 64), (14, 9, 64)]
@@ -181,20 +183,20 @@ def test_an_attention_that_returns_its_writer_starts_from_it(linears: list) -> N
 def test_the_last_layer_computes_only_what_the_classifier_reads(linears: list) -> None:
     model, task = classifier(), class_task(7)
     last = model.bert.encoder.layer[2]
-    hc.measure(model, task, of_units("0:0", "0:1"))
+    hc.evaluation.measure(model, task, of_units("0:0", "0:1"))
     assert rows_of(linears, last.intermediate) == [(7, 9, 32), (14, 1, 32)]
     assert rows_of(linears, last.attention.self.key)[1:] == [(14, 9, 32)]  # all positions are looked at
     del linears[:]
-    hc.measure(model, task, of_units("2:0", "2:1"))
+    hc.evaluation.measure(model, task, of_units("2:0", "2:1"))
     assert rows_of(linears, last.intermediate) == [(7, 9, 32), (14, 1, 32)]
     assert rows_of(linears, last.attention.output) == [(7, 9, 32), (14, 1, 32)]
     assert len(rows_of(linears, last.attention.self)) == 3
 
 
-def test_a_model_that_reads_everything_computes_everything(linears: list, believed: list[Script]) -> None:
+def test_a_model_that_reads_everything_computes_everything(linears: list, believed: list[CallOrder]) -> None:
     model, _ = zoo.build("bert")
-    task = hc.own_task([{"input_ids": texts(7)}], loss=loss_of)
-    hc.measure(model, task, of_units("0:0", "0:1"))
+    task = hc.custom_task([{"input_ids": texts(7)}], loss=loss_of)
+    hc.evaluation.measure(model, task, of_units("0:0", "0:1"))
     last = hc.find(model).stacks[0].blocks[-1]
     assert {shape[1] for shape in rows_of(linears, last)} == {9}
     assert believed[0].reader is None
@@ -202,14 +204,14 @@ def test_a_model_that_reads_everything_computes_everything(linears: list, believ
 
 def test_without_replay_every_plan_is_a_pass(linears: list) -> None:
     model, task = classifier(), class_task(7)
-    hc.measure(model, task, of_units("2:0", "2:1", "2:2"), replay=False)
+    hc.evaluation.measure(model, task, of_units("2:0", "2:1", "2:2"), replay=False)
     assert len(rows_of(linears, model.bert.encoder.layer[0])) == 18  # three passes, and none for the whole model
     assert {shape[0] for _, shape in linears} == {7}
 
 
 def test_one_plan_alone_is_one_pass(linears: list) -> None:
     model, task = classifier(), class_task(7)
-    hc.measure(model, task, of_units("0:0 2:1"))
+    hc.evaluation.measure(model, task, of_units("0:0 2:1"))
     assert len(linears) == 3 * 6 + 2
     del linears[:]
     hc.evaluate(model, task)
@@ -231,11 +233,11 @@ def test_several_plans_in_a_pass_are_one_by_one(name: str, monkeypatch) -> None:
         return again(*args, **more)
 
     monkeypatch.setattr(evaluator, "_again", counted)
-    together = hc.measure(model, task, plans)
+    together = hc.evaluation.measure(model, task, plans)
     assert max(copies) > 1
     monkeypatch.setattr(evaluator, "TOKENS_AT_ONCE", {"cpu": 0})
     del copies[:]
-    assert close(hc.measure(model, task, plans), together)
+    assert close(hc.evaluation.measure(model, task, plans), together)
     assert set(copies) == {1}
 
 
@@ -260,35 +262,35 @@ def test_little_memory_gives_the_same_values(monkeypatch) -> None:
 
     monkeypatch.setattr(replaying, "remember", counted)
     monkeypatch.setattr(gc, "collect", lambda *_: 0)  # looks at everything that transformers has imported
-    want = hc.measure(model, task, plans)
+    want = hc.evaluation.measure(model, task, plans)
     assert [size for size, _ in kept] == [2, 7]  # two to prove it, then all
     whole = kept[-1][1]
     for limit, sizes in ((whole, [2, 7]), (whole - 1, [2, 4, 3]), (1, [2, *[1] * 7])):
         del kept[:]
-        assert close(want, hc.measure(model, task, plans, memory=limit))
+        assert close(want, hc.evaluation.measure(model, task, plans, memory=limit))
         assert [size for size, _ in kept] == sizes
 
 
 # -- text that is generated --------------------------------------------------------------------------------------------
 
 
-def generating(model: nn.Module, count: int, **options: Any) -> hc.Task:
+def generating(model: nn.Module, count: int, **options: Any) -> hc.data.Task:
     """A task whose value tells any two generated texts apart."""
 
     def values(model: Any, batch: dict[str, Tensor]) -> Tensor:
         made = model.generate(**batch, max_new_tokens=5, do_sample=False, pad_token_id=0, **options).double()
         return (made * torch.arange(1, made.shape[1] + 1)).sum(1)
 
-    return replace(hc.own_task([{"input_ids": texts(count)}], values=values, loss=loss_of), generates=True)
+    return replace(hc.custom_task([{"input_ids": texts(count)}], values=values, loss=loss_of), generates=True)
 
 
 @pytest.mark.parametrize(("name", "beams"), [("marian", 1), ("bart", 2), ("t5", 1), ("gpt2", 1)])
-def test_generated_text_is_that_of_a_loop(name: str, beams: int, believed: list[Script]) -> None:
+def test_generated_text_is_that_of_a_loop(name: str, beams: int, believed: list[CallOrder]) -> None:
     model, _ = zoo.build(name)
     task = generating(model, 3, num_beams=beams)
     heads = list(plans_of(hc.find(model), "heads").values())
     plans = [hc.Plan(), *heads[:2], *heads[-3:], *list(plans_of(hc.find(model), "mlps").values())[:1]]
-    values = hc.measure(model, task, plans)
+    values = hc.evaluation.measure(model, task, plans)
     assert np.array_equal(values, naive(model, task, plans))
     assert len(np.unique(values)) > 3
     assert believed[0].depth == READ_POSITIONS
@@ -297,7 +299,7 @@ def test_generated_text_is_that_of_a_loop(name: str, beams: int, believed: list[
 def test_the_encoder_is_replayed_for_heads_of_the_decoder(linears: list) -> None:
     model, _ = zoo.build("marian")
     task = generating(model, 7, num_beams=2)
-    hc.measure(model, task, of_units("decoder.1.cross:0", "decoder.1.cross:1", "decoder.0.self:2"))
+    hc.evaluation.measure(model, task, of_units("decoder.1.cross:0", "decoder.1.cross:1", "decoder.0.self:2"))
     encoder, decoder = model.get_encoder(), model.get_decoder()
     assert len(rows_of(linears, encoder)) == 2 * 6  # once, for the whole model
     assert (
@@ -307,7 +309,7 @@ def test_the_encoder_is_replayed_for_heads_of_the_decoder(linears: list) -> None
 
 def test_heads_of_the_encoder_run_the_encoder_from_there(linears: list) -> None:
     model, _ = zoo.build("bart")
-    hc.measure(model, generating(model, 7), of_units("encoder.1:0", "encoder.1:1"))
+    hc.evaluation.measure(model, generating(model, 7), of_units("encoder.1:0", "encoder.1:1"))
     layers = model.get_encoder().layers
     assert [len(rows_of(linears, layer)) for layer in layers] == [6, 6 + 3]  # again: its writer and its MLP
 
@@ -335,10 +337,10 @@ def value_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return spread(model(**batch))
 
 
-def agrees_with_a_loop(model: nn.Module, task: hc.Task) -> bool:
+def agrees_with_a_loop(model: nn.Module, task: hc.data.Task) -> bool:
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values(), *plans_of(hc.find(model), "layers").values()]
     before = [value.clone() for value in task.collate(range(task.size)).values()]
-    values = hc.measure(model, task, plans)
+    values = hc.evaluation.measure(model, task, plans)
     assert len(np.unique(values.sum(1).round(4))) > len(plans) // 2  # most of them change something
     assert all(torch.equal(a, b) for a, b in zip(before, task.collate(range(task.size)).values(), strict=True))
     return close(naive(model, task, plans), values)
@@ -346,19 +348,19 @@ def agrees_with_a_loop(model: nn.Module, task: hc.Task) -> bool:
 
 def test_a_model_that_writes_into_its_input() -> None:
     model = Wrapped(lambda hidden: hidden[:, 0], lambda x: x.mul_(1.5))
-    assert agrees_with_a_loop(model, hc.own_task([vectors()], loss=value_of))
+    assert agrees_with_a_loop(model, hc.custom_task([vectors()], loss=value_of))
 
 
 def test_a_model_that_writes_into_what_its_last_layer_gives() -> None:
     model = Wrapped(lambda hidden: hidden.add_(1).tanh_()[:, 0])
-    assert agrees_with_a_loop(model, hc.own_task([vectors()], loss=value_of))
+    assert agrees_with_a_loop(model, hc.custom_task([vectors()], loss=value_of))
 
 
-def test_layers_that_write_into_what_they_take(believed: list[Script]) -> None:
+def test_layers_that_write_into_what_they_take(believed: list[CallOrder]) -> None:
     model = Wrapped(lambda hidden: hidden[:, 0])
     for layer in model.inner.encoder.layer:
         layer.register_forward_pre_hook(lambda _, args: (args[0].add_(0.5), *args[1:]))
-    assert agrees_with_a_loop(model, hc.own_task([vectors()], loss=value_of))
+    assert agrees_with_a_loop(model, hc.custom_task([vectors()], loss=value_of))
     assert believed[0].depth > NOTHING  # the last layer is written to by none
 
 
@@ -372,24 +374,24 @@ def test_a_model_that_writes_only_sometimes_is_measured_anew(monkeypatch) -> Non
 
     model.inner.encoder.layer[2].register_forward_pre_hook(write)
     monkeypatch.setattr(evaluator, "TOKENS_AT_ONCE", {"cpu": 0})
-    task = hc.own_task([vectors()], loss=value_of)
+    task = hc.custom_task([vectors()], loss=value_of)
     plans = of_units(*(f"{layer}:{head}" for layer in (1, 2) for head in range(4)))
-    want = hc.measure(model, task, plans)
+    want = hc.evaluation.measure(model, task, plans)
     calls[0], last[0], needed = 0, calls[0] - 2, calls[0]  # long after everything was seen and proved
-    assert close(want, hc.measure(model, task, plans))
+    assert close(want, hc.evaluation.measure(model, task, plans))
     assert calls[0] > needed
 
 
-def test_reading_the_largest_of_all_positions_is_reading_all(believed: list[Script]) -> None:
+def test_reading_the_largest_of_all_positions_is_reading_all(believed: list[CallOrder]) -> None:
     model = Wrapped(lambda hidden: hidden[..., :2].amax(1))
-    task = hc.own_task([vectors()], loss=value_of)
+    task = hc.custom_task([vectors()], loss=value_of)
     for size in (1, 7):
         task = replace(task, batch_size=size)
         assert agrees_with_a_loop(model, task)
         assert believed[-1].reader is None
 
 
-def test_values_that_come_from_hidden_states(believed: list[Script]) -> None:
+def test_values_that_come_from_hidden_states(believed: list[CallOrder]) -> None:
     def values(model: Any, batch: dict[str, Tensor]) -> Tensor:
         return model(batch["input_ids"], output_hidden_states=True).hidden_states[-1][..., 0].sum(1)
 
@@ -411,68 +413,68 @@ def test_a_task_without_a_loss_can_be_measured() -> None:
     assert agrees_with_a_loop(classifier(), class_task(7, values=values))
 
 
-def test_a_sum_over_the_batch_next_to_the_output_does_not_stop_a_replay(believed: list[Script]) -> None:
+def test_a_sum_over_the_batch_next_to_the_output_does_not_stop_a_replay(believed: list[CallOrder]) -> None:
     """As a loss that a model adds to its answer: copies of a batch change it, and nobody reads it."""
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return spread(model(**batch)[0])
 
     model = Wrapped(lambda hidden: (hidden[:, 0], hidden.square().sum()))
-    assert agrees_with_a_loop(model, hc.own_task([vectors()], loss=loss))
+    assert agrees_with_a_loop(model, hc.custom_task([vectors()], loss=loss))
     assert believed[0].depth == READ_POSITIONS
     assert believed[0].rows
 
 
-def test_examples_that_see_each_other_are_never_copied(believed: list[Script]) -> None:
+def test_examples_that_see_each_other_are_never_copied(believed: list[CallOrder]) -> None:
     def against_all(model: Any, batch: dict[str, Tensor]) -> Tensor:
         first = model(batch["input_ids"]).logits[:, 0]
         return first - first.mean()
 
     model, task = classifier(), class_task(7, loss=against_all)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
-    values = hc.measure(model, task, plans)
-    assert close(values, hc.measure(model, task, plans, replay=False))
+    values = hc.evaluation.measure(model, task, plans)
+    assert close(values, hc.evaluation.measure(model, task, plans, replay=False))
     assert believed[0].rows == {}
     assert believed[0].depth == READ_POSITIONS
 
 
-def test_examples_that_see_those_before_them_are_never_copied(believed: list[Script]) -> None:
+def test_examples_that_see_those_before_them_are_never_copied(believed: list[CallOrder]) -> None:
     """The first copy of a batch is right then, and only the second is not: both are looked at."""
     model = Wrapped(lambda hidden: hidden[:, 0].cumsum(0))
-    assert agrees_with_a_loop(model, hc.own_task([vectors(4)], loss=value_of))
+    assert agrees_with_a_loop(model, hc.custom_task([vectors(4)], loss=value_of))
     assert believed[0].rows == {}
 
 
-def test_a_model_that_is_never_the_same_twice_is_not_replayed(believed: list[Script]) -> None:
+def test_a_model_that_is_never_the_same_twice_is_not_replayed(believed: list[CallOrder]) -> None:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return class_loss(model, batch) + torch.rand(len(batch["labels"]))
 
     plans = [hc.Plan(), *plans_of(hc.find(classifier()), "heads").values()]
-    assert hc.measure(classifier(), class_task(7, loss=loss), plans).shape == (13, 7, 1)
+    assert hc.evaluation.measure(classifier(), class_task(7, loss=loss), plans).shape == (13, 7, 1)
     assert (believed[0].depth, believed[0].rows) == (NOTHING, {})
 
 
 def test_inference_mode_around_it_changes_nothing() -> None:
     model, task = classifier(), class_task(7)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
-    want = hc.measure(model, task, plans)
+    want = hc.evaluation.measure(model, task, plans)
     with torch.inference_mode():
-        assert close(hc.measure(model, task, plans), want)
+        assert close(hc.evaluation.measure(model, task, plans), want)
 
 
 def test_gates_around_it_stay_in_force() -> None:
     model, task = classifier(), class_task(7)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
     half = {"1": torch.full((4,), 0.5), "layers": torch.tensor([1.0, 0.25, 1.0])}
-    with hc.gated(model, half), hc.closed(model, "0:2"):
-        values = hc.measure(model, task, plans)
+    with hc.gated(model, half), hc.masked(model, "0:2"):
+        values = hc.evaluation.measure(model, task, plans)
         want = naive(model, task, plans)
     assert close(want, values)
-    assert not close(hc.measure(model, task, plans), values)
+    assert not close(hc.evaluation.measure(model, task, plans), values)
 
 
 def test_no_plans_is_no_work(linears: list) -> None:
-    assert hc.measure(classifier(), class_task(7), []).shape == (0, 7, 1)
+    assert hc.evaluation.measure(classifier(), class_task(7), []).shape == (0, 7, 1)
     assert not linears
 
 
@@ -483,7 +485,7 @@ def test_nothing_is_left_behind() -> None:
     model, task = classifier().train(), class_task(7)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values(), *plans_of(hc.find(model), "layers").values()]
     before = Fingerprint(model)
-    hc.measure(model, task, plans)
+    hc.evaluation.measure(model, task, plans)
     assert before.changed() == []
     assert all(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -504,7 +506,7 @@ def test_nothing_is_left_behind_after_an_exception(after: int) -> None:
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values(), *plans_of(hc.find(model), "layers").values()]
     before = Fingerprint(model)
     with pytest.raises(KeyboardInterrupt):
-        hc.measure(model, class_task(7, values=values, loss=class_loss), plans)
+        hc.evaluation.measure(model, class_task(7, values=values, loss=class_loss), plans)
     assert calls[0] == after + 1
     assert before.changed() == []
     assert not any("forward" in vars(module) for module in model.modules())
@@ -513,11 +515,11 @@ def test_nothing_is_left_behind_after_an_exception(after: int) -> None:
 def test_a_forward_of_the_instance_is_kept() -> None:
     model, task = classifier(), class_task(7)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
-    want = hc.measure(model, task, plans)
+    want = hc.evaluation.measure(model, task, plans)
     layer = model.bert.encoder.layer[1]
     plain = layer.forward
     layer.forward = mine = lambda *args, **kwargs: plain(*args, **kwargs)  # as accelerate does
-    assert close(hc.measure(model, task, plans), want)
+    assert close(hc.evaluation.measure(model, task, plans), want)
     assert vars(layer)["forward"] is mine
 
 
@@ -540,7 +542,7 @@ def wrong_order(monkeypatch) -> None:
     """Claims that layers run the other way round."""
     right = call_order.learn
 
-    def turned(*args: Any) -> Script:
+    def turned(*args: Any) -> CallOrder:
         script = right(*args)
         script.blocks.reverse()
         return script
@@ -552,7 +554,7 @@ def wrong_positions(monkeypatch) -> None:
     """Claims that the second token is read."""
     right = replaying.find_positions
 
-    def second(root: nn.Module, script: Script, memory: Any, *rest: Any) -> None:
+    def second(root: nn.Module, script: CallOrder, memory: Any, *rest: Any) -> None:
         right(root, script, memory, *rest)
         if memory.positions is not None:
             memory.positions = torch.ones_like(memory.positions)
@@ -561,13 +563,13 @@ def wrong_positions(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("plant", "left"), [(wrong_insides, LAYERS), (wrong_order, NOTHING), (wrong_positions, SITES)])
-def test_what_was_seen_wrongly_is_not_believed(plant: Any, left: int, monkeypatch, believed: list[Script]) -> None:
+def test_what_was_seen_wrongly_is_not_believed(plant: Any, left: int, monkeypatch, believed: list[CallOrder]) -> None:
     model, task = classifier(), class_task(7)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
-    want = hc.measure(model, task, plans)
+    want = hc.evaluation.measure(model, task, plans)
     assert believed[0].depth == READ_POSITIONS
     plant(monkeypatch)
-    assert close(want, hc.measure(model, task, plans))
+    assert close(want, hc.evaluation.measure(model, task, plans))
     assert believed[1].depth == left
 
 
@@ -575,7 +577,7 @@ def test_what_was_seen_wrongly_is_not_believed(plant: Any, left: int, monkeypatc
 def test_without_the_proof_it_would_be_wrong(plant: Any, monkeypatch) -> None:
     model, task = classifier(), class_task(7)
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
-    want = hc.measure(model, task, plans)
+    want = hc.evaluation.measure(model, task, plans)
     plant(monkeypatch)
     monkeypatch.setattr(evaluator, "_prove", lambda *_: None)
-    assert not close(want, hc.measure(model, task, plans))
+    assert not close(want, hc.evaluation.measure(model, task, plans))

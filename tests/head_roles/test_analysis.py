@@ -20,11 +20,11 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount.data.sentences.conllu import Sentence, Word
 from headcount.data.sentences.passages import Passages, Side
-from headcount.documents.roles import DIRECTIONS, Roles, Seen, Tally
+from headcount.documents.roles import DIRECTIONS, Observed, Roles, SentenceSums
 from headcount.errors import OutOfMemory, Refused
 from headcount.head_roles import analysis
 from headcount.head_roles.analysis import part_of, roles
-from headcount.head_roles.counts import TO_SOURCE, Ground, tallied
+from headcount.head_roles.counts import TO_SOURCE, AttentionSides, tallied
 from headcount.head_roles.induction import repetitions
 from headcount.head_roles.rules import named
 from headcount.runs import Run
@@ -424,7 +424,7 @@ def test_the_model_is_left_as_it_was_also_after_an_error(case: str, monkeypatch:
     before = state(model)
     roles(model, passages)
     assert state(model) == before
-    monkeypatch.setattr(Ground, "counted", lambda *_: 1 / 0)
+    monkeypatch.setattr(AttentionSides, "counted", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         roles(model, passages)
     assert state(model) == before
@@ -459,14 +459,14 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(monkeypatch: pytest.Mon
 
 def test_where_memory_runs_out_batches_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passages = encoder(), texts(16)
-    found, really = roles(model, passages, examples=0), Ground.counted
+    found, really = roles(model, passages, examples=0), AttentionSides.counted
 
-    def small(ground: Ground, laid: Any, weights: Tensor) -> Tensor:
+    def small(ground: AttentionSides, laid: Any, weights: Tensor) -> Tensor:
         if len(weights) > most:
             raise torch.OutOfMemoryError
         return really(ground, laid, weights)
 
-    monkeypatch.setattr(Ground, "counted", small)
+    monkeypatch.setattr(AttentionSides, "counted", small)
     most = 3
     assert nearly(found, roles(model, passages, batch_size=16, examples=0))
     most = 0
@@ -606,7 +606,7 @@ def test_induction_and_copying_are_those_of_plain_loops(case: str) -> None:
 PLANTED = ("one back", "two ahead", "governor", "rarest", "[SEP]", "uniform")
 
 
-def planted(ground: Ground, numbers: Sequence[int]) -> Tensor:
+def planted(ground: AttentionSides, numbers: Sequence[int]) -> Tensor:
     """Weights that look where their names say, or at their own token where there is no such thing."""
     placed = ground.query.placed(numbers)
     out = torch.zeros(len(numbers), len(PLANTED), *[placed.ids.shape[1]] * 2)
@@ -629,17 +629,17 @@ def planted(ground: Ground, numbers: Sequence[int]) -> Tensor:
 @pytest.mark.parametrize("rule", ["first", "mean"])
 def test_planted_heads_are_named_and_a_uniform_one_is_not(rule: str, padding: str) -> None:
     passages = texts(120, padding=padding)
-    ground = Ground("encoder", passages.source, passages.source, words=rule)
+    ground = AttentionSides("encoder", passages.source, passages.source, words=rule)
     total = None
     for numbers in passages.batches():
         laid = ground.laid(numbers)
-        part = Tally(ground.names, tallied(ground.counted(laid, planted(ground, numbers)), laid.n))
+        part = SentenceSums(ground.names, tallied(ground.counted(laid, planted(ground, numbers)), laid.n))
         total = part if total is None else total + part
     assert total is not None
     gain = total["two",].value - total["chance",].value
     np.testing.assert_allclose(total["two gain",].value, gain)
     assert gain[PLANTED.index("rarest")] > 0.5
-    seen = Seen("encoder", tuple(f"0:{number}" for number in range(len(PLANTED))), total, ground.tested)
+    seen = Observed("encoder", tuple(f"0:{number}" for number in range(len(PLANTED))), total, ground.tested)
     found = named([seen], model="planted", sentences=passages.size, tokens=0, sets="")
     assert list(found.main.values()) == ["positional", "positional", "syntactic", "rare", "sink", "none"]
     assert [found.of(f"0:{number}")[0].what for number in (0, 1, 4)] == ["-1", "+2", "[SEP]"]
@@ -654,14 +654,14 @@ def test_planted_heads_are_named_and_a_uniform_one_is_not(rule: str, padding: st
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_what_uniform_attention_has_is_what_uniform_attention_is_counted_to_have(kind: str, padding: str) -> None:
     passages = texts(60, padding=padding)
-    ground = Ground(kind, passages.source, passages.source)
+    ground = AttentionSides(kind, passages.source, passages.source)
     total = None
     for numbers in passages.batches():
         laid, real = ground.laid(numbers), passages.source.placed(numbers).real
         place = torch.arange(real.shape[1])
         seen = real[:, None] & ((place[:, None] >= place) if kind == "decoder" else torch.tensor(True))
         weights = (seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)).expand(-1, len(place), -1)
-        part = Tally(ground.names, tallied(ground.counted(laid, weights[:, None]), laid.n))
+        part = SentenceSums(ground.names, tallied(ground.counted(laid, weights[:, None]), laid.n))
         total = part if total is None else total + part
     assert total is not None
     for name, uniform in (
@@ -691,7 +691,7 @@ def test_on_short_texts_a_random_head_is_no_sink() -> None:
 def test_random_heads_earn_no_syntactic_role() -> None:
     """Also where most governors are next to their dependents, and where heads prefer some words to others."""
     passages = texts(60, tree=lambda word, size: min(word + 1, size - 1) if word % 3 else size // 2)
-    assert len(Ground("encoder", passages.source, passages.source).tested) == 2 * len(TESTED)
+    assert len(AttentionSides("encoder", passages.source, passages.source).tested) == 2 * len(TESTED)
     for seed in range(20):
         found = roles(encoder(seed), passages, batch_size=64, examples=0)
         assert not any(role.role in ("syntactic", "positional") for head in found.heads for role in head.roles)

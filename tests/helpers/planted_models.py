@@ -32,7 +32,7 @@ class Planted(NamedTuple):
     """A model, its task, the heads that the task cannot do without, and fresh examples by number and seed."""
 
     model: nn.Module
-    task: hc.Task
+    task: hc.data.Task
     essential: frozenset[hc.Unit]
     draw: Callable[[int, int], Batch]
 
@@ -69,7 +69,7 @@ def planted(seed: int = 0, layers: int = 3) -> Planted:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"], reduction="none")
 
-    task = hc.own_task([texts(64, 1000 + number) for number in range(4)], loss=loss, values=values, name="planted")
+    task = hc.custom_task([texts(64, 1000 + number) for number in range(4)], loss=loss, values=values, name="planted")
     return Planted(model, task, frozenset(places.values()), texts)
 
 
@@ -109,7 +109,7 @@ def planted_translator(seed: int = 0, layers: int = 2) -> Planted:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return cross_entropy(model(**batch).logits[:, 0], batch["labels"][:, 0], reduction="none")
 
-    task = hc.own_task([pairs(64, 1000 + number) for number in range(4)], loss=loss, values=values, name="planted")
+    task = hc.custom_task([pairs(64, 1000 + number) for number in range(4)], loss=loss, values=values, name="planted")
     return Planted(model, task, frozenset(places.values()), pairs)
 
 

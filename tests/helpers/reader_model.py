@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headcount.data.losses import Goal
-from headcount.data.tasks import Task, own_task
+from headcount.data.losses import LogitsAndTargets
+from headcount.data.tasks import Task, custom_task
 from headcount.learned_gates.gates import learning
 from headcount.runs import Run
 from headcount.training.loop import Recipe, Trained, train
@@ -56,14 +56,14 @@ def words_task(count: int = 13) -> Task:
         labels = ((ids + 1) % WORDS).masked_fill((ids == 0) | (ids % 4 == 3), -100)
         return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
 
-    def goal(model: nn.Module, batch: Any) -> Goal:
-        return Goal(model(batch["input_ids"], batch["attention_mask"]), batch["labels"])
+    def goal(model: nn.Module, batch: Any) -> LogitsAndTargets:
+        return LogitsAndTargets(model(batch["input_ids"], batch["attention_mask"]), batch["labels"])
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         logits, targets = goal(model, batch)
         return nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none").sum(1)
 
-    made = own_task([{"x": torch.zeros(count)}], loss=loss)
+    made = custom_task([{"x": torch.zeros(count)}], loss=loss)
     lengths = [len(text) for text in texts]
     return replace(
         made,

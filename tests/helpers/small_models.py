@@ -49,24 +49,24 @@ def zoo_task(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, 
     """A family's model, and a task on four examples: its two, and the same two turned around."""
     model, inputs = zoo.build(name, dtype)
     if name == "torch-encoder-seq-first":  # axis 0 is the time: the batch is one example
-        return model, hc.own_task([{**inputs, "whole": torch.zeros(1)}], loss=of_all)
+        return model, hc.custom_task([{**inputs, "whole": torch.zeros(1)}], loss=of_all)
     if any(len(value) != 2 for value in inputs.values()):
-        return model, hc.own_task([inputs], loss=of_all)
+        return model, hc.custom_task([inputs], loss=of_all)
     grown = {key: torch.cat([value, value.flip(0)]) for key, value in inputs.items()}
-    return model, hc.own_task([grown], loss=diagonal if name in CONTRASTIVE else loss_of)
+    return model, hc.custom_task([grown], loss=diagonal if name in CONTRASTIVE else loss_of)
 
 
-def closable(model: nn.Module, anatomy: hc.Anatomy) -> list[hc.Stack]:
+def closable(model: nn.Module, anatomy: hc.model.Anatomy) -> list[hc.model.Stack]:
     """The stacks whose layers hand on what they take in: those of the zoo do, but for Hiera's second stage."""
     return [s for s in anatomy.stacks if not (type(model).__name__.startswith("Hiera") and s.name == "1.layers")]
 
 
-def parts_of(model: nn.Module) -> list[hc.Site | hc.Stack]:
+def parts_of(model: nn.Module) -> list[hc.model.Site | hc.model.Stack]:
     anatomy = hc.find(model)
     return [*anatomy.sites, *closable(model, anatomy)]
 
 
-def by_gates(model: nn.Module, task: hc.Task, example: int) -> dict[str, np.ndarray]:
+def by_gates(model: nn.Module, task: hc.data.Task, example: int) -> dict[str, np.ndarray]:
     """The derivative of one example's loss by every gate, from `gated` and a backward pass of its own.
 
     The example stands twice in the batch, because batch normalisation of a batch of one has wrong gradients in torch.
@@ -110,7 +110,7 @@ def class_task(count: int = 7, *, batch_size: int | None = None, **functions: An
     """Texts of one length with labels, for `classifier`."""
     labels = torch.arange(count) % 3
     functions = functions or {"loss": class_loss}
-    return hc.own_task([{"input_ids": texts(count), "labels": labels}], batch_size=batch_size, **functions)
+    return hc.custom_task([{"input_ids": texts(count), "labels": labels}], batch_size=batch_size, **functions)
 
 
 def padded_task(
@@ -126,7 +126,7 @@ def padded_task(
             for key, fill in pad.items()
         }
 
-    task = hc.own_task([{"x": torch.zeros(len(rows))}], loss=loss, batch_size=batch_size)
+    task = hc.custom_task([{"x": torch.zeros(len(rows))}], loss=loss, batch_size=batch_size)
     lengths = [len(next(iter(row.values()))) for row in rows]
     return replace(task, collate=collate, lengths=lengths, groups=None, digest=lambda n: repr(rows[n]).encode())
 
@@ -159,11 +159,11 @@ def ragged_pairs(count: int = 6) -> Task:
 
 
 def naive(model: nn.Module, task: Task, plans: Sequence[hc.Plan], *, alone: bool = False) -> np.ndarray:
-    """What `measure` has to give: each plan closed in turn, from the task's own functions; each example `alone` or not."""
+    """What `measure` has to give: each plan masked in turn, from the task's own functions; each example `alone` or not."""
     out = np.empty((len(plans), task.size, len(task.metric.columns)))
     for number, plan in enumerate(plans):
         for some in task.batches(1 if alone else None):
-            with hc.closed(model, plan), torch.no_grad():
+            with hc.masked(model, plan), torch.no_grad():
                 out[number, list(some)] = task.rows(model, {k: v.clone() for k, v in task.collate(some).items()})
     return out
 
@@ -220,7 +220,7 @@ def refuses(monkeypatch: pytest.MonkeyPatch, site: str) -> None:
 
     def refuse(root: Any, anatomy: Any, plan: hc.Plan, scales: Any) -> None:
         if site in plan.by_site():
-            raise hc.Refused(f"{site} cannot be cut exactly: it mixes heads; it can still be closed.")
+            raise hc.errors.Refused(f"{site} cannot be cut exactly: it mixes heads; it can still be masked.")
         really(root, anatomy, plan, scales)
 
     monkeypatch.setattr(rules, "refuse", refuse)

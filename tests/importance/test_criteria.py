@@ -35,7 +35,7 @@ from headcount.importance.attention import per_token, watched
 from headcount.stats.metrics import metric
 
 
-def derivatives(model: nn.Module, task: hc.Task) -> dict[str, np.ndarray]:
+def derivatives(model: nn.Module, task: hc.data.Task) -> dict[str, np.ndarray]:
     """For each part the derivatives (examples, units), one backward pass per example."""
     each = [by_gates(model, task, example) for example in range(task.size)]
     return {name: np.stack([one[name] for one in each]).astype(np.float64) for name in each[0]}
@@ -149,7 +149,7 @@ def test_signed_taylor_is_exact_where_the_loss_is_linear_in_the_gate() -> None:
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
         return (model.transformer(**batch).last_hidden_state * weights).sum((1, 2))
 
-    task = hc.own_task([{"input_ids": texts(5)}], loss=loss)
+    task = hc.custom_task([{"input_ids": texts(5)}], loss=loss)
     signed = hc.score(model, task, granularity="signed", units="neurons", normalize=None).only("1.mlp")
     plans = [hc.Plan(), *(hc.Plan(frozenset([unit])) for unit in signed.units)]
     losses = naive(model, task, plans)[:, :, 0].mean(1)
@@ -161,7 +161,7 @@ def test_signed_taylor_goes_with_the_change_of_the_loss() -> None:
     model, task = zoo_task("gpt2")
     signed = hc.score(model, task, granularity="signed", units="heads,neurons", normalize=None)
     plans = [hc.Plan(), *(hc.Plan(frozenset([unit])) for unit in signed.units)]
-    losses = hc.measure(model, task, plans)[:, :, 0].mean(1)
+    losses = hc.evaluation.measure(model, task, plans)[:, :, 0].mean(1)
     assert np.corrcoef(signed.raw, losses[1:] - losses[0])[0, 1] > 0.8
 
 
@@ -239,7 +239,7 @@ def test_random_is_seeded() -> None:
 # -- from attention ----------------------------------------------------------------------------------------------------
 
 
-def attentions_by_hand(model: nn.Module, task: hc.Task, kind: str) -> list[tuple[Tensor, ...]]:
+def attentions_by_hand(model: nn.Module, task: hc.data.Task, kind: str) -> list[tuple[Tensor, ...]]:
     """Attention probabilities of each example alone, unpadded, from an eager copy."""
     eager = copy.deepcopy(model)
     # up to transformers 5.19, a model does not tell its parts that have a copy of its config
@@ -425,9 +425,9 @@ def test_rows_of_ones_own_reach_every_criterion() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Stranger().eval()
-    task = hc.own_task([{"x": X}], loss=lambda m, b: m(b["x"]).sum((1, 2)))
+    task = hc.custom_task([{"x": X}], loss=lambda m, b: m(b["x"]).sum((1, 2)))
     for by in ("taylor", "fisher", "ablation", "magnitude", "random"):
-        scores = hc.score(model, task, by, units="heads,neurons", dialects=iter((HEADS, MLP)), normalize=None)
+        scores = hc.score(model, task, by, units="heads,neurons", specs=iter((HEADS, MLP)), normalize=None)
         assert len(scores) == sum(len(site) for site in hc.find(model, (HEADS, MLP))), by
 
 
@@ -440,10 +440,10 @@ def test_a_run_is_resumed(tmp_path) -> None:
 
     model, task = classifier(), class_task(7, loss=loss)
     for by in ("ablation", "confidence", "taylor"):
-        with hc.Run.open(tmp_path / by, {"by": by}) as run:
+        with hc.runs.Run.open(tmp_path / by, {"by": by}) as run:
             first = hc.score(model, task, by, run=run)
         much = len(asked)
-        with hc.Run.open(tmp_path / by, {"by": by}) as run:
+        with hc.runs.Run.open(tmp_path / by, {"by": by}) as run:
             again = hc.score(model, task, by, run=run)
         assert close(first.raw, again.raw, 1e-10)
         assert len(asked) - much <= (3 if by == "taylor" else 0)  # whether examples see each other is asked again
@@ -466,37 +466,37 @@ def test_a_run_is_resumed(tmp_path) -> None:
     ],
 )
 def test_wrong_requests(options: dict[str, Any], about: str) -> None:
-    with says(hc.BadPlan, about=about):
+    with says(hc.errors.BadPlan, about=about):
         hc.score(classifier(), class_task(7), **options)
 
 
 @pytest.mark.parametrize("by", ["taylor", "fisher", "lrp-epsilon", "ablation", "confidence", "entropy"])
 def test_criteria_that_look_at_data_need_a_task(by: str) -> None:
-    with says(hc.BadPlan, about="give a task"):
+    with says(hc.errors.BadPlan, about="give a task"):
         hc.score(classifier(), by=by)
 
 
 def test_parts_that_are_not_there_or_show_nothing() -> None:
     model, task = zoo_task("mixtral")
-    with says(hc.NotFound, about="no neurons"):
+    with says(hc.errors.NotFound, about="no neurons"):
         hc.score(model, task, units="neurons")
     model, task = zoo_task("torch-encoder")
-    with says(hc.Refused, about="does not hand out its attention probabilities"):
+    with says(hc.errors.Refused, about="does not hand out its attention probabilities"):
         hc.score(model, task, "confidence")
     model, task = zoo_task("wavlm")
-    with says(hc.Refused, about="never shows its positions"):
+    with says(hc.errors.Refused, about="never shows its positions"):
         hc.score(model, task, granularity="token")
     model, inputs = zoo.build("clip")
-    one_tower = hc.own_task(
+    one_tower = hc.custom_task(
         [{"pixel_values": inputs["pixel_values"]}], loss=lambda m, b: m.vision_model(**b).pooler_output.sum(1)
     )
-    with says(hc.Refused, about="does not run on"):
+    with says(hc.errors.Refused, about="does not run on"):
         hc.score(model, one_tower, "confidence")
     assert hc.score(model, one_tower, normalize=None).raw.min() == 0  # nothing depends on the other tower
 
 
 def test_contributions_need_a_loss() -> None:
-    with says(hc.BadData, about="loss"):
+    with says(hc.errors.BadData, about="loss"):
         hc.score(classifier(), class_task(7, values=loss_of))
 
 
@@ -542,7 +542,7 @@ def test_attention_weights_of_a_token_sum_to_one_or_are_all_zero(sums: list[floa
         if shown:
             model(torch.zeros(1, 3, 8))
         else:
-            with says(hc.Refused, about="does not hand out its attention probabilities"):
+            with says(hc.errors.Refused, about="does not hand out its attention probabilities"):
                 model(torch.zeros(1, 3, 8))
     assert [torch.equal(given, weights) for given in seen] == [True] * shown
 
@@ -559,7 +559,7 @@ def test_attention_of_fewer_examples_where_memory_runs_out(most: int) -> None:
 
     model = classifier()
     if not most:
-        with says(hc.OutOfMemory, about="attention of one example alone"):
+        with says(hc.errors.OutOfMemory, about="attention of one example alone"):
             hc.score(model, class_task(7, loss=loss), "entropy")
         return
     want = hc.score(model, class_task(7), "entropy")

@@ -37,7 +37,7 @@ from headcount.model.tensor_trees import tensors
 FAMILIES = list(zoo.ZOO)
 
 
-def gathered(model: nn.Module, task: hc.Task, **options: Any) -> Contributions:
+def gathered(model: nn.Module, task: hc.data.Task, **options: Any) -> Contributions:
     return contributions(model, hc.find(model), parts_of(model), task, **options)
 
 
@@ -299,11 +299,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch) -> N
 
     model, task, stop = classifier(), class_task(7, loss=loss), 2
     model.requires_grad_(False)
-    with pytest.raises(KeyboardInterrupt), hc.Run.open(tmp_path / "run", {"what": "test"}) as run:
+    with pytest.raises(KeyboardInterrupt), hc.runs.Run.open(tmp_path / "run", {"what": "test"}) as run:
         gathered(model, task, run=run)
     assert seen == [2, 2]
     stop = 99
-    with hc.Run.open(tmp_path / "run", {"what": "test"}) as run:
+    with hc.runs.Run.open(tmp_path / "run", {"what": "test"}) as run:
         resumed = gathered(model, task, run=run)
     assert seen == [2, 2, 2, 1]  # only the third and the fourth chunk
     assert same(gathered(model, task), resumed)
@@ -318,9 +318,9 @@ def test_a_loss_that_is_not_a_number_names_the_example() -> None:
         return class_loss(model, batch).masked_fill(bad, float("nan"))
 
     task = class_task(7, loss=loss, batch_size=3)
-    with says(hc.NotFinite, about="The loss of example 5 of batch 1 of own batches is nan"):
+    with says(hc.errors.NotFinite, about="The loss of example 5 of batch 1 of own batches is nan"):
         gathered(classifier(), task)
-    with says(hc.NotFinite, about="The value of example 5 of batch 1 of own batches is nan"):
+    with says(hc.errors.NotFinite, about="The value of example 5 of batch 1 of own batches is nan"):
         hc.evaluate(classifier(), task)
 
 
@@ -334,8 +334,8 @@ def test_a_value_that_is_not_a_number_names_what_was_closed() -> None:
 
     with torch.no_grad():
         whole = class_loss(model, class_task(7).collate(range(7)))
-    with says(hc.NotFinite, about="of example 3 of batch 1 of own batches is inf with 1:2 closed"):
-        hc.measure(model, class_task(7, values=values, loss=class_loss), [hc.Plan(), hc.Plan.of("1:2")])
+    with says(hc.errors.NotFinite, about="of example 3 of batch 1 of own batches is inf with 1:2 closed"):
+        hc.evaluation.measure(model, class_task(7, values=values, loss=class_loss), [hc.Plan(), hc.Plan.of("1:2")])
 
 
 class Steep(torch.autograd.Function):
@@ -356,7 +356,9 @@ def test_a_gradient_that_is_not_a_number_names_the_example() -> None:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return Steep.apply(class_loss(model, batch), batch["input_ids"][:, 0] == texts(7)[4, 0])
 
-    with says(hc.NotFinite, about="The gradient of the loss of example 5 of batch 1 of own batches is not finite"):
+    with says(
+        hc.errors.NotFinite, about="The gradient of the loss of example 5 of batch 1 of own batches is not finite"
+    ):
         gathered(classifier(), class_task(7, loss=loss, batch_size=3))
 
 
@@ -372,7 +374,9 @@ def test_a_gradient_that_is_not_a_number_in_the_first_layer_alone_names_the_exam
         now.append(batch["input_ids"][:, 0] == texts(7)[4, 0])
         return class_loss(model, batch)
 
-    with says(hc.NotFinite, about="The gradient of the loss of example 5 of batch 1 of own batches is not finite"):
+    with says(
+        hc.errors.NotFinite, about="The gradient of the loss of example 5 of batch 1 of own batches is not finite"
+    ):
         gathered(model, class_task(7, loss=loss, batch_size=3))
 
 
@@ -380,13 +384,13 @@ def test_a_loss_without_a_gradient_is_refused() -> None:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return class_loss(model, batch).detach()
 
-    with says(hc.Refused, about="has no gradient"):
+    with says(hc.errors.Refused, about="has no gradient"):
         gathered(classifier(), class_task(7, loss=loss))
 
 
 def test_one_loss_for_the_whole_batch_is_refused() -> None:
     task = replace(class_task(7), loss=lambda model, batch: class_loss(model, batch).mean(0, keepdim=True))
-    with says(hc.Refused, about="has shape (1,) for 2 examples"):
+    with says(hc.errors.Refused, about="has shape (1,) for 2 examples"):
         gathered(classifier(), task)
 
 
@@ -422,7 +426,7 @@ def test_values_of_fewer_examples_where_memory_runs_out(most: int) -> None:
     model = classifier()
     plans = [hc.Plan(), *plans_of(hc.find(model), "heads").values()]
     loss, asked = small_memory(most)
-    values = hc.measure(model, class_task(7, loss=loss), plans)
+    values = hc.evaluation.measure(model, class_task(7, loss=loss), plans)
     assert close(naive(model, class_task(7), plans), values)
     assert max(asked) > most
 
@@ -430,7 +434,7 @@ def test_values_of_fewer_examples_where_memory_runs_out(most: int) -> None:
 def test_half_as_many_plans_to_a_pass_where_memory_runs_out() -> None:
     model = classifier()
     loss, asked = small_memory(20)
-    hc.measure(model, class_task(7, loss=loss), [hc.Plan(), *plans_of(hc.find(model), "heads").values()])
+    hc.evaluation.measure(model, class_task(7, loss=loss), [hc.Plan(), *plans_of(hc.find(model), "heads").values()])
     assert sorted(set(asked))[-2:] == [14, 28]  # of the four heads of a layer, two
 
 
@@ -443,9 +447,9 @@ def test_one_example_that_does_not_fit(error: type[Exception]) -> None:
 
     task, model = class_task(7, loss=loss), classifier()
     before = Fingerprint(model)
-    with says(hc.OutOfMemory, about="example 6 of batch 1 of own batches"):
+    with says(hc.errors.OutOfMemory, about="example 6 of batch 1 of own batches"):
         gathered(model, task)
-    with says(hc.OutOfMemory, about="example 6 of batch 1 of own batches"):
+    with says(hc.errors.OutOfMemory, about="example 6 of batch 1 of own batches"):
         hc.evaluate(model, task)
     assert before.changed() == []
 
@@ -461,6 +465,6 @@ def test_another_error_is_not_taken_for_memory() -> None:
 
 def test_layers_that_change_the_shape_cannot_be_scored() -> None:
     model, inputs = zoo.build("hiera")
-    task = hc.own_task([inputs], loss=loss_of)
-    with says(hc.Refused, about="cannot be scored as a whole"):
+    task = hc.custom_task([inputs], loss=loss_of)
+    with says(hc.errors.Refused, about="cannot be scored as a whole"):
         contributions(model, hc.find(model), list(hc.find(model).stacks), task)

@@ -172,9 +172,9 @@ def test_evenly_spaced_layers_of_a_translator() -> None:
     hc.cut(model, "encoder.layers:0")
     assert gone(layer_orders.spaced(hc.find(model), 4, "encoder"), "encoder.layers") == {3, 4, 5, 6}
     for count, only in ((8, ()), (3, "decoder"), (-1, ())):
-        with says(hc.BadPlan, about="must stay"):
+        with says(hc.errors.BadPlan, about="must stay"):
             layer_orders.spaced(anatomy, count, only)
-    with says(hc.BadPlan, about="is vision"):
+    with says(hc.errors.BadPlan, about="is vision"):
         layer_orders.spaced(anatomy, 1, "vision")
 
 
@@ -200,7 +200,7 @@ def plan_of(model: nn.Module, inputs: zoo.Inputs, by: str, share: float) -> hc.P
     if by == "spaced":
         anatomy = hc.find(model)
         return layer_orders.spaced(anatomy, int(share * sum(map(len, anatomy.stacks))))
-    return hc.plan(hc.score(model, hc.own_task([inputs], loss=loss_of), by, units="layers"), share)
+    return hc.plan(hc.score(model, hc.custom_task([inputs], loss=loss_of), by, units="layers"), share)
 
 
 @pytest.mark.parametrize("by", [*PLACES, "contribution", "spaced"])
@@ -213,7 +213,7 @@ def test_what_is_cut_computes_what_is_closed_and_is_saved_with_new_numbers(
     plan = plan_of(model, inputs, by, 0.5)
     sizes = {stack.name: len(stack) for stack in hc.find(model).stacks}
     assert len(plan) == sum(sizes.values()) // 2
-    with hc.closed(model, plan):
+    with hc.masked(model, plan):
         want = zoo.output(model, inputs)
     hc.cut(model, plan)
     got = zoo.output(model, inputs)
@@ -235,13 +235,13 @@ def test_what_is_cut_computes_what_is_closed_and_is_saved_with_new_numbers(
 # -- what layers contribute ------------------------------------------------------------------------------------------------
 
 
-def contribution(model: nn.Module, task: hc.Task, **options: Any) -> np.ndarray:
+def contribution(model: nn.Module, task: hc.data.Task, **options: Any) -> np.ndarray:
     samples = hc.score(model, task, "contribution", units="layers", **options).samples
     assert samples is not None
     return samples
 
 
-def plain(model: nn.Module, task: hc.Task) -> np.ndarray:
+def plain(model: nn.Module, task: hc.data.Task) -> np.ndarray:
     """Each example alone and without padding, from the hidden states that the model hands out."""
     out = []
     for example in range(task.size):
@@ -253,7 +253,7 @@ def plain(model: nn.Module, task: hc.Task) -> np.ndarray:
     return np.array(out)
 
 
-def ragged_prose() -> hc.Task:
+def ragged_prose() -> hc.data.Task:
     """Texts of different lengths for a GPT-2, padded at their ends."""
     rows = [{"input_ids": row[: 3 + number], "attention_mask": [1] * (3 + number)} for number, row in enumerate(PROSE)]
     return padded_task(rows, loss_of, {"input_ids": 0, "attention_mask": 0}, 3)
@@ -320,7 +320,7 @@ def test_contributions_are_those_of_every_call(name: str) -> None:
 def test_a_model_whose_first_axis_is_the_time_is_asked_about_one_example_after_the_other() -> None:
     model, inputs = zoo.build("torch-encoder-seq-first")
     (name,) = inputs
-    task = hc.own_task(
+    task = hc.custom_task(
         [{"x": torch.cat([inputs[name], 2 * inputs[name]], 1).transpose(0, 1)}],
         loss=lambda m, b: zoo.judged(m(**{name: b["x"].transpose(0, 1)})).sum((0, 2)),
     )
@@ -350,7 +350,7 @@ def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
         raise KeyError("interrupted")
 
     with pytest.raises(KeyError):
-        contribution(model, hc.own_task([task.collate([0])], loss=loss))
+        contribution(model, hc.custom_task([task.collate([0])], loss=loss))
     assert before.changed() == []
 
 
@@ -363,7 +363,7 @@ def test_fewer_examples_where_memory_runs_out(most: int) -> None:
 
     model = classifier()
     if not most:
-        with says(hc.OutOfMemory, about="layers of one example alone"):
+        with says(hc.errors.OutOfMemory, about="layers of one example alone"):
             contribution(model, class_task(7, loss=loss))
         return
     assert close(contribution(model, class_task(7, loss=loss)), contribution(model, class_task(7)))
@@ -407,25 +407,25 @@ def test_scores_of_two_models_in_one_run_do_not_meet(by: str, units: str, tmp_pa
 @pytest.mark.parametrize("units", ["heads", "neurons", "heads,layers"])
 @pytest.mark.parametrize("by", [*PLACES, "contribution"])
 def test_only_layers_have_such_an_order(by: str, units: str) -> None:
-    with says(hc.BadPlan, about=f"{by} is an order of layers"):
+    with says(hc.errors.BadPlan, about=f"{by} is an order of layers"):
         hc.score(classifier(), class_task(7), by, units=units)
 
 
 def test_what_cannot_be_said_is_said() -> None:
-    with says(hc.BadPlan, about="give a task"):
+    with says(hc.errors.BadPlan, about="give a task"):
         hc.score(classifier(), by="contribution", units="layers")
     model, task = zoo_task("hiera")
-    with says(hc.Refused, about="does not hand on what it takes in"):
+    with says(hc.errors.Refused, about="does not hand on what it takes in"):
         contribution(model, task)
     model, inputs = zoo.build("clip")
-    one_tower = hc.own_task(
+    one_tower = hc.custom_task(
         [{"pixel_values": inputs["pixel_values"]}], loss=lambda m, b: m.vision_model(**b).pooler_output.sum(1)
     )
-    with says(hc.Refused, about="does not run on"):
+    with says(hc.errors.Refused, about="does not run on"):
         contribution(model, one_tower)
     model = classifier()
     model.bert.encoder.layer[1].output.LayerNorm.bias.data[3] = torch.inf
-    with says(hc.NotFinite, about="not finite"):
+    with says(hc.errors.NotFinite, about="not finite"):
         contribution(model, class_task(7))
 
 

@@ -21,7 +21,7 @@ from headcount.model.cutting.rules import refusal
 FAMILIES = list(zoo.ZOO)
 
 
-def built(name: str) -> tuple[nn.Module, dict, hc.Anatomy]:
+def built(name: str) -> tuple[nn.Module, dict, hc.model.Anatomy]:
     model, inputs = zoo.build(name)
     return model, inputs, hc.find(model)
 
@@ -34,37 +34,37 @@ def hooks(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def cuttable(model: nn.Module, anatomy: hc.Anatomy, kind: str) -> list[hc.Site]:
+def cuttable(model: nn.Module, anatomy: hc.model.Anatomy, kind: str) -> list[hc.model.Site]:
     return [s for s in anatomy if s.kind == kind and len(s) > 1 and refusal(s, anatomy, model) is None]
 
 
-def uneven_heads(model: nn.Module, anatomy: hc.Anatomy) -> hc.Plan:
+def uneven_heads(model: nn.Module, anatomy: hc.model.Anatomy) -> hc.Plan:
     """One head of every second attention, the first and the last of the others: uneven in layers and in kv groups."""
     sites = cuttable(model, anatomy, "head")
     chosen = {s.name: [1] if n % 2 == 0 else {0, len(s) - 1} if len(s) > 2 else [0] for n, s in enumerate(sites)}
     return hc.Plan.removing(chosen)
 
 
-def third_of_neurons(model: nn.Module, anatomy: hc.Anatomy) -> hc.Plan:
+def third_of_neurons(model: nn.Module, anatomy: hc.model.Anatomy) -> hc.Plan:
     return hc.Plan.removing({s.name: range(0, len(s), 3) for s in cuttable(model, anatomy, "neuron")})
 
 
-def whole_sites(model: nn.Module, anatomy: hc.Anatomy) -> hc.Plan:
+def whole_sites(model: nn.Module, anatomy: hc.model.Anatomy) -> hc.Plan:
     """All of the last attention and all of the first MLP."""
     heads, neurons = cuttable(model, anatomy, "head")[-1:], cuttable(model, anatomy, "neuron")[:1]
     return hc.Plan.removing({s.name: s.ids for s in (*heads, *neurons)})
 
 
-def first_layers(model: nn.Module, anatomy: hc.Anatomy) -> hc.Plan:
+def first_layers(model: nn.Module, anatomy: hc.model.Anatomy) -> hc.Plan:
     stacks = [s for s in anatomy.stacks if len(s) > 1 and refusal(s, anatomy, model) is None]
     return hc.Plan.removing({s.name: [s.ids[0]] for s in stacks if _attention_stays(s, anatomy)})
 
 
-def _attention_stays(stack: hc.Stack, anatomy: hc.Anatomy) -> bool:
+def _attention_stays(stack: hc.model.Stack, anatomy: hc.model.Anatomy) -> bool:
     return any(s.path.startswith(stack.path + ".") and s.layer != stack.ids[0] for s in anatomy.heads)
 
 
-def everything(model: nn.Module, anatomy: hc.Anatomy) -> hc.Plan:
+def everything(model: nn.Module, anatomy: hc.model.Anatomy) -> hc.Plan:
     layers = first_layers(model, anatomy)
     return layers | uneven_heads(model, anatomy) | third_of_neurons(model, anatomy)
 
@@ -93,7 +93,7 @@ def test_closing_any_head_changes_the_output(name: str) -> None:
     model, inputs, anatomy = built(name)
     base = zoo.output(model, inputs)
     for unit in [unit for site in anatomy.heads for unit in site.units]:
-        with hc.closed(model, [unit]):
+        with hc.masked(model, [unit]):
             assert not close(zoo.output(model, inputs), base), unit
 
 
@@ -126,15 +126,15 @@ def test_the_gradient_of_a_gate_is_its_finite_difference(name: str) -> None:
 
 
 def law_cut_equals_closed(name: str, kind: str) -> None:
-    """The law: what the cut model computes is what the whole one computes with the same units closed."""
+    """The law: what the cut model computes is what the whole one computes with the same units masked."""
     model, inputs, anatomy = built(name)
     plan = PLANS[kind](model, anatomy)
     if not plan:
         return
-    with hc.closed(model, plan):
+    with hc.masked(model, plan):
         want = zoo.output(model, inputs)
     before = sum(p.numel() for p in model.parameters())
-    promised = hc.parameters_removed(model, plan)
+    promised = hc.model.parameters_removed(model, plan)
     hc.cut(model, plan)
     assert close(zoo.output(model, inputs), want)
     assert before - sum(p.numel() for p in model.parameters()) == promised
@@ -173,7 +173,9 @@ def test_what_is_refused_leaves_the_model_as_it_was(name: str) -> None:
     refused = [p for p in (*anatomy.sites, *anatomy.stacks) if refusal(p, anatomy, model) is not None]
     before, base, modules = state(model), zoo.output(model, inputs), list(model.modules())
     for part in refused:
-        with pytest.raises(hc.Refused, match=r"^[^\n]+ cannot be cut exactly: [^\n]+; it can still be closed\.$"):
+        with pytest.raises(
+            hc.errors.Refused, match=r"^[^\n]+ cannot be cut exactly: [^\n]+; it can still be masked\.$"
+        ):
             hc.cut(model, [part.units[0]])
     assert list(model.modules()) == modules
     assert same_weights(model, before)
@@ -202,12 +204,12 @@ def spoken(model: nn.Module, inputs: dict, tokens: list[torch.Tensor] | None = N
 
 
 def law_cut_generates_as_closed(name: str, plan: hc.Plan) -> None:
-    """The law: with its cache, the cut model has the logits of the closed one at every step of the same texts.
+    """The law: with its cache, the cut model has the logits of the masked one at every step of the same texts.
 
     The texts themselves could differ where the two best tokens are as good as equal.
     """
     model, inputs, _ = built(name)
-    with hc.closed(model, plan):
+    with hc.masked(model, plan):
         want = spoken(model, inputs)
     hc.cut(model, plan)
     got = spoken(model, inputs, want.tokens)

@@ -32,7 +32,7 @@ class Mix(NamedTuple):
     scale: dict[str, Tensor]
 
 
-def mix(model: nn.Module, anatomy: hc.Anatomy, seed: int) -> Mix:
+def mix(model: nn.Module, anatomy: hc.model.Anatomy, seed: int) -> Mix:
     """Any number of units of each site, from none to all; layers of each stack; a number from 0.5 to 1.5 on every unit."""
     draw = np.random.default_rng(seed)
     chosen: dict[str, list[int]] = {}
@@ -50,7 +50,7 @@ def mix(model: nn.Module, anatomy: hc.Anatomy, seed: int) -> Mix:
     return Mix(hc.Plan.removing({name: which for name, which in chosen.items() if which}), scale)
 
 
-def gates_of(anatomy: hc.Anatomy, mixed: Mix) -> dict[str, Tensor]:
+def gates_of(anatomy: hc.model.Anatomy, mixed: Mix) -> dict[str, Tensor]:
     """The gates under which the whole model does what the cut one has to do: written here on its own."""
     out = {name: values.clone() for name, values in mixed.scale.items()}
     for name, indices in mixed.plan.by_site().items():
@@ -82,7 +82,7 @@ def law_a_cut_mix_is_the_gated_one(name: str, seed: int, folder: Path | None = N
     mixed = mix(model, anatomy, seed)
     with hc.gated(model, gates_of(anatomy, mixed)):
         want = zoo.output(model, inputs)
-    before, promised = sum(p.numel() for p in model.parameters()), hc.parameters_removed(model, mixed.plan)
+    before, promised = sum(p.numel() for p in model.parameters()), hc.model.parameters_removed(model, mixed.plan)
     if folder is not None:
         disk = stored(hc.save(model, folder / "whole")) - bytes_of_buffers(model)
     hc.cut(model, mixed.plan, scale=mixed.scale)
@@ -106,7 +106,7 @@ def test_other_mixes_of_some_families(name: str, seed: int) -> None:
 # -- what is refused -------------------------------------------------------------------------------------------------------
 
 
-def too_much(anatomy: hc.Anatomy, mixed: Mix) -> list[tuple[Any, dict[str, Tensor], str]]:
+def too_much(anatomy: hc.model.Anatomy, mixed: Mix) -> list[tuple[Any, dict[str, Tensor], str]]:
     """The same mix with one thing in it that cannot be, and a word of the sentence that says so."""
     site, units = anatomy.sites[-1], " ".join(map(str, mixed.plan))
     out = [
@@ -139,7 +139,7 @@ def test_a_refused_mix_leaves_the_model_bit_for_bit_as_it_was(name: str) -> None
         if refusal(part, anatomy, model) is not None:
             wrong.append((f"{' '.join(map(str, mixed.plan))} {part.units[0]}", mixed.scale, "cannot be cut exactly"))
     for what, scale, about in wrong:
-        with says(hc.BadPlan, hc.NotFound, hc.Refused, about=about):
+        with says(hc.errors.BadPlan, hc.errors.NotFound, hc.errors.Refused, about=about):
             hc.cut(model, what, scale=scale)
         assert mark.changed() == []
     assert same_bits(model, bits)
@@ -164,7 +164,7 @@ def test_a_mix_that_breaks_off_or_fails_its_check_is_taken_back(name: str, seed:
     assert mark.changed() == []
     with monkeypatch.context() as during:
         during.setattr(surgery, "differs", lambda *_: "everything")
-        with says(hc.CheckFailed, about="nothing was cut"):
+        with says(hc.errors.CheckFailed, about="nothing was cut"):
             hc.cut(model, mixed.plan, scale=mixed.scale, check=inputs)
     assert mark.changed() == []
     assert same_bits(model, bits)
@@ -178,15 +178,15 @@ def test_a_mix_that_breaks_off_or_fails_its_check_is_taken_back(name: str, seed:
 def test_the_law_sees_numbers_that_are_folded_into_other_units(name: str, monkeypatch) -> None:
     right = surgery._cut_site
 
-    def rolled(journal, root, site, keep, scale, parents):
-        return right(journal, root, site, keep, None if scale is None else scale.roll(1), parents)
+    def rolled(transaction, root, site, keep, scale, parents):
+        return right(transaction, root, site, keep, None if scale is None else scale.roll(1), parents)
 
     monkeypatch.setattr(surgery, "_cut_site", rolled)
     with pytest.raises(AssertionError):
         law_a_cut_mix_is_the_gated_one(name, 0)
 
 
-def found(name: str) -> tuple[nn.Module, hc.Anatomy]:
+def found(name: str) -> tuple[nn.Module, hc.model.Anatomy]:
     model = zoo.build(name)[0]
     return model, hc.find(model)
 
@@ -195,8 +195,8 @@ def found(name: str) -> tuple[nn.Module, hc.Anatomy]:
 def test_the_law_sees_another_layer_deleted(name: str, monkeypatch) -> None:
     right = layers.delete
 
-    def other(journal, root, stack, drop):
-        right(journal, root, stack, {(place + 1) % len(stack) for place in drop})
+    def other(transaction, root, stack, drop):
+        right(transaction, root, stack, {(place + 1) % len(stack) for place in drop})
 
     monkeypatch.setattr(layers, "delete", other)
     seed = next(n for n in range(20) if set(mix(*found(name), n).plan.by_site()) & {"layers", "encoder.layers"})

@@ -53,7 +53,7 @@ def only_these_matter(one: Planted) -> bool:
         elif comparison.damage > 0.01:
             return False
     others = " ".join(name for name in found.names if not hc.Plan.of(name).units <= one.essential)
-    with hc.closed(one.model, others):
+    with hc.masked(one.model, others):
         return hc.evaluate(one.model, one.task).value > 0.99
 
 

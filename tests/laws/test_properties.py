@@ -25,7 +25,7 @@ from headcount.stats.paired_tests import benjamini_hochberg, holm
 FAMILIES = [name for name in zoo.ZOO if not name.startswith(("timm", "torchvision"))]
 
 
-def any_plan(draw: Any, model: nn.Module, anatomy: hc.Anatomy) -> hc.Plan:
+def any_plan(draw: Any, model: nn.Module, anatomy: hc.model.Anatomy) -> hc.Plan:
     """A plan of any units of some of the parts that can be cut."""
     parts = [p for p in (*anatomy.sites, *anatomy.stacks) if len(p) > 1 and refusal(p, anatomy, model) is None]
     assume(parts)
@@ -40,12 +40,12 @@ def test_any_plan_is_cut_as_it_is_closed_or_refused_without_a_trace(data: Any, n
     anatomy = hc.find(model)
     plan = any_plan(data.draw, model, anatomy)
     before, weights = copy.deepcopy(model.state_dict()), sum(p.numel() for p in model.parameters())
-    with hc.closed(model, plan):
+    with hc.masked(model, plan):
         want = zoo.output(model, inputs)
     try:
-        promised = hc.parameters_removed(model, plan)
+        promised = hc.model.parameters_removed(model, plan)
         hc.cut(model, plan)
-    except hc.Refused:
+    except hc.errors.Refused:
         assert same_weights(model, before)
         return
     assert close(zoo.output(model, inputs), want)
@@ -61,13 +61,13 @@ def test_a_plan_cut_in_parts_in_any_order_is_cut_at_once(data: Any, name: str) -
     once = copy.deepcopy(model)
     try:
         hc.cut(once, plan)
-    except hc.Refused:
+    except hc.errors.Refused:
         assume(False)
     try:
         hc.cut(model, plan - later)
         left = {part.name for part in (*hc.find(model).sites, *hc.find(model).stacks)}
         hc.cut(model, hc.Plan(frozenset(unit for unit in later if unit.site in left)))  # the rest went with its layer
-    except hc.Refused:  # what is left may look like something that cannot be cut: said, and never wrong
+    except hc.errors.Refused:  # what is left may look like something that cannot be cut: said, and never wrong
         assume(False)
     assert close(zoo.output(model, inputs), zoo.output(once, inputs))
     if all(len(site) > len(plan.by_site().get(site.name, ())) for site in anatomy):

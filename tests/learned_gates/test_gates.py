@@ -180,7 +180,7 @@ def test_the_largest_are_exactly_so_many_also_with_ties(values: list[float], dat
 def test_of_equal_weights_the_first_go_as_they_do_by_scores() -> None:
     assert relaxations.largest(torch.zeros(500), 37).tolist() == [0] * 463 + [1] * 37
     units = tuple(hc.Unit("0", place) for place in range(500))
-    scores = hc.Scores(units, np.zeros(500), "x", {"0": "head"}, {"0": None})
+    scores = hc.documents.Scores(units, np.zeros(500), "x", {"0": "head"}, {"0": None})
     assert set(hc.plan(scores, 463)) == set(units[:463])
 
 
@@ -233,7 +233,7 @@ def test_keeping_all_changes_nothing(name: str, method: str) -> None:
     model = still(model)
     everything = sum(len(site) for site in hc.find(model).heads)
     before, taken = out(model, inputs), Fingerprint(model)
-    with hc.learning(model, method, keep=everything, steps=4) as gates:
+    with hc.learned_gates.learning(model, method, keep=everything, steps=4) as gates:
         for _ in range(4):
             now = out(model, inputs)
             assert close(now, before)
@@ -250,7 +250,7 @@ def test_evaluation_is_that_of_the_plan_and_what_is_kept_is_counted(method: str,
     model = small_models.classifier(layers=4)
     batch = {"input_ids": small_models.texts(6)}
     keep = "50%"
-    with hc.learning(model, method, keep=keep, units=units, steps=6, seed=3) as gates:
+    with hc.learned_gates.learning(model, method, keep=keep, units=units, steps=6, seed=3) as gates:
         model.train()
         for _ in range(6):
             model(**batch).logits.square().sum().backward()
@@ -268,7 +268,7 @@ def test_evaluation_is_that_of_the_plan_and_what_is_kept_is_counted(method: str,
         assert len(here) == of // 2
         if word in ("mlps", "attentions"):
             assert {unit.site for unit in here} == {p.name for p in sites if count_of(here, p.name) == len(p)}
-    with hc.closed(model, hc.Plan() if method == "layerdrop" else plan):
+    with hc.masked(model, hc.Plan() if method == "layerdrop" else plan):
         assert close(model(**batch).logits, first)
 
 
@@ -279,7 +279,7 @@ def count_of(units: list[hc.Unit], site: str) -> int:
 def test_gradients_reach_the_weights_through_what_was_drawn() -> None:
     """The gates' weights get the gradient of the loss by the gates, pulled back through the draw: checked by hand."""
     model, batch = still(small_models.classifier()), {"input_ids": small_models.texts(5)}
-    with hc.learning(model, "subset", keep=5, steps=100, seed=1) as gates:
+    with hc.learned_gates.learning(model, "subset", keep=5, steps=100, seed=1) as gates:
         for _ in range(30):  # until some gates are between 0 and 1
             gates.step()
         drawn = {name: one.float().clone().requires_grad_() for name, one in gates.drawn().items()}
@@ -307,7 +307,7 @@ def test_movement_adds_up_the_gradients_of_the_gates_of_whole_parts_as_one(units
     with hc.gated(model, ones):
         model(**batch).logits.square().sum().backward()
     given = [gate.grad if units == "heads" else gate.grad.sum().view(1) for gate in ones.values()]
-    with hc.learning(model, "movement", keep=2, units=units, steps=100) as gates:
+    with hc.learned_gates.learning(model, "movement", keep=2, units=units, steps=100) as gates:
         model(**batch).logits.square().sum().backward()
         gates.step()
         assert close(gates.weights.detach(), -torch.cat(given).double(), 1e-5)  # sums of float32 gradients
@@ -316,7 +316,7 @@ def test_movement_adds_up_the_gradients_of_the_gates_of_whole_parts_as_one(units
 def test_movement_closes_ever_more_gates_by_the_cubic_schedule() -> None:
     model = still(small_models.classifier())
     of = sum(len(site) for site in hc.find(model).heads)
-    with hc.learning(model, "movement", keep=2, steps=100, settle=0.2) as gates:
+    with hc.learned_gates.learning(model, "movement", keep=2, steps=100, settle=0.2) as gates:
         seen = []
         for _ in range(100):
             seen.append(int(sum(one.sum() for one in gates.drawn().values())))
@@ -358,7 +358,7 @@ def test_passes_between_two_steps_add_up() -> None:
     model, ids = still(small_models.classifier()), small_models.texts(6)
 
     def learned(parts: int) -> Tensor:
-        with hc.learning(model, "l0", keep=4, steps=8) as gates:
+        with hc.learned_gates.learning(model, "l0", keep=4, steps=8) as gates:
             for _ in range(8):
                 for some in ids.chunk(parts):
                     model(input_ids=some).logits.square().sum().backward()
@@ -372,19 +372,19 @@ def test_passes_between_two_steps_add_up() -> None:
 def test_going_on_from_a_state_is_as_never_interrupted(method: str) -> None:
     model, batch = still(small_models.classifier()), {"input_ids": small_models.texts(5)}
 
-    def steps(gates: hc.Gates, count: int) -> None:
+    def steps(gates: hc.learned_gates.Gates, count: int) -> None:
         for _ in range(count):
             model(**batch).logits.square().sum().backward()
             gates.step()
 
     asked: dict[str, Any] = {"keep": 5, "steps": 12, "seed": 7}
-    with hc.learning(model, method, **asked) as gates:
+    with hc.learned_gates.learning(model, method, **asked) as gates:
         steps(gates, 12)
         whole = gates.state()
-    with hc.learning(model, method, **asked) as gates:
+    with hc.learned_gates.learning(model, method, **asked) as gates:
         steps(gates, 5)
         half = gates.state()
-    with hc.learning(model, method, **asked) as gates:
+    with hc.learned_gates.learning(model, method, **asked) as gates:
         gates.load_state(half)
         assert gates.done == 5
         steps(gates, 7)
@@ -392,13 +392,16 @@ def test_going_on_from_a_state_is_as_never_interrupted(method: str) -> None:
     assert whole.keys() == again.keys()
     for name, value in whole.items():
         assert close(value, again[name], 1e-4), name  # twelve steps, each with float32 gradients of its own
-    with hc.learning(model, method, units="neurons", keep=10, steps=3) as gates, says(BadPlan, about="other gates"):
+    with (
+        hc.learned_gates.learning(model, method, units="neurons", keep=10, steps=3) as gates,
+        says(BadPlan, about="other gates"),
+    ):
         gates.load_state(half)
 
 
 def test_gates_stand_while_the_model_settles() -> None:
     model, batch = still(small_models.classifier()), {"input_ids": small_models.texts(5)}
-    with hc.learning(model, "subset", keep=3, steps=10, settle=0.5) as gates:
+    with hc.learned_gates.learning(model, "subset", keep=3, steps=10, settle=0.5) as gates:
         seen = []
         for _ in range(10):
             model(**batch).logits.square().sum().backward()
@@ -417,7 +420,9 @@ def test_the_seed_decides_what_is_drawn() -> None:
     model = small_models.classifier()
 
     def first(seed: int) -> Tensor:
-        with hc.learning(model.train(), "layerdrop", keep=2, units="layers", rate=0.5, steps=9, seed=seed) as gates:
+        with hc.learned_gates.learning(
+            model.train(), "layerdrop", keep=2, units="layers", rate=0.5, steps=9, seed=seed
+        ) as gates:
             drawn = []
             for _ in range(9):
                 drawn.append(next(iter(gates.drawn().values())))
@@ -431,7 +436,7 @@ def test_the_seed_decides_what_is_drawn() -> None:
 def test_layers_are_left_out_at_the_rate_and_the_rest_is_not_rescaled() -> None:
     model, batch = still(small_models.classifier(layers=3)), {"input_ids": small_models.texts(4)}
     closed_count, steps = 0, 300
-    with hc.learning(model, "layerdrop", keep=3, units="layers", rate=0.3, steps=steps) as gates:
+    with hc.learned_gates.learning(model, "layerdrop", keep=3, units="layers", rate=0.3, steps=steps) as gates:
         for number in range(steps):
             now = next(iter(gates.drawn().values()))
             gone = [place for place, gate in enumerate(now.tolist()) if gate == 0]
@@ -440,7 +445,7 @@ def test_layers_are_left_out_at_the_rate_and_the_rest_is_not_rescaled() -> None:
                 with torch.no_grad():
                     here = model(**batch).logits
                     live, gates._leaves = gates._leaves, [torch.ones(3)]
-                    with hc.closed(model, [f"layers:{place}" for place in gone]):
+                    with hc.masked(model, [f"layers:{place}" for place in gone]):
                         assert close(model(**batch).logits, here)
                     gates._leaves = live
             gates.step()
@@ -452,7 +457,7 @@ def test_the_price_that_is_found_keeps_as_many_as_asked() -> None:
     worth = np.exp(np.random.default_rng(0).normal(0, 1.5, 12)) * 1e-3
     model = small_models.classifier()
     sites = [site.name for site in hc.find(model).heads]
-    with hc.learning(model.train(), "l0", keep=4, steps=1500) as gates:
+    with hc.learned_gates.learning(model.train(), "l0", keep=4, steps=1500) as gates:
         for _ in range(1500):
             leaves = torch.cat([gates.live()[name]() for name in sites])
             if leaves.requires_grad:
@@ -472,7 +477,7 @@ def test_as_published_gates_take_adams_steps_at_a_rate_that_falls_along_a_line()
     model, steps = small_models.classifier(), 5
     sites = [site.name for site in hc.find(model).heads]
     settings = methods.PUBLISHED["subset"]
-    with hc.learning(model.train(), "subset", keep=4, steps=steps, settle=0.0, **settings) as gates:
+    with hc.learned_gates.learning(model.train(), "subset", keep=4, steps=steps, settle=0.0, **settings) as gates:
         mine = nn.Parameter(gates.weights.detach().clone())
         theirs = torch.optim.AdamW([mine], lr=0.5, betas=(0.9, 0.999), weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(theirs, lambda done: 1 - done / steps)
@@ -501,21 +506,21 @@ def test_the_last_temperature_is_reached_after_its_share() -> None:
 
 def test_settings_that_older_trainings_did_not_have_are_no_part_of_the_question_as_they_were() -> None:
     model = small_models.classifier()
-    with hc.learning(model, "subset", keep=4, steps=3) as gates:
+    with hc.learned_gates.learning(model, "subset", keep=4, steps=3) as gates:
         usual = gates.question()
     assert {name for name in usual if name.startswith("gates'")} == {
         "gates' form", "gates' first", "gates' last", "gates' lr", "gates' settle", "gates' seed",
     }  # fmt: skip
-    with hc.learning(model, "subset", keep=4, steps=3, decay=True, beta2=0.9) as gates:
+    with hc.learned_gates.learning(model, "subset", keep=4, steps=3, decay=True, beta2=0.9) as gates:
         assert gates.question() == {**usual, "gates' decay": True, "gates' beta2": 0.9}
 
 
 def test_scores_are_scores_like_any_other(tmp_path: Any) -> None:
     model = small_models.classifier()
-    with hc.learning(model, "subset", keep=5, steps=3) as gates:
+    with hc.learned_gates.learning(model, "subset", keep=5, steps=3) as gates:
         scores, plan = gates.scores(), gates.plan()
     scores.write(tmp_path / "scores.json")
-    again = hc.Scores.read(tmp_path / "scores.json")
+    again = hc.documents.Scores.read(tmp_path / "scores.json")
     assert again.by == "subset"
     assert np.allclose(again.values, scores.values)
     of = len(scores)
@@ -548,21 +553,21 @@ def test_scores_are_scores_like_any_other(tmp_path: Any) -> None:
 def test_what_makes_no_sense_is_refused_in_a_sentence(asked: dict[str, Any], about: str) -> None:
     model = small_models.classifier()
     taken = Fingerprint(model)
-    with says(BadPlan, about=about), hc.learning(model, **asked):
+    with says(BadPlan, about=about), hc.learned_gates.learning(model, **asked):
         pass
     assert not taken.changed()
 
 
 def test_gates_that_count_steps_must_know_how_many() -> None:
     model = small_models.classifier()
-    with hc.learning(model, "subset", keep=3) as gates, says(BadPlan, about="steps"):
+    with hc.learned_gates.learning(model, "subset", keep=3) as gates, says(BadPlan, about="steps"):
         gates.step()
 
 
 def test_nothing_is_left_behind_after_an_error() -> None:
     model = small_models.classifier()
     taken = Fingerprint(model)
-    with pytest.raises(RuntimeError), hc.learning(model, "subset", keep=3, steps=4):
+    with pytest.raises(RuntimeError), hc.learned_gates.learning(model, "subset", keep=3, steps=4):
         raise RuntimeError
     assert not taken.changed()
 
@@ -585,7 +590,7 @@ def marian(layers: int = 3) -> nn.Module:
 @pytest.mark.parametrize("keep", [2, 3, 5])
 def test_no_stack_loses_all_of_its_layers(method: str, keep: int, seed: int) -> None:
     model = marian()
-    with hc.learning(model, method, units="layers", keep=keep, steps=3, seed=seed) as gates:
+    with hc.learned_gates.learning(model, method, units="layers", keep=keep, steps=3, seed=seed) as gates:
         with torch.no_grad():
             gates.weights.copy_(numbers(6, seed) if method != "layerdrop" else gates.weights)
             if method != "layerdrop" and seed % 2:
@@ -601,7 +606,10 @@ def test_no_stack_loses_all_of_its_layers(method: str, keep: int, seed: int) -> 
 
 def test_fewer_layers_than_stacks_are_refused_before_anything_is_trained() -> None:
     model = marian()
-    with says(BadPlan, about="encoder.layers, decoder.layers"), hc.learning(model, units="layers", keep=1, steps=3):
+    with (
+        says(BadPlan, about="encoder.layers, decoder.layers"),
+        hc.learned_gates.learning(model, units="layers", keep=1, steps=3),
+    ):
         pass
 
 
@@ -609,7 +617,7 @@ def test_fewer_layers_than_stacks_are_refused_before_anything_is_trained() -> No
 @pytest.mark.parametrize("keep", [1, 2, 3, 5, 6])
 def test_structured_dropout_keeps_evenly_spaced_units_and_its_scores_agree(units: str, keep: int) -> None:
     model = small_models.classifier(layers=6)
-    with hc.learning(model, "layerdrop", units=units, keep=keep, steps=3) as gates:
+    with hc.learned_gates.learning(model, "layerdrop", units=units, keep=keep, steps=3) as gates:
         plan, scores = gates.plan(), gates.scores()
     names = [f"{layer}{'.mlp' * (units == 'mlps')}" for layer in range(6)]
     stays = {names.index(unit.site) if units != "layers" else unit.index for unit in set(scores.units) - set(plan)}
@@ -619,7 +627,7 @@ def test_structured_dropout_keeps_evenly_spaced_units_and_its_scores_agree(units
 
 def test_gates_that_are_steered_must_know_how_many_steps_too() -> None:
     model = small_models.classifier()
-    with hc.learning(model, "l0", keep=3) as gates, says(BadPlan, about="steps"):
+    with hc.learned_gates.learning(model, "l0", keep=3) as gates, says(BadPlan, about="steps"):
         gates.step()
 
 
@@ -639,7 +647,7 @@ def test_a_copy_of_a_writer_is_gated_like_the_writer() -> None:
 
 def test_a_pipelined_block_gives_the_weights_back() -> None:
     model = small_models.classifier()
-    with hc.learning(model, "subset", keep=3, steps=2, pipelined=True):
+    with hc.learned_gates.learning(model, "subset", keep=3, steps=2, pipelined=True):
         model.requires_grad_(False)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -658,7 +666,7 @@ def test_many_gates_are_drawn_in_no_time_and_sum_to_their_number() -> None:
 def test_structured_dropout_of_heads_and_layers_keeps_a_share_of_each() -> None:
     model = small_models.classifier(layers=6)
     of = {"head": sum(len(site) for site in hc.find(model).heads), "layer": 6}
-    with hc.learning(model, "layerdrop", units="heads,layers", keep="20%", steps=2) as gates:
+    with hc.learned_gates.learning(model, "layerdrop", units="heads,layers", keep="20%", steps=2) as gates:
         plan = gates.plan()
     layers = sum(unit.site == "layers" for unit in plan)
     assert (len(plan) - layers, layers) == (of["head"] - of["head"] // 5, 6 - 6 // 5)
@@ -672,7 +680,7 @@ def test_a_weight_that_somebody_else_computes_is_still_there_afterwards() -> Non
     prune.random_unstructured(writer, "weight", 0.5)  # the weight is an attribute now, set anew in every pass
     batch = {"input_ids": small_models.texts(12)}
     before = model(**batch).logits
-    with hc.learning(model, "subset", keep=12, steps=2) as gates:
+    with hc.learned_gates.learning(model, "subset", keep=12, steps=2) as gates:
         assert close(model(**batch).logits, before)
         gates.step()
     assert close(model(**batch).logits, before)

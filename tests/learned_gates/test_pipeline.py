@@ -25,15 +25,15 @@ from transformers import BertConfig, BertForSequenceClassification
 import headcount as hc
 from headcount.cli import learn, training_options
 from headcount.cli.app import main
-from headcount.data.losses import Goal
+from headcount.data.losses import LogitsAndTargets
 from headcount.errors import BadPlan, HeadcountError
 from headcount.learned_gates import gates, pipeline
 from headcount.learned_gates.methods import PUBLISHED
 from headcount.reporting import page as report_page
 from headcount.training import loop, new_models
 
-SHORT = hc.Recipe(steps=6, batch_size=32, lr=1e-3)
-QUICK = hc.Recipe(steps=1, batch_size=4, lr=1e-3)
+SHORT = hc.training.Recipe(steps=6, batch_size=32, lr=1e-3)
+QUICK = hc.training.Recipe(steps=1, batch_size=4, lr=1e-3)
 GATED = ("l0", "subset", "movement", "layerdrop")
 CHOSEN = ("taylor", "fisher", "random")
 
@@ -91,20 +91,23 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 def test_so_many_units_stay_and_the_others_are_gone_for_real(method: str, spy: Spy) -> None:
     one = planted(1)
     original, before = copy.deepcopy(one.model), size(one.model)
-    priced = {count: sum(price.parameters for price in hc.prices(one.model, f"0:0-{count - 1}")) for count in (1, 2)}
+    priced = {
+        count: sum(price.parameters for price in hc.model.cut_effects(one.model, f"0:0-{count - 1}"))
+        for count in (1, 2)
+    }
     found = hc.learn(one.model, one.task, method, keep=5, recipe=SHORT)
     (whole,) = spy.whole
     assert found.model is one.model
     assert (found.kept, found.of, len(found.plan)) == (5, 12, 7)
     assert hc.removed(one.model).units == found.plan.units
-    assert before - size(one.model) == sum(price.parameters for price in hc.prices(whole, found.plan))
+    assert before - size(one.model) == sum(price.parameters for price in hc.model.cut_effects(whole, found.plan))
     assert before - size(one.model) >= 7 * (priced[2] - priced[1])
     assert found.trained is not None
     assert found.trained.steps == 6
     assert found.recovered is None
     if method in GATED:  # trained before the cut, and no more afterwards
         assert not same_weights(whole, original)
-        with hc.closed(whole, found.plan):
+        with hc.masked(whole, found.plan):
             assert close(logits(whole, one), logits(one.model, one))
     else:
         assert same_weights(whole, original)
@@ -113,7 +116,7 @@ def test_so_many_units_stay_and_the_others_are_gone_for_real(method: str, spy: S
 
 def test_learned_gates_keep_what_matters_and_the_model_works() -> None:
     one = planted(1)
-    found = hc.learn(one.model, one.task, keep="25%", recipe=hc.Recipe(steps=80, lr=1e-4), seed=1)
+    found = hc.learn(one.model, one.task, keep="25%", recipe=hc.training.Recipe(steps=80, lr=1e-4), seed=1)
     assert found.plan.units == heads(planted(1).model) - one.essential
     assert hc.evaluate(found.model, one.task).value > 0.99
     assert found.scores is not None
@@ -133,7 +136,7 @@ def test_what_is_chosen_first_is_the_plan_of_the_scores_and_the_cut_by_hand() ->
     found = hc.learn(one.model, one.task, "taylor", keep=4, recipe=None)
     scores = hc.score(by_hand, one.task, "taylor")
     plan = hc.plan(scores, remove=8)
-    with hc.closed(by_hand, plan):
+    with hc.masked(by_hand, plan):
         closed = logits(by_hand, one)
     assert found.plan.units == plan.units
     assert found.scores is not None
@@ -144,7 +147,7 @@ def test_what_is_chosen_first_is_the_plan_of_the_scores_and_the_cut_by_hand() ->
 
 
 def test_a_criterion_looks_at_so_many_training_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, looked = planted(2), list[hc.Task]()
+    one, looked = planted(2), list[hc.data.Task]()
     score = pipeline.score_units
     monkeypatch.setattr(
         pipeline, "score_units", lambda model, task, *a, **b: looked.append(task) or score(model, task, *a, **b)
@@ -198,7 +201,9 @@ def test_settle_reaches_the_gates() -> None:
     histories = []
     for settle in (0.0, 0.5):
         one = planted(1)
-        found = hc.learn(one.model, one.task, "subset", keep=5, recipe=hc.Recipe(steps=8, lr=1e-4), settle=settle)
+        found = hc.learn(
+            one.model, one.task, "subset", keep=5, recipe=hc.training.Recipe(steps=8, lr=1e-4), settle=settle
+        )
         assert found.trained is not None
         histories.append([row["open"] for row in found.trained.history])
     assert histories[1].count(5) > histories[0].count(5)
@@ -238,7 +243,7 @@ def test_from_scratch_it_has_the_same_shape_and_other_weights(spy: Spy) -> None:
         n: p.shape for n, p in smaller.named_parameters()
     }
     (born,) = spy.trained
-    assert same_weights(born, new_models.reborn(smaller, 5))
+    assert same_weights(born, new_models.reinitialized(smaller, 5))
     assert not torch.equal(born.bert.embeddings.word_embeddings.weight, smaller.bert.embeddings.word_embeddings.weight)
     hc.train(born, one.task, SHORT)
     assert close_weights(found.model, born, TRAINED)
@@ -246,7 +251,7 @@ def test_from_scratch_it_has_the_same_shape_and_other_weights(spy: Spy) -> None:
 
 @pytest.mark.parametrize("method", ["subset", "taylor"])
 def test_the_smaller_model_may_train_once_more(method: str) -> None:
-    more = hc.Recipe(steps=3, lr=1e-3, batch_size=16)
+    more = hc.training.Recipe(steps=3, lr=1e-3, batch_size=16)
     once = planted(2)
     twice = copy.deepcopy(once.model.double())
     first = hc.learn(once.model, once.task, method, keep=4, recipe=SHORT)
@@ -260,8 +265,8 @@ def test_the_smaller_model_may_train_once_more(method: str) -> None:
 
 
 def test_a_teacher_is_learned_from() -> None:
-    def goal(model: nn.Module, batch: dict[str, Tensor]) -> Goal:
-        return Goal(model(input_ids=batch["input_ids"]).logits, batch["labels"])
+    def goal(model: nn.Module, batch: dict[str, Tensor]) -> LogitsAndTargets:
+        return LogitsAndTargets(model(input_ids=batch["input_ids"]).logits, batch["labels"])
 
     teacher = planted(2).model
     with torch.no_grad():
@@ -269,7 +274,7 @@ def test_a_teacher_is_learned_from() -> None:
 
     def agreement(method: str, **more: Any) -> float:
         one = planted(2)
-        recipe = hc.Recipe(steps=30, lr=3e-3, distill=1.0)
+        recipe = hc.training.Recipe(steps=30, lr=3e-3, distill=1.0)
         found = hc.learn(one.model, replace(one.task, goal=goal), method, recipe=recipe, **more)
         return float((logits(found.model, one).argmax(-1) == logits(teacher, one).argmax(-1)).float().mean())
 
@@ -316,7 +321,7 @@ def test_after_layerdrop_a_criterion_may_choose(spy: Spy) -> None:
 def test_layers_and_neurons_go_too(units: str, keep: Any, of: int, method: str) -> None:
     one = planted(1)
     before, count = size(one.model), keep if isinstance(keep, int) else of // 4
-    price = hc.prices(one.model, "layers:1" if units == "layers" else "1.mlp:0")[0].parameters
+    price = hc.model.cut_effects(one.model, "layers:1" if units == "layers" else "1.mlp:0")[0].parameters
     found = hc.learn(one.model, one.task, method, units=units, keep=keep, recipe=SHORT)
     assert (found.kept, found.of) == (count, of)
     assert before - size(one.model) == (of - count) * price
@@ -520,7 +525,7 @@ def test_the_documents_are_what_is_printed_and_what_was_cut(done: Done) -> None:
     told = done.read("learned")
     assert (told["label"], told["method"], told["units"], told["seed"]) == ("l0", "l0", "heads", 0)
     assert (told["keep"], told["of"], told["trained"]["steps"], told["trained"]["lr"]) == (3, 8, 12, 1e-3)
-    plan, scores = hc.Plan.from_json(done.read("plan")), hc.Scores.from_json(done.read("scores"))
+    plan, scores = hc.Plan.from_json(done.read("plan")), hc.documents.Scores.from_json(done.read("scores"))
     assert told["plan"] == done.read("plan")
     assert hc.plan(scores, 5).units == plan.units
     assert told["history"][-1]["step"] == 12
@@ -544,7 +549,7 @@ def test_the_documents_are_what_is_printed_and_what_was_cut(done: Done) -> None:
         assert name == "loss"
         assert float(value) == pytest.approx(told[key]["value"], abs=0.6 * 10.0 ** -len(value.partition(".")[2]))
         assert line.endswith(f"(n={len(DEV)})")
-    assert f"         {hc.Comparison.from_json(told['comparison'])}" in lines
+    assert f"         {hc.stats.Comparison.from_json(told['comparison'])}" in lines
 
 
 def test_what_was_written_is_cut_and_as_good_as_told(done: Done, place: Place, tmp_path: Path) -> None:
@@ -684,7 +689,7 @@ def test_killed_and_given_again_it_ends_the_same_and_a_third_time_trains_nothing
     method: tuple[object, ...], at: int, again_from: int, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a model that has everything to learn yet: where there is next to no gradient, Adam makes steps of rounding
-    hc.save(new_models.reborn(hc.load(place.model), 0), tmp_path / "fresh", source=place.model)
+    hc.save(new_models.reinitialized(hc.load(place.model), 0), tmp_path / "fresh", source=place.model)
     command = place._replace(model=tmp_path / "fresh").asked("--keep", 3, "--save-every", 3, *method)
     whole = ran_json(*command, "-o", tmp_path / "whole", "--run", tmp_path / "one")
     killer = Killer(monkeypatch)
@@ -786,7 +791,7 @@ def test_flags_are_arguments_of_the_library_with_the_same_defaults() -> None:
     flags, library = (signature(one).parameters for one in (learn.learn, pipeline.learn))
     for name in ("method", "keep", "units", "pipelined", "settle", "plan", "choose", "scratch"):
         assert flags[name].default == library[name].default
-    recipe = training_options.Regimen().recipe(0, hc.Recipe.lr)
+    recipe = training_options.TrainingOptions().recipe(0, hc.training.Recipe.lr)
     assert recipe == library["recipe"].default
     helped = " ".join(ran("learn", "--help").output.split())
     assert "headcount learn" in helped

@@ -147,7 +147,7 @@ def test_evaluation_during_training_is_that_of_the_plan(tmp_path: Path) -> None:
         def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: dict[str, float], **others: Any) -> None:
             other = planted(0)
             other.model.load_state_dict(one.model.state_dict())
-            with hc.closed(other.model, gates.plan()):
+            with hc.masked(other.model, gates.plan()):
                 seen.append((metrics["eval_loss"], trainer(other, tmp_path / "other").evaluate()["eval_loss"]))
 
     with learning(one.model, "l0", keep=3) as gates:

@@ -138,5 +138,5 @@ def test_an_overflow_where_nothing_stays_is_no_gradient() -> None:
 def test_weights_that_are_computed_from_others_are_refused() -> None:
     model = tiny()
     nn.utils.parametrizations.weight_norm(model.bert.encoder.layer[1].intermediate.dense)  # type: ignore[union-attr,operator]
-    with says(hc.Refused, about="1.mlp"):
+    with says(hc.errors.Refused, about="1.mlp"):
         tensors_of(model)

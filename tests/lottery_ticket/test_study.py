@@ -23,7 +23,7 @@ import headcount as hc
 from headcount.data.tasks import Task
 from headcount.lottery_ticket import study as lottery_study
 from headcount.lottery_ticket.search import Field, importance, networks, search
-from headcount.lottery_ticket.study import Lot, lottery, majority
+from headcount.lottery_ticket.study import LotteryTask, lottery, majority
 from headcount.model.cutting import surgery
 from headcount.runs import Run
 from headcount.stats.agreement import Lottery
@@ -51,11 +51,11 @@ def part(first: int, count: int = 1, **other: Any) -> Task:
         return PLANTED.task.rows(model, batch)[:, 0]
 
     texts = [PLANTED.draw(48, 500 + first + number) for number in range(count)]
-    return hc.own_task(texts, loss=PLANTED.task.loss, **{"values": values, "name": f"texts {first}", **other})
+    return hc.custom_task(texts, loss=PLANTED.task.loss, **{"values": values, "name": f"texts {first}", **other})
 
 
-def a_lot(name: str = "planted") -> Lot:
-    return Lot(name, part(0), part(10), part(20))
+def a_lot(name: str = "planted") -> LotteryTask:
+    return LotteryTask(name, part(0), part(10), part(20))
 
 
 def sizes(draw: Any) -> list[tuple[int, int]]:
@@ -135,7 +135,7 @@ def test_the_document_has_what_was_agreed_and_comes_back(study: Lottery) -> None
 
 
 def test_without_retraining_there_are_networks_as_found_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_models.refuses(monkeypatch, "0")  # such a head can be closed, not cut
+    small_models.refuses(monkeypatch, "0")  # such a head can be masked, not cut
     found = lottery(build, a_lot(), seeds=(3,), recipe=GENTLE, retrain=False)
     (draw,) = found.draws
     assert [one["how"] for one in draw["networks"]] == ["pruned"] * 3
@@ -241,11 +241,13 @@ def test_a_plain_torch_model_is_kept_and_read_back(tmp_path: Path) -> None:
         return -torch.nn.functional.logsigmoid(model(batch["src"]).mean((1, 2)) * 50)
 
     draw = torch.Generator().manual_seed(0)
-    parts = [hc.own_task([{"src": torch.randn(4, 3, 8, generator=draw)}], loss=loss, values=values) for _ in range(3)]
+    parts = [
+        hc.custom_task([{"src": torch.randn(4, 3, 8, generator=draw)}], loss=loss, values=values) for _ in range(3)
+    ]
     how = {"seeds": (0,), "recipe": Recipe(steps=2, batch_size=4, lr=1e-2)}
     with Run.open(tmp_path / "run", {"x": 1}) as run:
-        first = lottery(plain, Lot("own", *parts), run=run, **how)
-        assert lottery(plain, Lot("own", *parts), run=run, **how).to_json() == first.to_json()
+        first = lottery(plain, LotteryTask("own", *parts), run=run, **how)
+        assert lottery(plain, LotteryTask("own", *parts), run=run, **how).to_json() == first.to_json()
 
 
 # --- importance -----------------------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ def test_what_is_closed_is_worth_nothing_and_the_rest_is_ranked_without_it() -> 
     field = Field.of(model)
     gone = [hc.Unit("0", 1), hc.Unit("1.mlp", 0)]
     whole = importance(model, field.anatomy, task)
-    with hc.closed(model, field.plan(gone)):
+    with hc.masked(model, field.plan(gone)):
         found = importance(model, field.anatomy, task)
     assert [found[unit] for unit in gone] == [0, 0]
     assert found[hc.Unit("0.mlp", 0)] != pytest.approx(whole[hc.Unit("0.mlp", 0)])
@@ -364,9 +366,9 @@ def test_sub_networks_have_exactly_the_size_of_the_good_one(seed: int) -> None:
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def less_is_better() -> Lot:
+def less_is_better() -> LotteryTask:
     parts = [part(first, values=None) for first in (0, 10, 20)]
-    return Lot("loss", *parts)
+    return LotteryTask("loss", *parts)
 
 
 @pytest.mark.parametrize(
@@ -377,8 +379,11 @@ def less_is_better() -> Lot:
         ({"step": 1.5}, "step is 1.5"),
         ({"seeds": ()}, "at least one"),
         ({"seeds": (1, 1)}, "different seeds"),
-        ({"lot": Lot("a", part(0), part(0), part(20))}, "to train on are also among those to report or select on"),
-        ({"lot": Lot("a", part(0), part(10), part(10))}, "to select on are also among those to report on"),
+        (
+            {"lot": LotteryTask("a", part(0), part(0), part(20))},
+            "to train on are also among those to report or select on",
+        ),
+        ({"lot": LotteryTask("a", part(0), part(10), part(10))}, "to select on are also among those to report on"),
         ({"lot": less_is_better()}, "more is better"),
         ({"freeze": ["nowhere"]}, "nowhere"),
     ],
@@ -388,7 +393,10 @@ def test_what_makes_no_study_is_refused_before_any_work(change: dict[str, Any], 
         raise AssertionError("worked")
 
     how: dict[str, Any] = {"lot": a_lot(), "recipe": GENTLE, **change}
-    with pytest.MonkeyPatch.context() as patch, says(hc.Refused, hc.NotFound, hc.BadData, about=about):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        says(hc.errors.Refused, hc.errors.NotFound, hc.errors.BadData, about=about),
+    ):
         patch.setattr(lottery_study, "train", never)
         lottery(build, how.pop("lot"), **how)
 
@@ -399,10 +407,10 @@ def test_a_model_that_is_cut_or_cannot_be_is_refused(monkeypatch: pytest.MonkeyP
         surgery.cut(model, "0:1")
         return model
 
-    with says(hc.Refused, about="gone already"):
+    with says(hc.errors.Refused, about="gone already"):
         lottery(smaller, a_lot(), recipe=GENTLE)
     small_models.refuses(monkeypatch, "1")
-    with says(hc.Refused, about="--no-retrain"):
+    with says(hc.errors.Refused, about="--no-retrain"):
         lottery(build, a_lot(), recipe=GENTLE)
 
 
@@ -411,8 +419,8 @@ def test_a_share_of_nothing_is_refused() -> None:
         return torch.zeros(len(batch["labels"]))
 
     parts = [part(first, values=nothing) for first in (0, 10, 20)]
-    with says(hc.Refused, about="a share of that means nothing"):
-        lottery(build, Lot("zero", *parts), recipe=GENTLE, seeds=(0,))
+    with says(hc.errors.Refused, about="a share of that means nothing"):
+        lottery(build, LotteryTask("zero", *parts), recipe=GENTLE, seeds=(0,))
 
 
 def test_the_majority_class_is_measured_by_the_same_metric() -> None:

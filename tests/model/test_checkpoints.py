@@ -19,7 +19,7 @@ from helpers.same import ROUNDING, close, same_weights
 from torch import nn
 
 import headcount as hc
-from headcount import BadCheckpoint, BadPlan, Refused
+from headcount.errors import BadCheckpoint, BadPlan, Refused
 
 # Family -> what is cut from it: slices of every layout, whole layers, emptied attentions and MLPs, uneven groups.
 CUTS = {
@@ -219,7 +219,7 @@ def test_a_folder_that_was_never_cut_loads_as_usual(tmp_path: Path) -> None:
 def test_a_skeleton_has_the_sizes_and_no_weights(tmp_path: Path) -> None:
     for row in ("llama uneven", "t5 first layer", "beit"):
         model, _ = _cut(row)
-        empty = hc.skeleton(hc.save(model, tmp_path / row))
+        empty = hc.model.skeleton(hc.save(model, tmp_path / row))
         assert all(p.is_meta for p in empty.parameters())
         assert {n: p.shape for n, p in empty.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
         assert hc.removed(empty) == hc.removed(model)
@@ -472,15 +472,15 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "more heads than were cut": _edit(remove={"0": [1, 2]}),
     "fewer heads than were cut": _edit(remove={}),
     "another head than was cut, in another layer": _edit(remove={"1": [1]}),
-    "dialects are text": _edit(dialects="wq"),
-    "dialect is a number": _edit(dialects=[3]),
-    "dialect without reads": _edit(dialects=[{"writes": ["wo"]}]),
-    "dialect with numbers": _edit(dialects=[{"reads": [1], "writes": ["wo"]}]),
-    "dialect of an unknown layout": _edit(dialects=[{"reads": ["q"], "writes": ["o"], "layout": "x"}]),
-    "dialect with a list as layout": _edit(dialects=[{"reads": ["q"], "writes": ["o"], "layout": ["split"]}]),
-    "dialect with a list as kind": _edit(dialects=[{"reads": ["q"], "writes": ["o"], "kind": ["head"]}]),
-    "dialect with a number as condition": _edit(dialects=[{"reads": ["query"], "writes": ["../output.dense"], "when": 3}]),
-    "dialect with a list as width": _edit(dialects=[{"reads": ["query"], "writes": ["../output.dense"], "width": [8]}]),
+    "dialects are text": _edit(specs="wq"),
+    "dialect is a number": _edit(specs=[3]),
+    "dialect without reads": _edit(specs=[{"writes": ["wo"]}]),
+    "dialect with numbers": _edit(specs=[{"reads": [1], "writes": ["wo"]}]),
+    "dialect of an unknown layout": _edit(specs=[{"reads": ["q"], "writes": ["o"], "layout": "x"}]),
+    "dialect with a list as layout": _edit(specs=[{"reads": ["q"], "writes": ["o"], "layout": ["split"]}]),
+    "dialect with a list as kind": _edit(specs=[{"reads": ["q"], "writes": ["o"], "kind": ["head"]}]),
+    "dialect with a number as condition": _edit(specs=[{"reads": ["query"], "writes": ["../output.dense"], "when": 3}]),
+    "dialect with a list as width": _edit(specs=[{"reads": ["query"], "writes": ["../output.dense"], "width": [8]}]),
     "config values are a list": _edit(config=["num_hidden_layers"]),
     "config values of another name": _edit(config={"vocab_size": 7}),
     "config values that change the heads": _edit(config={"num_attention_heads": 2}),
@@ -543,7 +543,7 @@ def test_a_damaged_folder_that_was_never_cut_is_one_sentence_too(damage: str, tm
         hc.load(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("reader", [hc.load, hc.skeleton])
+@pytest.mark.parametrize("reader", [hc.load, hc.model.skeleton])
 def test_what_is_no_model_folder_is_one_sentence(reader: Callable[[Any], Any], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
@@ -559,7 +559,7 @@ def test_the_constructor_is_the_classes_own_after_loading(row: str, tmp_path: Pa
     before = vars(kind).get("__init__"), kind.__init__
     folder = hc.save(model, tmp_path / "cut")
     hc.load(folder)
-    hc.skeleton(folder)
+    hc.model.skeleton(folder)
     assert (vars(kind).get("__init__"), kind.__init__) == before
     fresh, _ = zoo.build(row.split()[0])
     assert not hc.removed(fresh)

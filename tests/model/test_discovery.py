@@ -17,7 +17,9 @@ from helpers.same import close, same_weights
 from torch import Tensor, nn
 
 import headcount as hc
-from headcount import Dialect, NotFound, Plan, Refused
+from headcount import Plan
+from headcount.errors import NotFound, Refused
+from headcount.model import ModuleSpec
 from headcount.model.architectures import measure
 from headcount.model.matrices import matrix
 
@@ -45,7 +47,7 @@ def test_finder_agrees_with_what_a_person_reads_off_the_config(name: str) -> Non
     for part in parts:
         assert anatomy[part.name] is part
         assert anatomy[part.path] is part, "the module's path is a name, too"
-        assert model.get_submodule(part.path) is (part.module if isinstance(part, hc.Site) else part.container)
+        assert model.get_submodule(part.path) is (part.module if isinstance(part, hc.model.Site) else part.container)
         assert Plan.of(*map(str, part.units)) == anatomy.plan(f"{part.name}:*"), "names can be written and read"
         assert list(part.ids) == list(range(part.of))
     supported = {id(module) for site in anatomy for module in (*site.readers, site.writer)}
@@ -117,9 +119,9 @@ def test_an_unknown_name_is_answered_with_near_ones(what: str, near: str) -> Non
 
 def test_an_index_out_of_range_is_answered_with_the_range() -> None:
     anatomy = hc.find(zoo.build("bert")[0])
-    with says(hc.BadPlan, about="from 0 to 3"):
+    with says(hc.errors.BadPlan, about="from 0 to 3"):
         anatomy.plan("0:4")
-    with says(hc.BadPlan, about="from 0 to 1"):
+    with says(hc.errors.BadPlan, about="from 0 to 1"):
         anatomy.plan("layers:2")
 
 
@@ -201,8 +203,8 @@ class Stranger(nn.Module):
         return x
 
 
-HEADS = Dialect(("wq", "wk", "wv"), ("wo",))
-MLP = Dialect(("big",), ("small",), "neurons", "neuron")
+HEADS = ModuleSpec(("wq", "wk", "wv"), ("wo",))
+MLP = ModuleSpec(("big",), ("small",), "neurons", "neuron")
 X = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0))
 
 
@@ -218,7 +220,7 @@ def test_a_strangers_attention_is_named_and_the_row_it_needs_is_shown(stranger: 
         hc.find(stranger)
     row = re.search(r"Dialect\(.*\)(?=\]\))", str(caught.value))
     assert row is not None
-    anatomy = hc.find(stranger, dialects=[eval(row[0], {"Dialect": Dialect})])
+    anatomy = hc.find(stranger, specs=[eval(row[0], {"Dialect": ModuleSpec})])
     assert [(site.path, len(site), site.width) for site in anatomy.heads] == [
         (f"tower.{n}.mixer", 3, 8) for n in range(3)
     ]
@@ -237,8 +239,8 @@ def test_a_model_without_attention_says_so() -> None:
 @pytest.mark.parametrize("names", ["wq", [], [1], None])
 def test_the_names_of_a_row_are_lists_of_texts(names: Any) -> None:
     for row in ({"reads": names, "writes": ["wo"]}, {"reads": ["wq"], "writes": names}):
-        with says(hc.BadPlan, about="lists of child names"):
-            Dialect.from_json(row)
+        with says(hc.errors.BadPlan, about="lists of child names"):
+            ModuleSpec.from_json(row)
 
 
 @pytest.mark.parametrize(("rows", "fits"), [(16, None), (32, 1), (40, None), (64, 2), (96, None)])
@@ -258,12 +260,12 @@ def test_with_his_own_rows_a_stranger_can_be_closed_cut_saved_and_loaded(strange
         *("0", "1", "2"), *("0.mlp", "1.mlp", "2.mlp"), "layers",
     ]  # fmt: skip
     whole = stranger(X)
-    with hc.closed(stranger, what, dialects=rows):
+    with hc.masked(stranger, what, specs=rows):
         want = stranger(X)
     assert close(stranger(X), whole)
     assert (want - whole).abs().max() > 0.01
     small = copy.deepcopy(stranger)
-    hc.cut(small, what, check=X, dialects=rows)
+    hc.cut(small, what, check=X, specs=rows)
     assert close(small(X), want)
     assert small.tower[0].mixer.wq.weight.shape == (16, 24)
     assert len(small.tower) == 2
@@ -293,10 +295,10 @@ def test_a_convolution_within_each_head_runs_on_as_wide_as_it_was(stranger: nn.M
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         stranger.tower[0].mixer = Rolling()
-    assert hc.prices(stranger, "0:1", dialects=[HEADS, MLP])[0].manner == "padded"
-    with hc.closed(stranger, "0:1", dialects=[HEADS, MLP]):
+    assert hc.model.cut_effects(stranger, "0:1", specs=[HEADS, MLP])[0].mode == "padded"
+    with hc.masked(stranger, "0:1", specs=[HEADS, MLP]):
         want = stranger(X)
-    hc.cut(stranger, "0:1", dialects=[HEADS, MLP])
+    hc.cut(stranger, "0:1", specs=[HEADS, MLP])
     assert close(stranger(X), want)
 
 
@@ -347,25 +349,25 @@ class Tempered(StrangeAttention):
 
 
 def _cut_is_closed(model: nn.Module, what: str) -> str:
-    """Cut the model, compare it with the closed one, and give the manner of the first cut."""
+    """Cut the model, compare it with the masked one, and give the manner of the first cut."""
     rows = [HEADS, MLP]
-    manner = hc.prices(model, what, dialects=rows)[0].manner
-    with hc.closed(model, what, dialects=rows):
+    mode = hc.model.cut_effects(model, what, specs=rows)[0].mode
+    with hc.masked(model, what, specs=rows):
         want = model(X)
-    hc.cut(model, what, dialects=rows)
+    hc.cut(model, what, specs=rows)
     assert close(model(X), want)
-    return manner
+    return mode
 
 
-@pytest.mark.parametrize(("attention", "manner"), [(Fixed, "padded"), (Loud, "padded"), (Tempered, "slim")])
+@pytest.mark.parametrize(("attention", "mode"), [(Fixed, "padded"), (Loud, "padded"), (Tempered, "slim")])
 def test_an_attention_runs_on_as_wide_as_it_was_only_where_its_code_or_a_parameter_counts_heads(
-    stranger: nn.Module, attention: type[nn.Module], manner: str
+    stranger: nn.Module, attention: type[nn.Module], mode: str
 ) -> None:
     """A remembered width or an entry per head of an unknown name counts them; other parameters do not."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         stranger.tower[0].mixer = attention()
-    assert _cut_is_closed(stranger, "0:1") == manner
+    assert _cut_is_closed(stranger, "0:1") == mode
     assert stranger.tower[0].mixer.wv.weight.shape == (16, 24)
 
 
@@ -448,9 +450,9 @@ def test_a_matrix_that_another_module_uses_too_is_not_cut(stranger: nn.Module, m
     before = Fingerprint(stranger)
     for site in ("0", "1"):
         with says(Refused, about="tied to another module"):
-            hc.cut(stranger, f"{site}:1", dialects=[HEADS, MLP])
+            hc.cut(stranger, f"{site}:1", specs=[HEADS, MLP])
     assert not before.changed()
-    hc.cut(stranger, "2:1", check=X, dialects=[HEADS, MLP])
+    hc.cut(stranger, "2:1", check=X, specs=[HEADS, MLP])
 
 
 # -- nn.MultiheadAttention -------------------------------------------------------------------------------------------
@@ -512,7 +514,7 @@ def test_an_opened_attention_equals_the_closed_one(options: Any, masks: Any, wei
         assert type(holder.attn) is not nn.MultiheadAttention
         _same(holder(q, k, v, **masks, **weights), want)
     assert type(holder.attn) is nn.MultiheadAttention
-    with hc.closed(holder, "attn:0"):
+    with hc.masked(holder, "attn:0"):
         assert (holder(q, k, v, **masks, **weights)[0] - want[0]).abs().max() > 0.01
 
 
@@ -554,7 +556,7 @@ def test_weights_of_two_widths_can_be_closed_and_not_cut() -> None:
     holder = Holder(kdim=12, vdim=20, batch_first=True).eval()
     before = Fingerprint(holder)
     q, k, v = _draw(3, 5, 16), _draw(3, 6, 12), _draw(3, 6, 20)
-    with hc.closed(holder, "attn:*"):
+    with hc.masked(holder, "attn:*"):
         assert close(holder(q, k, v)[0], holder.attn.out_proj.bias.expand(3, 5, 16))
     with says(Refused):
         hc.cut(holder, "attn:1")
@@ -565,7 +567,7 @@ def test_weights_of_two_widths_can_be_closed_and_not_cut() -> None:
 def test_an_attention_with_positions_of_its_own_is_refused(option: str) -> None:
     holder = Holder(**{option: True}).eval()
     before = Fingerprint(holder)
-    with says(Refused, about="adds positions"), hc.closed(holder, "attn:1"):
+    with says(Refused, about="adds positions"), hc.masked(holder, "attn:1"):
         pytest.fail("entered")
     with says(Refused, about="adds positions"):
         hc.cut(holder, "attn:1")
@@ -576,5 +578,5 @@ def test_an_attention_alone_can_be_named_and_closed() -> None:
     attention = Holder(batch_first=True).eval().attn
     assert [site.name for site in hc.find(attention)] == ["self"]
     x = _draw(3, 5, 16)
-    with hc.closed(attention, "self:0-3"):
+    with hc.masked(attention, "self:0-3"):
         assert close(attention(x, x, x)[0], attention.out_proj.bias.expand(3, 5, 16))

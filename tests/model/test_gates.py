@@ -17,7 +17,7 @@ from helpers.same import ROUNDING, close
 from torch import Tensor, nn
 
 import headcount as hc
-from headcount import BadPlan, NotFound, Refused
+from headcount.errors import BadPlan, NotFound, Refused
 from headcount.model.gates import applied
 
 
@@ -77,7 +77,7 @@ def test_closing_a_unit_is_zeroing_its_columns_of_the_writer(name: str) -> None:
             weight = hc.find(other)[site.name].writer.weight.movedim(writer.column_axis, 0)
             weight[site.width : 2 * site.width] = 0
         want = zoo.output(other, inputs)
-        with hc.closed(model, f"{site.name}:1"):
+        with hc.masked(model, f"{site.name}:1"):
             assert close(zoo.output(model, inputs), want)
         if site.kind == "head":
             assert (want - whole).abs().max() > 1e-3, "the head matters, so the equality says something"
@@ -111,7 +111,7 @@ class Passing(nn.Module):
 def test_a_closed_layer_hands_on_what_it_takes_in(name: str) -> None:
     model, inputs = zoo.build(name)
     (stack,) = hc.find(model).stacks
-    with hc.closed(model, "layers:0"):
+    with hc.masked(model, "layers:0"):
         got = zoo.output(model, inputs)
     container = model.get_submodule(stack.path)
     container[0] = Passing(container[0])
@@ -126,14 +126,14 @@ def test_nested_contexts_multiply(name: str) -> None:
         want = zoo.output(model, inputs)
     with hc.gated(model, one), hc.gated(model, two):
         assert close(zoo.output(model, inputs), want)
-    with hc.closed(model, "0:1" if "0" in one else "encoder.0:1"), hc.gated(model, {}):
+    with hc.masked(model, "0:1" if "0" in one else "encoder.0:1"), hc.gated(model, {}):
         closed = zoo.output(model, inputs)
     assert not close(closed, want, 1e-3)
 
 
 def test_closed_gives_the_plan_and_gated_gives_the_gates() -> None:
     model, _ = zoo.build("bert")
-    with hc.closed(model, "1:* 0:2") as plan:
+    with hc.masked(model, "1:* 0:2") as plan:
         assert plan == hc.Plan.of("0:2", "1:0-3")
     gates = {"0": torch.ones(4)}
     with hc.gated(model, gates) as given:
@@ -495,9 +495,9 @@ def test_compiled_code_never_gives_a_stale_result(name: str, compiler: Callable[
     torch.compiler.reset()
     model, inputs = zoo.build(name)
     whole = zoo.output(model, inputs)
-    with hc.closed(model, "0:1"):
+    with hc.masked(model, "0:1"):
         one = zoo.output(model, inputs)
-    with hc.closed(model, "1:2 layers:0"):
+    with hc.masked(model, "1:2 layers:0"):
         two = zoo.output(model, inputs)
     assert not close(one, whole, 1e-3)
     assert not close(two, whole, 1e-3)
@@ -506,7 +506,7 @@ def test_compiled_code_never_gives_a_stale_result(name: str, compiler: Callable[
     if when == "before":
         assert close(zoo.output(run, inputs), whole)
     for n, (what, want) in enumerate([("0:1", one), ("1:2 layers:0", two), ("0:1", one)]):
-        with hc.closed(run, what):
+        with hc.masked(run, what):
             run = compiler(model, backend) if when == "inside" and n == 0 else run
             assert close(zoo.output(run, inputs), want)
         run = compiler(model, backend) if when == "after" and n == 0 else run
@@ -523,10 +523,10 @@ def test_ending_the_first_of_two_contexts_leaves_the_second_in_force(name: str) 
     torch.compile(nn.Identity(), backend=Counting())  # from here on, contexts have compiled code to think of
 
     def hold(what: str) -> Iterator[None]:
-        with hc.closed(model, what):
+        with hc.masked(model, what):
             yield
 
-    with hc.closed(model, "1:2"):
+    with hc.masked(model, "1:2"):
         second_only = zoo.output(model, inputs)
     first, second = hold("0:1"), hold("1:2")
     next(first)
@@ -553,10 +553,10 @@ def test_torchs_encoder_packs_padded_texts_when_the_last_context_has_ended_and_n
     names = ("0:1", "1:2")
     alone = []
     for name in names:
-        with hc.closed(model, name):
+        with hc.masked(model, name):
             alone.append(zoo.output(model, padded))
     encoder.use_nested_tensor = True
-    contexts = [hc.closed(model, name) for name in names]
+    contexts = [hc.masked(model, name) for name in names]
     for context in contexts:
         context.__enter__()
     contexts[order[0]].__exit__(None, None, None)
@@ -572,7 +572,7 @@ def test_how_the_user_wants_to_compile_is_his_own_affair() -> None:
     backend = Counting()
     compiled = torch.compile(lambda x: x + 1, backend=backend)
     with torch.compiler.set_stance("force_eager"):
-        with hc.closed(model, "0:1"):
+        with hc.masked(model, "0:1"):
             zoo.output(model, inputs)
         compiled(torch.ones(3))
         assert backend.graphs == 0
@@ -587,7 +587,7 @@ def test_what_was_compiled_before_a_context_is_not_compiled_again_after_it() -> 
     compiled = torch.compile(lambda x: x + 1, backend=backend)
     for _ in range(3):
         compiled(torch.ones(3))
-        with hc.closed(model, "0:1"):
+        with hc.masked(model, "0:1"):
             pass
     compiled(torch.ones(3))
     assert backend.graphs == 1
@@ -618,19 +618,19 @@ def check(run, want):
 torch.manual_seed(0)
 graphs, model, x = [], nn.Sequential(Net(), Net()).eval(), torch.randn(2, 5, 16)
 whole = model(x)
-with hc.closed(model, "0:1"):
+with hc.masked(model, "0:1"):
     one = model(x)
-with hc.closed(model, "0:1 1:2"):
+with hc.masked(model, "0:1 1:2"):
     both = model(x)
 assert "torch._dynamo" not in sys.modules
-with hc.closed(model, "0:1"):
+with hc.masked(model, "0:1"):
     compiled = torch.compile(model, backend=backend)
     check(compiled, one)
-    with hc.closed(model, "1:2"):
+    with hc.masked(model, "1:2"):
         check(compiled, both)
     check(compiled, one)
 check(compiled, whole)
-with hc.closed(model, "0:1"):
+with hc.masked(model, "0:1"):
     check(compiled, one)
 check(compiled, whole)
 assert min((one - whole).abs().max(), (both - one).abs().max()) > 1e-3
@@ -658,7 +658,7 @@ def test_offloaded_models_can_be_closed_and_are_cut_only_where_their_weights_are
     accelerate = pytest.importorskip("accelerate")
     model, inputs = zoo.build(name)
     what = "0:1-2 1.mlp:3-9 1:0"
-    with hc.closed(model, what):
+    with hc.masked(model, what):
         want = zoo.output(model, inputs)
     whole = zoo.output(model, inputs)
     if how == "device map":
@@ -671,7 +671,7 @@ def test_offloaded_models_can_be_closed_and_are_cut_only_where_their_weights_are
         places = dict.fromkeys(PARTS[name], "cpu") | {PARTS[name][-1]: "disk"}
         model = accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=str(tmp_path), force_hooks=True)
     assert any(p.is_meta for p in model.parameters()) == (how != "device map")
-    with hc.closed(model, what):
+    with hc.masked(model, what):
         assert close(zoo.output(model, inputs), want)
     assert close(zoo.output(model, inputs), whole)
     if how == "device map":
@@ -712,7 +712,7 @@ def test_generating_with_a_cache_equals_computing_every_token_anew(name: str, la
     key = "input_ids" if name == "llama" else "decoder_input_ids"
     texts = {"input_ids": inputs["input_ids"]}
     start = inputs["input_ids"] if name == "llama" else torch.full((2, 1), model.config.decoder_start_token_id)
-    with hc.closed(model, what), torch.no_grad():
+    with hc.masked(model, what), torch.no_grad():
         fast = model.generate(**texts, max_new_tokens=steps, min_new_tokens=steps, do_sample=False, num_beams=1)
         slow = start
         for _ in range(steps):
@@ -745,12 +745,12 @@ def test_a_gate_that_is_no_tensor_is_a_bad_plan(gate: Any) -> None:
 def test_a_wrong_unit_is_one_sentence(what: str, kind: type[Exception]) -> None:
     model, _ = zoo.build("bert")
     before = Fingerprint(model)
-    with says(kind), hc.closed(model, what):
+    with says(kind), hc.masked(model, what):
         pytest.fail("entered")
     assert not before.changed()
 
 
 def test_a_layer_that_changes_the_shape_cannot_be_closed() -> None:
     model, inputs = zoo.build("hiera")
-    with says(Refused, about="HieraLayer"), hc.closed(model, "1.layers:0"):
+    with says(Refused, about="HieraLayer"), hc.masked(model, "1.layers:0"):
         zoo.output(model, inputs)

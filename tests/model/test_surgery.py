@@ -32,14 +32,14 @@ def test_any_set_of_query_heads_can_be_cut(name: str, kernel: str) -> None:
     for pair in combinations(site.ids, 2):
         smaller = copy.deepcopy(model)
         plan = hc.Plan.removing({site.name: pair})
-        with hc.closed(model, plan):
+        with hc.masked(model, plan):
             want = output(model, inputs)
         hc.cut(smaller, plan)
         assert close(output(smaller, inputs), want)
 
 
 @pytest.mark.parametrize(
-    ("name", "remove", "manner", "cache"),
+    ("name", "remove", "mode", "cache"),
     [
         ("llama", "0:0-1", "even", 3),  # a whole kv group of two
         ("llama", "0:0 0:2 0:4 0:6", "even", 4),  # one of every group
@@ -53,10 +53,10 @@ def test_any_set_of_query_heads_can_be_cut(name: str, kernel: str) -> None:
         ("cohere", "0:0 0:2 0:4 0:6", "even", 4),  # its norms have weights of their own for every head
     ],
 )
-def test_prices_say_the_manner_and_what_the_cache_will_hold(name: str, remove: str, manner: str, cache: int) -> None:
+def test_prices_say_the_manner_and_what_the_cache_will_hold(name: str, remove: str, mode: str, cache: int) -> None:
     model, inputs = zoo.build(name)
-    (price,) = hc.prices(model, remove)
-    assert (price.manner, price.kv_left) == (manner, cache)
+    (price,) = hc.model.cut_effects(model, remove)
+    assert (price.mode, price.kv_left) == (mode, cache)
     before = sum(p.numel() for p in model.parameters())
     hc.cut(model, remove)
     assert before - sum(p.numel() for p in model.parameters()) == price.parameters
@@ -70,7 +70,7 @@ def test_one_head_of_a_group_frees_its_query_rows_and_output_columns_and_no_cach
     """Indexed or padded, an uneven cut costs no parameter; copies of keys and values would cost two heads each."""
     model, _ = zoo.build(name)
     site = hc.find(model).heads[0]
-    (price,) = hc.prices(model, "0:0")
+    (price,) = hc.model.cut_effects(model, "0:0")
     assert price.parameters == 2 * site.width * model.config.hidden_size
     assert (price.kv_heads, price.kv_left) == (cache, cache)
 
@@ -78,7 +78,7 @@ def test_one_head_of_a_group_frees_its_query_rows_and_output_columns_and_no_cach
 def test_an_even_cut_followed_by_an_uneven_one_in_an_attention_with_its_own_code() -> None:
     model, inputs = zoo.build("falcon-gqa")
     plan = hc.find(model).plan("0:0-2")
-    with hc.closed(model, plan):
+    with hc.masked(model, plan):
         want = output(model, inputs)
     hc.cut(model, "0:0 0:2")
     hc.cut(model, "0:1")
@@ -107,7 +107,7 @@ def test_texts_of_different_lengths_go_through_what_is_left_of_torchs_encoder() 
     """Left to itself, it packs padded texts into a nested tensor, which only its own attention can read."""
     model, inputs = zoo.build("torch-encoder")
     padded = {**inputs, "src_key_padding_mask": torch.tensor([[False] * 7, [False] * 4 + [True] * 3])}
-    with hc.closed(model, "0:1 1:*"):
+    with hc.masked(model, "0:1 1:*"):
         want = output(model, padded)
     hc.cut(model, "0:1 1:*")
     assert close(output(model, padded)[0], want[0])
@@ -120,7 +120,7 @@ def test_hooks_of_the_user_stay_where_biases_are_filtered() -> None:
     attention, called = hc.find(model)["0"].module, list[str]()
     attention.register_forward_pre_hook(partial(lambda name, *_: called.append(name), "one"))
     attention.register_forward_pre_hook(lambda *_: called.append("two"))
-    with hc.closed(model, "0:0-1"):
+    with hc.masked(model, "0:0-1"):
         want = output(model, inputs)
     hc.cut(model, "0:0")
     hc.cut(model, "0:1")
@@ -132,7 +132,7 @@ def test_hooks_of_the_user_stay_where_biases_are_filtered() -> None:
 def test_a_bias_by_distance_goes_on_to_the_heads_that_stay() -> None:
     """MPT hands each attention one bias for all heads of one text, without an axis for the batch."""
     model, inputs = zoo.build("mpt")
-    with hc.closed(model, "0:1 1:0,3"):
+    with hc.masked(model, "0:1 1:0,3"):
         want = output(model, inputs)
     hc.cut(model, "0:1 1:0,3")
     assert close(output(model, inputs), want)
@@ -150,7 +150,7 @@ def test_one_of_two_heads_with_a_position_bias_can_go(gone: int) -> None:
         torch.nn.init.normal_(model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight, std=2.0)
     for site, text in (("0", [3, 4, 5, 6, 7]), ("1", [3, 4, 5, 6, 7]), ("0", [3]), ("1", [3])):
         inputs, smaller = {"input_ids": torch.tensor([text])}, copy.deepcopy(model)
-        with hc.closed(model, f"{site}:{gone}"):
+        with hc.masked(model, f"{site}:{gone}"):
             want = output(model, inputs)
         hc.cut(smaller, f"{site}:{gone}")
         assert close(output(smaller, inputs), want)
@@ -164,7 +164,7 @@ def test_an_attention_that_lost_heads_may_be_called_without_its_bias() -> None:
     states = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
     whole, less = (hc.find(one)["0"].module for one in (model, smaller))
     for given in ((states,), (states, None), (states, None, None)):
-        with hc.closed(model, "0:1"), torch.no_grad():
+        with hc.masked(model, "0:1"), torch.no_grad():
             want = whole(*given)[0]
         with torch.no_grad():
             assert close(less(*given)[0], want)
@@ -194,7 +194,7 @@ def test_what_is_left_of_a_convolution_without_channels_is_its_bias() -> None:
     whole = output(model, inputs)
     for site in hc.find(model):
         smaller = copy.deepcopy(model)
-        with hc.closed(model, f"{site.name}:*"):
+        with hc.masked(model, f"{site.name}:*"):
             want = output(model, inputs)
         hc.cut(smaller, f"{site.name}:*")
         assert close(output(smaller, inputs), want)
@@ -234,7 +234,7 @@ def test_a_scale_alone_removes_nothing() -> None:
 @pytest.mark.parametrize("scale", [{"0": torch.ones(3)}, {"layers": torch.ones(2)}, {"0": torch.ones(1, 1, 4)}])
 def test_a_scale_of_another_shape_is_a_bad_plan(scale) -> None:
     model, _ = zoo.build("bert")
-    with pytest.raises(hc.BadPlan):
+    with pytest.raises(hc.errors.BadPlan):
         hc.cut(model, "0:1", scale=scale)
 
 
@@ -276,7 +276,7 @@ def test_a_failed_check_puts_the_model_back_bit_for_bit(name: str, monkeypatch) 
         return {key: tensor * 1.5 for key, tensor in right(self, index, scale).items()}
 
     monkeypatch.setattr(surgery.Matrix, "columns", slightly_wrong)
-    with pytest.raises(hc.CheckFailed, match=r"differs from the closed one by .*first.*nothing was cut"):
+    with pytest.raises(hc.errors.CheckFailed, match=r"differs from the masked one by .*first.*nothing was cut"):
         hc.cut(model, PLANS[name], check=inputs)
     assert fingerprint(model) == before
     assert close(output(model, inputs), want)
@@ -297,14 +297,14 @@ def test_the_check_says_at_which_layer_they_part(monkeypatch) -> None:
     model, inputs = zoo.build("bert")
     right = surgery._cut_site
 
-    def breaks_layer_one(journal, root, site, keep, *rest):
-        right(journal, root, site, keep, *rest)
+    def breaks_layer_one(transaction, root, site, keep, *rest):
+        right(transaction, root, site, keep, *rest)
         if site.name == "1":
             weight = site.writer.weight.detach() * 2
-            journal.set_tensor(site.writer, "weight", weight)
+            transaction.set_tensor(site.writer, "weight", weight)
 
     monkeypatch.setattr(surgery, "_cut_site", breaks_layer_one)
-    with pytest.raises(hc.CheckFailed, match="first at layers:1"):
+    with pytest.raises(hc.errors.CheckFailed, match="first at layers:1"):
         hc.cut(model, "0:1 1:1", check=inputs)
 
 
@@ -323,15 +323,15 @@ def test_the_check_leaves_the_mode_and_draws_no_numbers() -> None:
 def test_a_norm_over_all_heads_is_refused_by_name_and_can_be_closed(name: str) -> None:
     model, inputs = zoo.build(name)
     base = output(model, inputs)
-    with pytest.raises(hc.Refused, match=r"norm.* normalises over all 8 heads at once"):
+    with pytest.raises(hc.errors.Refused, match=r"norm.* normalises over all 8 heads at once"):
         hc.cut(model, "0:1")
-    with hc.closed(model, "0:1"):
+    with hc.masked(model, "0:1"):
         assert not close(output(model, inputs), base, 1e-3)
 
 
 def test_the_last_layer_cannot_go() -> None:
     model, _ = zoo.build("bert")
-    with pytest.raises(hc.Refused, match="at least one layer"):
+    with pytest.raises(hc.errors.Refused, match="at least one layer"):
         hc.cut(model, "layers:0-1")
 
 
@@ -342,7 +342,7 @@ def test_units_that_are_not_there_are_named_in_one_sentence(what: str) -> None:
     if what == "":
         assert len(hc.cut(model, what)) == 0
         return
-    with pytest.raises((hc.BadPlan, hc.NotFound)) as caught:
+    with pytest.raises((hc.errors.BadPlan, hc.errors.NotFound)) as caught:
         hc.cut(model, what)
     assert "\n" not in str(caught.value)
     assert fingerprint(model) == before
@@ -351,7 +351,7 @@ def test_units_that_are_not_there_are_named_in_one_sentence(what: str) -> None:
 def test_a_unit_cannot_be_cut_twice() -> None:
     model, _ = zoo.build("bert")
     hc.cut(model, "0:1")
-    with pytest.raises(hc.BadPlan, match=r"0:1 has been cut already"):
+    with pytest.raises(hc.errors.BadPlan, match=r"0:1 has been cut already"):
         hc.cut(model, "0:1")
 
 
@@ -388,7 +388,7 @@ def test_layers_stay_where_the_config_picks_some_by_number(value: Any, picks: bo
     model, inputs = zoo.build("bert")
     model.config.vision_feature_layer = value
     if picks:
-        with pytest.raises(hc.Refused, match=r"picks layers by number \(vision_feature_layer"):
+        with pytest.raises(hc.errors.Refused, match=r"picks layers by number \(vision_feature_layer"):
             hc.cut(model, "layers:0")
     else:
         hc.cut(model, "layers:0", check=inputs)
@@ -401,7 +401,7 @@ def test_layers_that_change_the_width_are_refused() -> None:
     sizes = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "num_query_pool": 1, "mlp_ratio": 2.0}
     model = HieraModel(HieraConfig(image_size=[32, 32], **sizes)).eval()
     for layer in (0, 1):
-        with pytest.raises(hc.Refused, match=r"its layers change the width of what they take in \(16 to 32\)"):
+        with pytest.raises(hc.errors.Refused, match=r"its layers change the width of what they take in \(16 to 32\)"):
             hc.cut(model, f"1.layers:{layer}")
     assert [len(stack) for stack in hc.find(model).stacks] == [2, 2]
     hc.cut(model, "0.layers:1")
@@ -416,7 +416,7 @@ def test_heads_may_go_one_by_one_to_the_last(name: str) -> None:
     whole, site = copy.deepcopy(model), hc.find(model).heads[0]
     for count, unit in enumerate(site.units, 1):
         hc.cut(model, [unit])
-        with hc.closed(whole, site.units[:count]):
+        with hc.masked(whole, site.units[:count]):
             assert close(output(model, inputs), output(whole, inputs))
 
 
@@ -454,7 +454,7 @@ def test_heads_of_a_model_that_makes_masks_for_a_fixed_number_of_them_are_refuse
             return mask[:, None, ...].expand(-1, self.config.num_attention_heads, -1, -1)
 
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=8, vocab_size=9)
-    with pytest.raises(hc.Refused, match="attention masks"):
+    with pytest.raises(hc.errors.Refused, match="attention masks"):
         hc.cut(Spreading(config), "0:1")
     hc.cut(Spreading(config), "0.mlp:1")
     hc.cut(BertModel(config), "0:1")

@@ -53,7 +53,7 @@ def test_operations_and_parameters_are_those_of_the_cut_model(name: str) -> None
         plan, smaller = _mix(model, seed), copy.deepcopy(model)
         try:
             hc.cut(smaller, plan)
-        except hc.Refused:
+        except hc.errors.Refused:
             continue
         real = costs.operations_of(smaller, inputs), sum(p.numel() for p in smaller.parameters())
         reckoned = work.of(plan), weights.of(plan)
@@ -92,7 +92,7 @@ def test_random_budgets_are_never_exceeded(name: str, what: str, seed: int) -> N
         scores = hc.score(model, task, "fisher", units=units)
         purse = budgets.purse(model, scores, what, length=8, multiple=draw.choice([1, 4, 16]))
         if what == "flops":  # of the family's own batch: dummies have other positions
-            purse = budgets.Purse(model, scores, costs.operations(model, 8), multiple=purse.multiple, length=8)
+            purse = budgets.BudgetProblem(model, scores, costs.operations(model, 8), multiple=purse.multiple, length=8)
         least = purse.cheapest() / purse.costs.whole
         for _ in range(2):
             share = draw.uniform(least, 1)
@@ -122,12 +122,12 @@ def test_what_stays_has_widths_in_multiples_and_the_best_units() -> None:
     size = len(anatomy["0.mlp"])
     units = tuple(unit for site in anatomy.neurons for unit in site.units)
     raw = np.random.default_rng(0).random(len(units))
-    scores = hc.Scores(
+    scores = hc.documents.Scores(
         units, raw, "made", {s.name: "neuron" for s in anatomy.neurons}, {s.name: None for s in anatomy.neurons}
     )
     step = max(1, size // budgets.PARTS)
     for multiple in (1, step):
-        purse = budgets.Purse(model, scores, costs.parameters(model), multiple=multiple)
+        purse = budgets.BudgetProblem(model, scores, costs.parameters(model), multiple=multiple)
         plan, _ = budgets.within(purse, 0.5 + purse.cheapest() / purse.costs.whole / 2)
         worth = dict(zip(units, raw, strict=True))
         for site in anatomy.neurons:
@@ -151,32 +151,32 @@ def test_at_least_so_many_stay_and_one_layer_always() -> None:
 
 def test_where_nothing_may_go_the_least_is_the_whole() -> None:
     model, _ = zoo.build("bert")
-    purse = budgets.Purse(model, hc.Scores((), np.zeros(0), "made", {}, {}), costs.parameters(model))
+    purse = budgets.BudgetProblem(model, hc.documents.Scores((), np.zeros(0), "made", {}, {}), costs.parameters(model))
     assert purse.cheapest() == purse.costs.whole
     assert not purse.buy(purse.costs.whole)
-    with says(hc.BadPlan, about="without all 0 units 100 % are left"):
+    with says(hc.errors.BadPlan, about="without all 0 units 100 % are left"):
         budgets.within(purse, 0.5)
 
 
 def test_what_is_lost_without_a_unit_is_its_score_from_zero_on() -> None:
     units = tuple(Unit("0", number) for number in range(3))
     for raw, lost in (([0.5, 2.0, 1.0], [0.5, 2.0, 1.0]), ([0.5, -2.0, 1.0], [2.5, 0.0, 3.0])):
-        scores = hc.Scores(units, np.array(raw), "made", {"0": "head"}, {"0": None})
+        scores = hc.documents.Scores(units, np.array(raw), "made", {"0": "head"}, {"0": None})
         assert budgets._worth(scores) == dict(zip(units, lost, strict=True))
 
 
 def test_a_budget_that_cannot_be_kept_says_what_could_be() -> None:
     model, task = zoo_task("bert")
-    with says(hc.BadPlan, about="cannot be reached: without all"):
-        hc.choose(model, params="1%", score=task, units="heads,neurons")
-    with says(hc.BadPlan, about="above 0 and below 1"):
-        hc.choose(model, flops="150%", score=task)
-    with says(hc.BadPlan, about="above 0 and below 1"):
-        hc.choose(model, params=60, score=task)
-    with says(hc.BadPlan, about="in one way"):
-        hc.choose(model, params="60%", flops="60%", score=task)
-    with says(hc.BadPlan, about="looks at examples"):
-        hc.choose(model, remove=1, by="magnitude", tune=True)
+    with says(hc.errors.BadPlan, about="cannot be reached: without all"):
+        hc.pruning.choose(model, params="1%", score=task, units="heads,neurons")
+    with says(hc.errors.BadPlan, about="above 0 and below 1"):
+        hc.pruning.choose(model, flops="150%", score=task)
+    with says(hc.errors.BadPlan, about="above 0 and below 1"):
+        hc.pruning.choose(model, params=60, score=task)
+    with says(hc.errors.BadPlan, about="in one way"):
+        hc.pruning.choose(model, params="60%", flops="60%", score=task)
+    with says(hc.errors.BadPlan, about="looks at examples"):
+        hc.pruning.choose(model, remove=1, by="magnitude", tune=True)
 
 
 # -- seconds -------------------------------------------------------------------------------------------------------------
@@ -243,15 +243,15 @@ def test_noise_never_makes_fewer_units_dearer(clock: list[hc.Plan], monkeypatch:
 def test_a_speedup_is_measured_on_the_cut_model_and_just_reached(units: str, clock: list[hc.Plan]) -> None:
     model, task = zoo_task("bert")
     kept = Fingerprint(model)
-    choice = hc.choose(model, speedup=1.2, score=task, units=units, multiple=1)
+    choice = hc.pruning.choose(model, speedup=1.2, score=task, units=units, multiple=1)
     assert choice.budget is not None
     assert choice.budget.whole / choice.budget.measured >= 1.2
     if units == "heads,neurons":
         assert choice.budget.measured >= 0.9 * choice.budget.allowed, "and not much faster than asked"
     assert choice.plan.units in [plan.units for plan in clock]
     assert not kept.changed()
-    with says(hc.NotShown, about="times as fast here"):
-        hc.choose(model, speedup=50.0, score=task, units=units)
+    with says(hc.errors.NotShown, about="times as fast here"):
+        hc.pruning.choose(model, speedup=50.0, score=task, units=units)
 
 
 # -- the loop of the published search ------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_scores_below_zero_say_which_units_go_and_not_how_many(by: str) -> None:
     model, task = zoo_task("bert")
     some, of = hc.score(model, task, by, units="heads"), costs.parameters(model)
     one = of.whole - min(of.of(hc.Plan(frozenset([unit]))) for unit in some)
-    choice = hc.choose(model, params=0.95, units="heads", by=by, score=task)
+    choice = hc.pruning.choose(model, params=0.95, units="heads", by=by, score=task)
     assert choice.budget is not None
     assert choice.budget.allowed - one < choice.budget.measured <= choice.budget.allowed
     assert set(choice.plan) == set(some.order()[: len(choice.plan)])
@@ -297,11 +297,11 @@ def test_the_least_that_can_be_kept_can_always_be_bought(seed: int) -> None:
     anatomy, rng = hc.find(model), np.random.default_rng(seed)
     units = tuple(unit for site in anatomy for unit in site.units)
     kinds, types = {s.name: s.kind for s in anatomy}, {s.name: s.attention for s in anatomy}
-    scores = hc.Scores(units, rng.random(len(units)), "made", kinds, types)
+    scores = hc.documents.Scores(units, rng.random(len(units)), "made", kinds, types)
     tables = {site.name: np.cumsum(rng.random(len(site) + 1)) / 7 for site in anatomy}
     whole = sum(float(table[-1]) for table in tables.values()) + 0.3
     seconds = costs.Costs("time", whole, tables, {}, costs.homes(anatomy))
-    purse = budgets.Purse(model, scores, seconds, least=1, multiple=1)
+    purse = budgets.BudgetProblem(model, scores, seconds, least=1, multiple=1)
     plan = purse.buy(purse.cheapest())
     assert {len(site) - len(plan.by_site()[site.name]) for site in anatomy} == {1}
 
@@ -340,29 +340,30 @@ def test_another_kind_of_attention_is_measured_by_itself(clock: list[hc.Plan]) -
 
 def test_a_side_of_the_model_has_its_neurons_and_layers_too() -> None:
     model, task = zoo_task("bart")
-    choice = hc.choose(model, params=0.9, units="heads,neurons", only="encoder", score=task, multiple=1)
+    choice = hc.pruning.choose(model, params=0.9, units="heads,neurons", only="encoder", score=task, multiple=1)
     assert {name.split(".")[0] for name in choice.plan.by_site()} == {"encoder"}
     assert any(name.endswith("mlp") for name in choice.plan.by_site())
-    assert set(hc.choose(model, remove=1, units="layers", by="top", only="decoder").plan.by_site()) == {
+    assert set(hc.pruning.choose(model, remove=1, units="layers", by="top", only="decoder").plan.by_site()) == {
         "decoder.layers"
     }
     model, task = zoo_task("bert")
-    with says(hc.BadPlan, about="leaves no neurons"):
-        hc.choose(model, params=0.9, units="heads,neurons", only="encoder", score=task)
+    with says(hc.errors.BadPlan, about="leaves no neurons"):
+        hc.pruning.choose(model, params=0.9, units="heads,neurons", only="encoder", score=task)
 
 
 def test_steps_of_several_kinds_are_shares(clock: list[hc.Plan]) -> None:
     model, task = zoo_task("bert")
     score, select = task.subset([0]), task.subset([1])
-    with says(hc.BadPlan, about="share of the FLOPs apart"):
-        hc.choose(model, max_drop=1.0, units="heads,neurons", score=score, select=select, step=10)
+    with says(hc.errors.BadPlan, about="share of the FLOPs apart"):
+        hc.pruning.choose(model, max_drop=1.0, units="heads,neurons", score=score, select=select, step=10)
 
 
 def test_two_budgets_in_one_run_are_two_plans(tmp_path: Path) -> None:
     model, task = zoo_task("bert")
-    with hc.Run.open(tmp_path / "run", {"command": "test"}) as run:
+    with hc.runs.Run.open(tmp_path / "run", {"command": "test"}) as run:
         found = [
-            hc.choose(model, params=share, units="heads,neurons", score=task, run=run) for share in (0.9, 0.8, 0.9)
+            hc.pruning.choose(model, params=share, units="heads,neurons", score=task, run=run)
+            for share in (0.9, 0.8, 0.9)
         ]
     assert found[0].plan == found[2].plan
     assert len(found[0].plan) < len(found[1].plan)
@@ -378,5 +379,5 @@ def test_what_cannot_be_reached_is_said_before_anything_is_scored(monkeypatch: p
 
     monkeypatch.setattr(selection, "score_units", watched)
     for wish in ({"params": "1%"}, {"flops": "1%"}):
-        with says(hc.BadPlan, about="cannot be reached"):
-            hc.choose(model, **wish, units="heads", score=task)
+        with says(hc.errors.BadPlan, about="cannot be reached"):
+            hc.pruning.choose(model, **wish, units="heads", score=task)

@@ -165,7 +165,7 @@ def test_another_checkpoint_makes_another_question(place: Path, tmp_path: Path) 
     ran_json(*command)
     config = json.loads((there / NAMES[0] / "config.json").read_text())
     (there / NAMES[0] / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.1}))
-    with says(hc.BadRun, about="checkpoints"):
+    with says(hc.errors.BadRun, about="checkpoints"):
         ran(*command)
 
 
@@ -188,7 +188,7 @@ def test_some_checkpoints_by_their_places(place: Path, tmp_path: Path) -> None:
     assert [one["curves"] for one in some] == [every[0]["curves"], every[2]["curves"]]
     assert read(tmp_path / "some").question["options"]["checkpoints"].keys() == {NAMES[0], NAMES[2]}
     for wrong in ("0", "4", "1,epoch 9", ""):
-        with says(hc.BadRun, about="from 1 to 3"):
+        with says(hc.errors.BadRun, about="from 1 to 3"):
             ran(*asked(place, "--checkpoints", wrong, "-o", tmp_path / "wrong"))
     alone = ran("curve", place / "model", "--data", place / "dev.tsv", "--checkpoints", "1", "-o", tmp_path / "wrong")
     assert alone.exit_code == 2
@@ -201,7 +201,7 @@ def test_what_cannot_be_done_is_said_in_one_sentence(place: Path, tmp_path: Path
     (tmp_path / "some" / "logs").mkdir(parents=True)
     for folder, why in ((tmp_path / "nowhere", "is not a folder"), (tmp_path / "some", "none of its 1 folders")):
         wrong[3] = folder
-        with says(hc.BadRun, about=why):
+        with says(hc.errors.BadRun, about=why):
             ran(*wrong)
     done = ran(*asked(place, "--scores", "scores.json", "-o", tmp_path / "run"))
     assert done.exit_code == 2

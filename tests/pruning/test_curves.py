@@ -60,21 +60,21 @@ def test_steps_of_one_percent_of_almost_a_billion_units_are_whole() -> None:
 
 @pytest.mark.parametrize("step", [0, -1, 13, 0.0, 1.5, "0%", "101%", "ten", "", "%", float("nan")])
 def test_not_a_step(step: Any) -> None:
-    with says(hc.BadPlan, about="A step is a count of units"):
+    with says(hc.errors.BadPlan, about="A step is a count of units"):
         counts(step, 12)
-    with says(hc.BadPlan):
+    with says(hc.errors.BadPlan):
         counts([13], 12)
 
 
 # -- points ------------------------------------------------------------------------------------------------------------
 
 
-def scored(model: nn.Module, seed: int = 0) -> hc.Scores:
+def scored(model: nn.Module, seed: int = 0) -> hc.documents.Scores:
     return hc.score(model, by="random", seed=seed)
 
 
-def value_without(model: nn.Module, task: hc.Task, plan: hc.Plan) -> float:
-    with hc.closed(model, plan):
+def value_without(model: nn.Module, task: hc.data.Task, plan: hc.Plan) -> float:
+    with hc.masked(model, plan):
         return hc.evaluate(model, task).value
 
 
@@ -151,11 +151,11 @@ def test_rows_of_ones_own_reach_every_point(really_cut: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Stranger().eval()
-    task = hc.own_task([{"x": X}], loss=lambda m, b: m(b["x"]).square().mean((1, 2)))
-    scores = hc.score(model, by="random", dialects=[HEADS, MLP])
-    made = hc.curve(model, task, scores, step=[3], really_cut=really_cut, dialects=iter((HEADS, MLP)))
+    task = hc.custom_task([{"x": X}], loss=lambda m, b: m(b["x"]).square().mean((1, 2)))
+    scores = hc.score(model, by="random", specs=[HEADS, MLP])
+    made = hc.curve(model, task, scores, step=[3], really_cut=really_cut, specs=iter((HEADS, MLP)))
     assert [point.removed for point in made.points] == [0, 3]
-    with hc.closed(model, made.points[1].plan, dialects=[HEADS, MLP]), torch.no_grad():
+    with hc.masked(model, made.points[1].plan, specs=[HEADS, MLP]), torch.no_grad():
         want = float(model(X).square().mean())
     assert made.points[1].result.value == pytest.approx(want, abs=1e-5)
     assert abs(made.base.value - want) > 1e-3
@@ -180,7 +180,7 @@ def test_scores_computed_again_see_what_is_gone() -> None:
     model, task = classifier(), class_task(7)
     asked: list[hc.Plan] = []
 
-    def again(model: nn.Module, plan: hc.Plan) -> hc.Scores:
+    def again(model: nn.Module, plan: hc.Plan) -> hc.documents.Scores:
         asked.append(plan)
         return hc.score(model, by="random", seed=len(plan))  # units that are gone are among them
 
@@ -198,10 +198,10 @@ def test_heads_that_are_gone_do_not_count_among_those_that_stay() -> None:
     """Scores of magnitude stay as large as they were when a unit is gone."""
     model, task = classifier(), class_task(7)
 
-    def backwards(model: nn.Module, plan: hc.Plan) -> hc.Scores:
+    def backwards(model: nn.Module, plan: hc.Plan) -> hc.documents.Scores:
         """What was least at first is best as soon as it is gone."""
         raw = np.array([100.0 if unit in plan else unit.index for unit in scored(model).units])
-        return hc.Scores(scored(model).units, raw, "own", scored(model).kinds, scored(model).types)
+        return hc.documents.Scores(scored(model).units, raw, "own", scored(model).kinds, scored(model).types)
 
     made = hc.curve(model, task, backwards, step=3, least=1)
     assert made.points[-1].removed == 9
@@ -211,14 +211,14 @@ def test_heads_that_are_gone_do_not_count_among_those_that_stay() -> None:
 def test_the_model_is_scored_with_the_plan_closed() -> None:
     model, task = classifier(), class_task(7)
 
-    def again(model: nn.Module, plan: hc.Plan) -> hc.Scores:
-        with hc.closed(model, plan):
+    def again(model: nn.Module, plan: hc.Plan) -> hc.documents.Scores:
+        with hc.masked(model, plan):
             return hc.score(model, task)
 
     made = hc.curve(model, task, again, step=4)
     once = hc.curve(model, task, hc.score(model, task), step=4)
     assert made.points[1].plan == once.points[1].plan
-    with hc.closed(model, made.points[1].plan):
+    with hc.masked(model, made.points[1].plan):
         second = [unit for unit in hc.score(model, task).order() if unit not in made.points[1].plan][:4]
     assert set(made.points[2].plan) == set(made.points[1].plan) | set(second)
 
@@ -247,10 +247,10 @@ def test_a_run_goes_on_where_it_stopped(tmp_path) -> None:
         return class_loss(model, batch)
 
     model, task, stop = classifier(), class_task(7, loss=loss), 2
-    with pytest.raises(KeyboardInterrupt), hc.Run.open(tmp_path / "run", {"what": "curve"}) as run:
+    with pytest.raises(KeyboardInterrupt), hc.runs.Run.open(tmp_path / "run", {"what": "curve"}) as run:
         hc.curve(model, task, scored(model), step=4, run=run)
     stop = 99
-    with hc.Run.open(tmp_path / "run", {"what": "curve"}) as run:
+    with hc.runs.Run.open(tmp_path / "run", {"what": "curve"}) as run:
         made = hc.curve(model, task, scored(model), step=4, run=run)
     assert len(passes) == 4  # one for each point, also over the interruption
     plain = hc.curve(model, class_task(7), scored(model), step=4)
@@ -265,7 +265,7 @@ def test_json_and_text() -> None:
     data = curves.to_json(made)
     assert [row["removed"] for row in data["points"]] == [0, 6, 12]
     assert hc.Plan.from_json(data["points"][1]["plan"]) == made.points[1].plan
-    assert hc.Comparison.from_json(data["points"][2]["comparison"]) == made.points[2].comparison
+    assert hc.stats.Comparison.from_json(data["points"][2]["comparison"]) == made.points[2].comparison
     assert data["points"][1]["result"]["value"] == made.points[1].result.value
     lines = str(made).splitlines()
     assert len(lines) == 3

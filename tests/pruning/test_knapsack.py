@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 import headcount as hc
-from headcount.pruning.knapsack import Floor, Shelf, fill
+from headcount.pruning.knapsack import LayerGroup, Options, fill
 
 
-def _shelf(rng: np.random.Generator, units: int, price: float, step: int = 1) -> Shelf:
+def _shelf(rng: np.random.Generator, units: int, price: float, step: int = 1) -> Options:
     values = np.sort(rng.exponential(size=units))[::-1]
     counts = np.unique([*range(0, units, step), units])
     kept = np.concatenate([[0.0], values.cumsum()])[counts]
-    return Shelf(counts, values.sum() - kept, price * counts)
+    return Options(counts, values.sum() - kept, price * counts)
 
 
-def _totals(floors: list[Floor]) -> list[tuple[float, float]]:
+def _totals(floors: list[LayerGroup]) -> list[tuple[float, float]]:
     """What every choice costs and loses, by trying everything."""
     choices = []
     for floor in floors:
@@ -42,12 +42,12 @@ def test_it_is_never_over_the_budget_and_loses_no_more_than_the_best_choice(seed
     for _ in range(3):
         shelves = [_shelf(rng, int(rng.integers(1, 5)), float(rng.integers(1, 20))) for _ in range(rng.integers(0, 3))]
         lost = float(rng.exponential()) if rng.random() < 0.5 else None
-        floors.append(Floor(shelves, lost, float(rng.integers(0, 5)) if lost is not None else 0.0))
+        floors.append(LayerGroup(shelves, lost, float(rng.integers(0, 5)) if lost is not None else 0.0))
     whole = sum(floor.cost + sum(shelf.cost[-1] for shelf in floor.shelves) for floor in floors)
     budget = float(rng.random() * whole)
     within = [lost for cost, lost in _totals(floors) if cost <= budget]
     if not within:
-        with pytest.raises(hc.BadPlan, match="Nothing costs as little"):
+        with pytest.raises(hc.errors.BadPlan, match="Nothing costs as little"):
             fill(floors, budget)
         return
     found = fill(floors, budget)
@@ -56,7 +56,7 @@ def test_it_is_never_over_the_budget_and_loses_no_more_than_the_best_choice(seed
 
 
 @st.composite
-def few_floors(draw: Any) -> list[Floor]:
+def few_floors(draw: Any) -> list[LayerGroup]:
     """Up to three layers of up to two sites."""
     made = []
     for _ in range(draw(st.integers(1, 3))):
@@ -66,15 +66,15 @@ def few_floors(draw: Any) -> list[Floor]:
             counts = np.arange(len(worth) + 1)
             kept = np.concatenate([[0], np.cumsum(worth)])
             shelves.append(
-                Shelf(counts, sum(worth) - kept.astype(float), draw(st.integers(1, 9)) * counts.astype(float))
+                Options(counts, sum(worth) - kept.astype(float), draw(st.integers(1, 9)) * counts.astype(float))
             )
         lost = draw(st.none() | st.integers(0, 30))
-        made.append(Floor(shelves, lost, 0.0 if lost is None else float(draw(st.integers(0, 5)))))
+        made.append(LayerGroup(shelves, lost, 0.0 if lost is None else float(draw(st.integers(0, 5)))))
     return made
 
 
 @given(few_floors(), st.integers(0, 150))
-def test_no_budget_is_exceeded_and_nothing_better_fits(floors: list[Floor], budget: int) -> None:
+def test_no_budget_is_exceeded_and_nothing_better_fits(floors: list[LayerGroup], budget: int) -> None:
     """Costs are counted in ten-thousandths of the budget, rounded up: one of them may be lost for each site and layer."""
     totals, sites = _totals(floors), sum(1 + len(floor.shelves) for floor in floors)
     assume(any(cost <= budget for cost, _ in totals))
@@ -89,7 +89,7 @@ def test_no_budget_is_exceeded_and_nothing_better_fits(floors: list[Floor], budg
 def test_random_budgets_are_kept_at_the_size_of_bert(seed: int) -> None:
     rng = np.random.default_rng(seed)
     step = int(rng.choice([1, 16, 64]))
-    floors = [Floor([_shelf(rng, 12, 64.0), _shelf(rng, 3072, rng.random() + 0.5, step)]) for _ in range(4)]
+    floors = [LayerGroup([_shelf(rng, 12, 64.0), _shelf(rng, 3072, rng.random() + 0.5, step)]) for _ in range(4)]
     whole = sum(float(shelf.cost[-1]) for floor in floors for shelf in floor.shelves)
     budget = float(rng.random() * whole)
     found = fill(floors, budget)
@@ -100,7 +100,7 @@ def test_random_budgets_are_kept_at_the_size_of_bert(seed: int) -> None:
         assert all(count in shelf.counts for shelf, count in zip(floor.shelves, counts, strict=True))
 
 
-def _least_lost(floors: list[Floor], budget: float) -> float:
+def _least_lost(floors: list[LayerGroup], budget: float) -> float:
     """What is lost at least, by a solver of integer programs: a variable for every option of every site."""
     shelves = [shelf for floor in floors for shelf in floor.shelves]
     sizes = [len(shelf.counts) for shelf in shelves]
@@ -122,7 +122,7 @@ def _least_lost(floors: list[Floor], budget: float) -> float:
 @pytest.mark.parametrize("seed", range(4))
 def test_at_the_width_of_bert_it_loses_no_more_than_an_integer_program(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
-    floors = [Floor([_shelf(rng, 12, 134.0), _shelf(rng, 3072, 1.0, 64)]) for _ in range(6)]
+    floors = [LayerGroup([_shelf(rng, 12, 134.0), _shelf(rng, 3072, 1.0, 64)]) for _ in range(6)]
     budget = share * sum(float(shelf.cost[-1]) for floor in floors for shelf in floor.shelves)
     found = fill(floors, budget)
     exact = _least_lost(floors, budget)
@@ -130,15 +130,15 @@ def test_at_the_width_of_bert_it_loses_no_more_than_an_integer_program(seed: int
     assert exact * (1 - 1e-4) <= found.lost <= exact * 1.001
 
 
-def _kwon(heads: np.ndarray, neurons: np.ndarray, prices: tuple[float, float], budget: float) -> float:
+def _kwon(heads: np.ndarray, neurons: np.ndarray, cut_effects: tuple[float, float], budget: float) -> float:
     """What is kept at most with two prices only: all numbers of heads that the budget can pay for (Kwon et al. 2022).
 
     Their code does not bound the number of heads, and goes over small budgets.
     """
     best = 0.0
     for count in range(len(heads) + 1):
-        if count * prices[0] <= budget:
-            others = int((budget - count * prices[0]) // prices[1])
+        if count * cut_effects[0] <= budget:
+            others = int((budget - count * cut_effects[0]) // cut_effects[1])
             best = max(best, heads[:count].sum() + neurons[:others].sum())
     return best
 
@@ -146,22 +146,22 @@ def _kwon(heads: np.ndarray, neurons: np.ndarray, prices: tuple[float, float], b
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.339, 0.5, 0.75, 0.95])
 def test_with_two_prices_it_finds_what_the_published_search_finds_and_keeps_small_budgets(share: float) -> None:
     rng = np.random.default_rng(5)
-    prices = (4 * 768 * 64 + 2 * 39 * 64, 2 * 768)
-    floors = [Floor([_shelf(rng, 12, prices[0]), _shelf(rng, 512, prices[1])]) for _ in range(6)]
+    cut_effects = (4 * 768 * 64 + 2 * 39 * 64, 2 * 768)
+    floors = [LayerGroup([_shelf(rng, 12, cut_effects[0]), _shelf(rng, 512, cut_effects[1])]) for _ in range(6)]
     heads, neurons = (
         np.sort(np.concatenate([-np.diff(floor.shelves[n].lost) for floor in floors]))[::-1] for n in (0, 1)
     )
     whole = sum(float(shelf.cost[-1]) for floor in floors for shelf in floor.shelves)
     found = fill(floors, share * whole)
     kept = heads.sum() + neurons.sum() - found.lost
-    best = _kwon(heads, neurons, prices, share * whole)
+    best = _kwon(heads, neurons, cut_effects, share * whole)
     assert found.cost <= share * whole
     assert best * 0.999 <= kept <= best * (1 + 1e-9)
 
 
 def test_a_layer_goes_whole_where_it_is_worth_less_than_what_it_costs() -> None:
-    dear = Shelf(np.array([0, 1]), np.array([1.0, 0.0]), np.array([0.0, 10.0]))
-    floors = [Floor([dear], lost=0.1, cost=50.0), Floor([dear], lost=5.0, cost=50.0)]
+    dear = Options(np.array([0, 1]), np.array([1.0, 0.0]), np.array([0.0, 10.0]))
+    floors = [LayerGroup([dear], lost=0.1, cost=50.0), LayerGroup([dear], lost=5.0, cost=50.0)]
     found = fill(floors, 70.0)
     assert found.counts == (None, (1,))
     assert found.cost == 60.0
@@ -169,9 +169,9 @@ def test_a_layer_goes_whole_where_it_is_worth_less_than_what_it_costs() -> None:
 
 
 def test_with_nothing_to_spend_only_what_is_free_stays() -> None:
-    free = Shelf(np.array([0, 3]), np.array([1.0, 0.0]), np.array([0.0, 0.0]))
-    dear = Shelf(np.array([0, 3]), np.array([1.0, 0.0]), np.array([0.0, 0.5]))
-    found = fill([Floor([free, dear])], 0.0)
+    free = Options(np.array([0, 3]), np.array([1.0, 0.0]), np.array([0.0, 0.0]))
+    dear = Options(np.array([0, 3]), np.array([1.0, 0.0]), np.array([0.0, 0.5]))
+    found = fill([LayerGroup([free, dear])], 0.0)
     assert found.counts == ((3, 0),)
     assert found.cost == 0.0
 
@@ -180,9 +180,9 @@ def test_what_rounding_leaves_over_is_spent_on_what_is_worth_most_for_its_price(
     """Three sites that take all of the budget but for a millionth, which buys one dear unit or two cheap ones."""
     budget, rest = 1.0, 2.0**-20
     base = (budget - rest) / 3
-    dear = Shelf(np.array([1, 2]), np.array([5.0, 0.0]), np.array([base, base + rest]))
-    cheap = Shelf(np.array([1, 2]), np.array([3.0, 0.0]), np.array([base, base + rest / 4]))
-    found = fill([Floor([dear]), Floor([cheap]), Floor([cheap])], budget)
+    dear = Options(np.array([1, 2]), np.array([5.0, 0.0]), np.array([base, base + rest]))
+    cheap = Options(np.array([1, 2]), np.array([3.0, 0.0]), np.array([base, base + rest / 4]))
+    found = fill([LayerGroup([dear]), LayerGroup([cheap]), LayerGroup([cheap])], budget)
     assert found.counts == ((1,), (2,), (2,))
     assert found.lost == 5.0
     assert found.cost <= budget

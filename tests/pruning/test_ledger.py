@@ -76,10 +76,10 @@ def test_an_edited_plan_is_never_tested_on_examples_that_it_was_chosen_on(place:
     shared = (*_asked(place), "--max-drop", 20, "--dry-run")
     _run(*shared, "--score-data", place / "train.tsv", "--select-data", "e.tsv", "--step", 6, "--run", "a")
     again = (*shared, "--plan", "a/plan.json", "--select-data")
-    with says(hc.BadData, about="The plan has seen all"):
+    with says(hc.errors.BadData, about="The plan has seen all"):
         _run(*again, "e.tsv", "--run", "b")
     scored = _marks(place, place / "train.tsv") - _marks(place, place / "dev.tsv")  # the others are to report on
-    with says(hc.BadData, about="are also among those to report on"):  # scored on: no examples to test on either
+    with says(hc.errors.BadData, about="are also among those to report on"):  # scored on: no examples to test on either
         _run(*again, place / "train.tsv", "--run", "b")
     shown = _run(*again, "both.tsv", "--run", "b").output
     first = _marks(place, files / "e.tsv") | scored
@@ -91,7 +91,7 @@ def test_an_edited_plan_is_never_tested_on_examples_that_it_was_chosen_on(place:
     assert second["score"] == scored
     third = (*shared, "--plan", "b/plan.json", "--run", "c", "--select-data")
     for name in ("e.tsv", "both.tsv"):
-        with says(hc.BadData, about="The plan has seen all"):
+        with says(hc.errors.BadData, about="The plan has seen all"):
             _run(*third, name)
     assert _json(*third, "other.tsv")["guarantee"]["n"] == len(
         _marks(place, files / "other.tsv") - _marks(place, files / "both.tsv")
@@ -109,7 +109,7 @@ def test_both_folders_say_what_was_seen_also_what_was_reported_on(place: Path, f
     whole = seen_examples.read_seen(json.loads(inside)["seen"], Path())
     assert set(whole) == {"score", "report"}
     assert whole["score"] | whole["report"] == _marks(place, place / "dev.tsv")
-    with says(hc.BadData, about="its numbers were reported on"):
+    with says(hc.errors.BadData, about="its numbers were reported on"):
         _run(*_asked(place, "--plan", "smaller/plan.json", "--no-report", "-o", "again"))
     _run(*asked, "--dry-run")
     assert json.loads((files / "a" / "plan.json").read_text()) == json.loads(beside), "what was told is not forgotten"
@@ -119,7 +119,7 @@ def test_both_folders_say_what_was_seen_also_what_was_reported_on(place: Path, f
 def test_a_plan_written_by_the_verb_says_it_too(place: Path, tmp_path: Path) -> None:  # noqa: F811
     model = _model(place)
     score, report = splits.distinct(_task(place, "few")).split(0.5, 0.5)
-    hc.prune(model, tmp_path / "smaller", report, hc.choose(model, remove=2, score=score))
+    hc.prune(model, tmp_path / "smaller", report, hc.pruning.choose(model, remove=2, score=score))
     note = seen_examples.read_seen(json.loads((tmp_path / "smaller" / "plan.json").read_text())["seen"], Path())
     assert note == {"choose": seen_examples.marks(score), "report": seen_examples.marks(report)}
 
@@ -134,7 +134,7 @@ def test_what_was_scored_on_may_be_tuned_on_again_and_what_was_selected_on_may_n
     sets = _sets(place, given, (True, False), (str(files / "both.tsv"), None, None, None), old)
     assert sets.score is not None
     assert seen_examples.marks(sets.score) == _marks(place, files / "both.tsv") - _marks(place, files / "e.tsv")
-    with says(hc.BadData, about="give others with --score-data"):
+    with says(hc.errors.BadData, about="give others with --score-data"):
         _run(*_asked(place, *words, "--score-data", "e.tsv", "--dry-run", "--run", "b"))
 
 
@@ -185,7 +185,7 @@ def test_what_was_seen_comes_back_from_a_few_bytes(place: Path) -> None:  # noqa
 @pytest.mark.parametrize("note", ["everything", ["x"], {"score": 3}, {"score": "AAAA"}, {"score": "no base64!"}, None])
 def test_a_damaged_note_of_what_was_seen_is_refused(place: Path, files: Path, note: Any) -> None:  # noqa: F811
     (files / "plan.json").write_text(json.dumps({**hc.Plan.of("0:1").to_json(), "seen": note}))
-    with says(hc.BadPlan, about='has "seen" is damaged'):
+    with says(hc.errors.BadPlan, about='has "seen" is damaged'):
         _run(*_asked(place, "--plan", "plan.json", "--dry-run", "--run", "a"))
 
 
@@ -237,9 +237,9 @@ def test_what_ended_without_a_promise_or_was_stopped_counts_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strict = _asked(place, "--select-data", "e.tsv", "--max-drop", 0.1, "--dry-run", "--plan", _plan(files), data="few")
-    with says(hc.NotShown):
+    with says(hc.errors.NotShown):
         _run(*strict, "--run", "tries/1")
-    with says(hc.NotShown, about="at level 0.05 / 2"):
+    with says(hc.errors.NotShown, about="at level 0.05 / 2"):
         _run(*strict, "--run", "tries/2", "--seed", 1)
 
     def stop(*_: Any, **__: Any) -> Any:
@@ -297,9 +297,9 @@ def test_fresh_examples_begin_at_one_and_a_stopped_run_keeps_its_own(place: Path
     assert (found["tries"]["number"], found["guarantee"]["n"]) == (1, new)
     assert "tested on before were left out" in _run(*_fresh(place, "both.tsv", "tries/2", *one)).output
     assert _dry(place, "tries/2", *one, "--fresh", select="both.tsv") == found, "the same folder, the same examples"
-    with says(hc.BadData, about="were used for a promise before"):
+    with says(hc.errors.BadData, about="were used for a promise before"):
         _run(*_fresh(place, "e.tsv", "tries/3", *one))
-    with says(hc.BadData, about="were used for a promise before"):
+    with says(hc.errors.BadData, about="were used for a promise before"):
         _run(*_fresh(place, "both.tsv", "tries/3", *one, "--seed", 4))
     assert _dry(place, "tries/3", *one, "--fresh", select="other.tsv")["guarantee"]["n"] == len(
         _marks(place, files / "other.tsv") - _marks(place, files / "both.tsv")
@@ -331,11 +331,11 @@ def test_where_hardly_any_level_is_left_nothing_is_tested(place: Path, tmp_path:
     task = splits.distinct(_task(place, "few"))
     for number in range(1, 7):
         question = {"command": "prune", "options": {"max_drop": 1.0, "seed": number}}
-        with hc.Run.open(tmp_path / "tries" / str(number), question) as run:
+        with hc.runs.Run.open(tmp_path / "tries" / str(number), question) as run:
             if number < 5:
                 assert ledger.tries(run, task, alpha=0.004).number == number
             else:
-                with says(hc.BadData, about=f"the {number}th promise tried on these"):
+                with says(hc.errors.BadData, about=f"the {number}th promise tried on these"):
                     ledger.tries(run, task, alpha=0.004)
     assert [ledger._ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th")
@@ -440,13 +440,13 @@ def test_the_suspicion_is_seldom_wrong_and_knows_which_way_is_better() -> None:
 
     alarms = 0
     for seed in range(200):
-        one, other = hc.Result(accuracy, drawn(80, 0.9)), hc.Result(accuracy, drawn(50, 0.9))
+        one, other = hc.stats.Result(accuracy, drawn(80, 0.9)), hc.stats.Result(accuracy, drawn(50, 0.9))
         alarms += bool(plan_tests.known_before(one, other, seed))
     assert alarms <= 200 * (0.01 + 3 * (0.01 * 0.99 / 200) ** 0.5)
     good, bad = drawn(400, 0.99), drawn(300, 0.88)
     for measure in (accuracy, loss):
-        assert "probably" in plan_tests.known_before(hc.Result(measure, good), hc.Result(measure, bad))
-        assert plan_tests.known_before(hc.Result(measure, bad), hc.Result(measure, good)) == ""
+        assert "probably" in plan_tests.known_before(hc.stats.Result(measure, good), hc.stats.Result(measure, bad))
+        assert plan_tests.known_before(hc.stats.Result(measure, bad), hc.stats.Result(measure, good)) == ""
 
 
 # -- what is shipped is what was tested ------------------------------------------------------------------------------------
@@ -463,12 +463,12 @@ def test_a_tuned_model_is_tested_and_saved_in_the_number_format_of_its_source(
         return batch["input_ids"][:, 0] * 0.0
 
     # tuning is kept at every step, as the judge finds both equally good
-    monkeypatch.setattr(plan_tests, "_judge", lambda task: hc.own_task([task.batch()], values=equal))
+    monkeypatch.setattr(plan_tests, "_judge", lambda task: hc.custom_task([task.batch()], values=equal))
     shutil.copytree(place / "classifier", files / "source")
     _model(place).to(dtype).save_pretrained(files / "source")
     tested, really = dict[str, Any](), plan_tests.measure
 
-    def watched(model: Any, task: hc.Task, plans: Any, *, name: str, **how: Any) -> np.ndarray:
+    def watched(model: Any, task: hc.data.Task, plans: Any, *, name: str, **how: Any) -> np.ndarray:
         rows = really(model, task, plans, name=name, **how)
         state = {key: value.cpu().clone() for key, value in model.state_dict().items()}
         tested[name] = (state, rows[0], len(plans[0]))
@@ -505,7 +505,7 @@ def test_in_python_the_number_format_is_the_models_own_unless_another_is_named(
     def equal(_: Any, batch: Any) -> torch.Tensor:
         return batch["input_ids"][:, 0] * 0.0
 
-    monkeypatch.setattr(plan_tests, "_judge", lambda task: hc.own_task([task.batch()], values=equal))
+    monkeypatch.setattr(plan_tests, "_judge", lambda task: hc.custom_task([task.batch()], values=equal))
     model = AutoModelForSequenceClassification.from_pretrained(place / "classifier", dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -514,7 +514,7 @@ def test_in_python_the_number_format_is_the_models_own_unless_another_is_named(
     score, select, report = splits.distinct(_task(place, "dev", limit=300)).split(0.3, 0.4, 0.3)
     asked = {"max_drop": 30.0, "units": "heads,neurons", "tune": True, "step": "30%", "multiple": 1}
     for dtype in (None, torch.float16):
-        choice = hc.choose(model, **asked, score=score, select=select, dtype=dtype)
+        choice = hc.pruning.choose(model, **asked, score=score, select=select, dtype=dtype)
         assert choice.tuned is not None
         output = tmp_path / str(dtype)
         hc.prune(model, output, report, choice)

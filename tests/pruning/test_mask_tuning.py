@@ -19,7 +19,7 @@ import headcount as hc
 from headcount.model.gates import gates_of
 from headcount.pruning import mask_tuning
 from headcount.pruning.mask_tuning import Sums, Tuned, normal_equations, ridge, tuned
-from headcount.pruning.residual_targets import Landing, landing
+from headcount.pruning.residual_targets import ResidualTarget, landing
 
 
 def gates_with(model: nn.Module, plan: hc.Plan, found: Tuned) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def half_of(model: nn.Module, kinds: tuple[str, ...] = ("head", "neuron")) -> hc
     return hc.Plan(frozenset(u for site in hc.find(model) if site.kind in kinds for u in site.units[1::2]))
 
 
-def text_task(count: int, *, batch_size: int | None = None) -> hc.Task:
+def text_task(count: int, *, batch_size: int | None = None) -> hc.data.Task:
     return class_task(count, batch_size=batch_size)
 
 
@@ -101,7 +101,7 @@ def test_a_unit_that_is_never_active_is_left_alone_and_nothing_at_all_has_no_ans
 def twins(model: nn.Module, name: str, one: int, other: int, times: float) -> nn.Module:
     """Let a unit read what another reads, and write `times` what that one writes."""
     site = hc.find(model)[name]
-    assert isinstance(site, hc.Site)
+    assert isinstance(site, hc.model.Site)
     width = site.width
     rows = [slice(unit * width, (unit + 1) * width) for unit in (one, other)]
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_the_twin_of_a_unit_that_goes_takes_its_part(name: str, times: float) ->
         whole = model(**batch).logits
         with hc.gated(model, gates_with(model, plan, found)):
             near = model(**batch).logits
-        with hc.closed(model, plan):
+        with hc.masked(model, plan):
             far = model(**batch).logits
     assert (near - whole).abs().max() < 0.02 * (far - whole).abs().max()
 
@@ -151,7 +151,7 @@ def test_what_is_found_without_a_ridge_is_exact(monkeypatch) -> None:
 # -- landings ----------------------------------------------------------------------------------------------------------
 
 
-def landings_of(name: str) -> dict[str, tuple[nn.Module, Landing | None]]:
+def landings_of(name: str) -> dict[str, tuple[nn.Module, ResidualTarget | None]]:
     """Each site's layer, and where what it writes was found to land."""
     model, task = zoo_task(name)
     anatomy, blocks = hc.find(model), [b for stack in hc.find(model).stacks for b in stack.blocks]
@@ -207,7 +207,7 @@ FAMILIES = ["bert", "gpt2", "llama", "falcon", "gemma2", "bart", "marian", "t5",
 FAMILIES += ["torch-transformer"]
 
 
-def long_task(name: str) -> tuple[nn.Module, hc.Task]:
+def long_task(name: str) -> tuple[nn.Module, hc.data.Task]:
     """A family's model, and a task on more examples than the two that it comes with."""
     model, task = zoo_task(name)
     random = torch.Generator().manual_seed(1)
@@ -218,7 +218,7 @@ def long_task(name: str) -> tuple[nn.Module, hc.Task]:
         else torch.randn(24, *value.shape[1:], generator=random)
         for key, value in inputs.items()
     }
-    return model, replace(hc.own_task([grown], loss=task.loss, batch_size=5), loss=task.loss)
+    return model, replace(hc.custom_task([grown], loss=task.loss, batch_size=5), loss=task.loss)
 
 
 def law_tuned_is_nearer(name: str) -> None:
@@ -237,7 +237,7 @@ def law_tuned_is_nearer(name: str) -> None:
     gates = gates_with(model, plan, found)
     batch = task.batch(24)
     whole = zoo.output(model, batch)
-    with hc.closed(model, plan):
+    with hc.masked(model, plan):
         far = float((zoo.output(model, batch) - whole).square().sum())
     with hc.gated(model, gates):
         want = zoo.output(model, batch)
@@ -329,7 +329,7 @@ def test_it_looks_at_no_more_positions_than_it_may_and_draws_by_the_seed(monkeyp
     d_model, sites = model.config.hidden_size, 6
     monkeypatch.setattr(mask_tuning, "MEMORY", 27 * d_model * 4 * sites)
     assert 2 <= tuned(model, plan, task).examples <= 4
-    with says(hc.BadData, about="two examples"):
+    with says(hc.errors.BadData, about="two examples"):
         tuned(model, plan, task.subset([0]))
 
 
@@ -357,7 +357,7 @@ def test_layers_that_go_are_made_up_for_by_those_that_follow() -> None:
     batch = task.batch(40)
     with torch.no_grad():
         whole = model(**batch, output_hidden_states=True).hidden_states[-1]
-        with hc.closed(model, plan):
+        with hc.masked(model, plan):
             far = model(**batch, output_hidden_states=True).hidden_states[-1]
         with hc.gated(model, gates_with(model, plan, found)):
             near = model(**batch, output_hidden_states=True).hidden_states[-1]
@@ -386,8 +386,10 @@ def test_a_loss_without_gradients_is_said() -> None:
     def detached(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return class_loss(model, batch).detach()
 
-    with says(hc.Refused, about="no gradient"):
-        tuned(classifier(), "0:1", hc.own_task([{"input_ids": texts(4), "labels": torch.arange(4) % 3}], loss=detached))
+    with says(hc.errors.Refused, about="no gradient"):
+        tuned(
+            classifier(), "0:1", hc.custom_task([{"input_ids": texts(4), "labels": torch.arange(4) % 3}], loss=detached)
+        )
 
 
 def test_memory_that_runs_out_halves_the_batch(monkeypatch) -> None:
@@ -404,5 +406,5 @@ def test_memory_that_runs_out_halves_the_batch(monkeypatch) -> None:
     found = tuned(model, "1.mlp:0-7", task)
     assert torch.allclose(found.scale["1.mlp"], want.scale["1.mlp"], atol=1e-3)
     monkeypatch.setattr(mask_tuning, "_whole", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
-    with says(hc.OutOfMemory, about="one example"):
+    with says(hc.errors.OutOfMemory, about="one example"):
         tuned(model, "1.mlp:0-7", task)

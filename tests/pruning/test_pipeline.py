@@ -105,7 +105,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def _task(place: Path, name: str, **options: Any) -> hc.Task:
+def _task(place: Path, name: str, **options: Any) -> hc.data.Task:
     return hc.task("classification", place / f"{name}.tsv", tokenizer=str(place / "classifier"), **options)
 
 
@@ -146,7 +146,7 @@ def test_a_promise_is_shown_on_one_part_and_reported_on_another_by_the_checkpoin
     whole = hc.evaluate(model, select)
     for step in held["steps"]:
         order = hc.score(model, score).order()[: step["removed"]]
-        with hc.closed(model, hc.Plan(frozenset(order))):
+        with hc.masked(model, hc.Plan(frozenset(order))):
             there = hc.evaluate(model, select)
         assert step["value"] == pytest.approx(there.value)
         assert step["damage"] == pytest.approx(100 * (whole.value - there.value))
@@ -200,7 +200,7 @@ def test_a_count_a_plan_by_hand_and_a_dry_run(place: Path, tmp_path: Path) -> No
     assert found["removed"] == 3
     assert found["before"]["n"] == len({text for text, _ in _sentences(900, 0)}), "it was chosen on other data"
     assert hc.removed(hc.load(tmp_path / "mine")).units == less.units
-    with says(hc.BadPlan, about="one way"):
+    with says(hc.errors.BadPlan, about="one way"):
         _run(*shared, "--plan", tmp_path / "mine.json", "--remove", 5, "-o", tmp_path / "x")
     tested = _json(
         *shared,
@@ -242,10 +242,10 @@ def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_p
     model = _model(place)
     score, select, report = splits.distinct(_task(place, "dev")).split(0.25, 0.45, 0.3)
     kept = Fingerprint(model)
-    choice = hc.choose(model, max_drop=4.0, score=score, select=select, step=3)
+    choice = hc.pruning.choose(model, max_drop=4.0, score=score, select=select, step=3)
     found = hc.prune(model, tmp_path / "smaller", report, choice)
     assert not kept.changed()
-    with hc.closed(model, choice.plan):
+    with hc.masked(model, choice.plan):
         assert found.after.value == hc.evaluate(model, report).value
     assert "falls by less than 4 points, 95 % sure" in str(found)
     assert hc.load(tmp_path / "smaller").dtype == torch.float32
@@ -281,7 +281,7 @@ def test_sets_share_no_example_whatever_files_are_given(place: Path, tmp_path: P
     assert "to score on were left out, being among those to report or select on" in mixed.how
     whole = _sets(place, given, (True, True), train, None, str(place / "few.tsv"), None)
     assert splits.digests(mixed.report) == splits.digests(whole.report), "what is reported on loses nothing"
-    with says(hc.BadData, about="never choose and report"):
+    with says(hc.errors.BadData, about="never choose and report"):
         _sets(place, given, (True, True), dev, None, train, None)
     alone = _sets(place, given, (False, False), None, None, None, None)
     different = len({text for text, _ in _sentences(900, 0)})
@@ -320,7 +320,7 @@ def test_a_plan_from_a_dry_run_is_not_reported_on_what_it_was_chosen_on(place: P
     assert found["before"]["n"] == first.report.size
     damaged = json.loads(file.read_text()) | {"chosen_on": "everything"}
     file.write_text(json.dumps(damaged))
-    with says(hc.BadPlan, about="chosen on"):
+    with says(hc.errors.BadPlan, about="chosen on"):
         _run(*shared, "--plan", file, "-o", tmp_path / "3")
 
 
@@ -335,25 +335,25 @@ def test_copies_of_an_example_count_once(place: Path, tmp_path: Path) -> None:
 def test_in_python_too_nothing_is_chosen_and_reported_on_the_same_examples(place: Path, tmp_path: Path) -> None:
     model, task = _model(place), splits.distinct(_task(place, "dev", limit=200))
     score, select, report = task.split(0.3, 0.4, 0.3)
-    with says(hc.BadData, about="to score on are also among those to select on"):
-        hc.choose(model, max_drop=30, score=task, select=task)
+    with says(hc.errors.BadData, about="to score on are also among those to select on"):
+        hc.pruning.choose(model, max_drop=30, score=task, select=task)
     assert score.size > 10
     both = task.subset([n for n in range(task.size) if task.digest(n) in splits.digests(select)][:7])
     numbers = [n for n in range(task.size) if task.digest(n) in splits.digests(score) | splits.digests(both)]
-    mixed = hc.choose(model, max_drop=60, score=task.subset(numbers), select=select)
-    choice = hc.choose(model, max_drop=60, score=score, select=select)
+    mixed = hc.pruning.choose(model, max_drop=60, score=task.subset(numbers), select=select)
+    choice = hc.pruning.choose(model, max_drop=60, score=score, select=select)
     assert "7 examples of" in mixed.left_out
     assert "to score on were left out, being among those to select on" in mixed.left_out
     assert mixed.scores is not None
     assert mixed.scores.to_json() == hc.score(model, score).to_json()
     assert (choice.left_out, choice.used) == ("", mixed.used)
-    again = hc.own_task([{"x": torch.tensor([1, 1, 2])}], loss=lambda model, batch: batch["x"])
+    again = hc.custom_task([{"x": torch.tensor([1, 1, 2])}], loss=lambda model, batch: batch["x"])
     _, select_once, left_out = selection._kept_apart(None, again)
     assert select_once is not None
     assert select_once.size == 2
     assert "1 of 3 examples of own batches were there before and count once" in left_out
     for wrong in (score, select):
-        with says(hc.BadData, about="had a part in choosing"):
+        with says(hc.errors.BadData, about="had a part in choosing"):
             hc.prune(model, tmp_path / "smaller", wrong, choice)
     more = hc.prune(model, tmp_path / "more", task, choice)
     assert more.before.n == report.size
@@ -378,30 +378,32 @@ def test_flags_that_would_say_nothing_are_refused(place: Path, tmp_path: Path) -
 
 def test_units_are_counted_and_named_as_they_are(place: Path, tmp_path: Path) -> None:
     model, report = _model(place), _task(place, "train")
-    one = hc.choose(model, plan="0:1 2:0-1")
+    one = hc.pruning.choose(model, plan="0:1 2:0-1")
     assert (one.of, one.units) == (12, "heads")
-    neurons = hc.choose(model, plan="0.mlp:0-7")
+    neurons = hc.pruning.choose(model, plan="0.mlp:0-7")
     assert (neurons.of, neurons.units) == (96, "neurons")
-    both = hc.choose(model, plan="0:1 layers:2")
+    both = hc.pruning.choose(model, plan="0:1 layers:2")
     assert (both.of, both.units) == (15, "heads,layers")
     found = hc.prune(model, tmp_path / "x", report.with_metric("loss"), both)
     assert str(found).startswith("2 of 15 heads and layers (13 %) are gone: loss went from")
-    with says(hc.BadPlan, about="none of the 12 units can go"):
-        hc.choose(model, max_drop=1.0, score=report, select=_task(place, "few"), least=4)
-    with says(hc.BadPlan, about="at least one"):
-        hc.choose(model, remove=0, score=report)
+    with says(hc.errors.BadPlan, about="none of the 12 units can go"):
+        hc.pruning.choose(model, max_drop=1.0, score=report, select=_task(place, "few"), least=4)
+    with says(hc.errors.BadPlan, about="at least one"):
+        hc.pruning.choose(model, remove=0, score=report)
 
 
 def test_the_sentence_says_which_way_a_metric_goes_and_when_more_was_lost_than_promised(place: Path) -> None:
     score, select, report = (task.with_metric("loss") for task in _task(place, "dev", limit=240).split(0.3, 0.4, 0.3))
     model = _model(place)
-    choice = hc.choose(model, max_drop=5.0, score=score, select=splits.distinct(select), step="50%")
+    choice = hc.pruning.choose(model, max_drop=5.0, score=score, select=splits.distinct(select), step="50%")
     before = hc.evaluate(model, report)
     for more, words in ((0.5, "that had no part in it."), (6.0, "that had no part in it, more than promised.")):
         rows = before.rows.copy()
         rows[:, before.metric.columns.index("loss")] += more
-        after = hc.Result(before.metric, rows)
-        pruned = hc.Pruned(choice, before, after, hc.compare(before, after), (2, 1), (2, 1), None, (), Path("x"))
+        after = hc.stats.Result(before.metric, rows)
+        pruned = hc.pruning.Pruned(
+            choice, before, after, hc.compare(before, after), (2, 1), (2, 1), None, (), Path("x")
+        )
         assert "loss rises by less than 5, no example counted for more than 100 nats, 95 % sure" in str(pruned)
         assert str(pruned).endswith(words)
 
@@ -420,9 +422,9 @@ def test_the_sentence_says_which_way_a_metric_goes_and_when_more_was_lost_than_p
 def test_accuracies_and_losses_are_said_with_three_digits_and_what_counts_to_a_hundred_with_one(
     before: float, after: float, said: str
 ) -> None:
-    choice = hc.choose(classifier(), plan="0:1")
-    was, now = (hc.Result(metric("mean"), np.full((3, 1), value)) for value in (before, after))
-    pruned = hc.Pruned(choice, was, now, hc.compare(was, now), (2, 1), (2, 1), None, (), Path("x"))
+    choice = hc.pruning.choose(classifier(), plan="0:1")
+    was, now = (hc.stats.Result(metric("mean"), np.full((3, 1), value)) for value in (before, after))
+    pruned = hc.pruning.Pruned(choice, was, now, hc.compare(was, now), (2, 1), (2, 1), None, (), Path("x"))
     assert str(pruned) == f"1 of 12 heads (8 %) are gone: mean went {said} on 3 examples."
 
 
@@ -431,27 +433,29 @@ def test_accuracies_and_losses_are_said_with_three_digits_and_what_counts_to_a_h
 
 def test_what_cannot_be_cut_is_left_alone_and_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuses(monkeypatch, "1")
-    choice = hc.choose(_model(place), remove="100%", score=_task(place, "train"))
+    choice = hc.pruning.choose(_model(place), remove="100%", score=_task(place, "train"))
     assert set(choice.plan.by_site()) == {"0", "2"}
     assert [site for site, _ in choice.left_alone] == ["1"]
     assert (len(choice.plan), choice.of) == (8, 12)
     monkeypatch.setattr(
-        selection.rules, "refuse", lambda *_: (_ for _ in ()).throw(hc.Refused("0 cannot be cut exactly: no reason."))
+        selection.rules,
+        "refuse",
+        lambda *_: (_ for _ in ()).throw(hc.errors.Refused("0 cannot be cut exactly: no reason.")),
     )
-    with says(hc.Refused, about="No heads of BertForSequenceClassification can be cut"):
-        hc.choose(_model(place), remove=1, score=_task(place, "train"))
+    with says(hc.errors.Refused, about="No heads of BertForSequenceClassification can be cut"):
+        hc.pruning.choose(_model(place), remove=1, score=_task(place, "train"))
 
 
 def test_too_few_examples_say_how_many_would_be_needed(place: Path, tmp_path: Path) -> None:
     asked = ("prune", place / "classifier", "--data", place / "few.tsv", "--max-drop", 1.0, "-o", tmp_path / "smaller")
-    with says(hc.NotShown, about="examples to select on would be needed"):
+    with says(hc.errors.NotShown, about="examples to select on would be needed"):
         _run(*asked, "--run", tmp_path / "run")
     assert _leftovers(tmp_path) == []
 
 
 def test_how_much_is_said_in_one_way(place: Path, tmp_path: Path) -> None:
     for wishes in (("--remove", "10%", "--max-drop", "1"), ("--speedup", "1.2", "--remove", "3")):
-        with says(hc.BadPlan, about="one way"):
+        with says(hc.errors.BadPlan, about="one way"):
             _run(*_asked(place, tmp_path, *wishes))
     for missing, about in (((), "say how much"), (("--remove", "3"), "-o FOLDER")):
         out = () if missing else ("-o", tmp_path / "x")
@@ -460,8 +464,8 @@ def test_how_much_is_said_in_one_way(place: Path, tmp_path: Path) -> None:
         )
         assert done.exit_code == 2
         assert about in " ".join(done.output.replace("│", " ").split())
-    with pytest.raises(hc.BadPlan):
-        hc.choose(_model(place), score=_task(place, "train"))
+    with pytest.raises(hc.errors.BadPlan):
+        hc.pruning.choose(_model(place), score=_task(place, "train"))
 
 
 # -- bad days ------------------------------------------------------------------------------------------------------------
@@ -493,7 +497,7 @@ def test_bad_input_ends_in_one_sentence_with_nothing_written(place: Path, tmp_pa
     arguments, about = CASES[case]
     words = [files / word if word.endswith(".tsv") else word for word in arguments]
     wish = () if {"--remove", "--max-drop"} & set(arguments) else ("--remove", "25%")
-    with says(hc.BadData, hc.BadPlan, hc.BadMeasure, hc.NotFound, about=about):
+    with says(hc.errors.BadData, hc.errors.BadPlan, hc.errors.BadMeasure, hc.errors.NotFound, about=about):
         _run("prune", place / "classifier", *words, *wish, "-o", tmp_path / "smaller", "--run", tmp_path / "run")
     assert _leftovers(tmp_path) == ["in"]
 
@@ -505,7 +509,7 @@ def test_a_metric_that_is_not_defined_is_refused(place: Path, tmp_path: Path) ->
         model.classifier.bias.copy_(torch.tensor([0.0, 5.0]))
     model.save_pretrained(tmp_path / "constant")
     word_tokenizer([*GOOD, *BAD, *OTHER]).save_pretrained(tmp_path / "constant")
-    with says(hc.BadData, about="matthews is not defined"):
+    with says(hc.errors.BadData, about="matthews is not defined"):
         _run(
             *("prune", tmp_path / "constant", "--data", place / "dev.tsv", "--metric", "matthews", "--remove", 2),
             *("-o", tmp_path / "smaller", "--run", tmp_path / "run"),
@@ -517,7 +521,7 @@ def test_a_tokenizer_of_another_model_is_refused(place: Path, tmp_path: Path) ->
     shutil.copytree(place / "classifier", tmp_path / "wrong")
     word_tokenizer([f"word{n}" for n in range(50)] + list(OTHER) * 2).save_pretrained(tmp_path / "wrong")
     _write(tmp_path / "data.tsv", [(" ".join(f"word{n}" for n in range(k % 40, k % 40 + 9)), k % 2) for k in range(60)])
-    with says(hc.BadData, about="tokenizer does not belong to the model"):
+    with says(hc.errors.BadData, about="tokenizer does not belong to the model"):
         _run("prune", tmp_path / "wrong", "--data", tmp_path / "data.tsv", "--remove", 2, "-o", tmp_path / "smaller")
     assert not (tmp_path / "smaller").exists()
 
@@ -533,7 +537,7 @@ def test_a_full_disk_leaves_nothing_that_looks_finished_and_the_same_command_goe
 
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "save", full)
-        with says(hc.BadCheckpoint, about="No space left on device"):
+        with says(hc.errors.BadCheckpoint, about="No space left on device"):
             _run(*asked)
     assert _leftovers(tmp_path) == []
     assert not read(tmp_path / "run").finished
@@ -576,7 +580,7 @@ def test_a_checkpoint_that_came_back_different_is_not_kept(
         return model
 
     monkeypatch.setattr(pipeline, "load", other)
-    with says(hc.CheckFailed, about="differs from the closed model"):
+    with says(hc.errors.CheckFailed, about="differs from the masked model"):
         _run(*_asked(place, tmp_path, "--remove", 3, "--no-report"))
     assert _leftovers(tmp_path) == []
 
@@ -584,10 +588,10 @@ def test_a_checkpoint_that_came_back_different_is_not_kept(
 def test_an_existing_folder_is_replaced_only_if_asked(place: Path, tmp_path: Path) -> None:
     (tmp_path / "smaller").mkdir()
     (tmp_path / "smaller" / "mine.txt").write_text("keep me")
-    with says(hc.BadCheckpoint, about="exists and is not empty"):
+    with says(hc.errors.BadCheckpoint, about="exists and is not empty"):
         _run(*_asked(place, tmp_path, "--remove", 3, "--no-report"))
     assert (tmp_path / "smaller" / "mine.txt").read_text() == "keep me"
-    with says(hc.BadCheckpoint, about="is not a model folder"):
+    with says(hc.errors.BadCheckpoint, about="is not a model folder"):
         _run(*_asked(place, tmp_path, "--remove", 3, "--no-report", "--force"))
     assert (tmp_path / "smaller" / "mine.txt").read_text() == "keep me"
     shutil.rmtree(tmp_path / "smaller")
@@ -611,11 +615,11 @@ def test_force_never_takes_the_model_the_data_or_what_holds_them(
     monkeypatch.chdir(tmp_path)
     shared = ("prune", "home/model", "--data", "home/dev.tsv", "--remove", 3, "--no-report", "--force", "-q")
     for target in ("home/model", "home", "home/../home", ".", tmp_path / "home"):
-        with says(hc.BadCheckpoint, about="choose another folder"):
+        with says(hc.errors.BadCheckpoint, about="choose another folder"):
             _run(*shared, "-o", target)
-    with says(hc.BadCheckpoint, about="choose another"):
+    with says(hc.errors.BadCheckpoint, about="choose another"):
         _run(*shared, "-o", "home/dev.tsv")
-    with says(hc.BadCheckpoint, about="choose another"):
+    with says(hc.errors.BadCheckpoint, about="choose another"):
         _run(*shared, "-o", "home/dev.tsv/smaller")
     assert sorted(path.name for path in home.rglob("*")) == before
     _run(*shared, "-o", "home/model/smaller")
@@ -658,7 +662,7 @@ def test_the_cap_of_a_promise_about_a_loss_is_the_one_asked_for_or_twenty_drops(
         held = _json(*asked, "--step", 4, *more, "--run", tmp_path / f"run-{number}" / "x")["guarantee"]
         assert (held["cap"], held["test"]) == (cap, "bounded")
         assert f"no example counted for more than {cap:g} nats" in held["sentence"]
-    with says(hc.BadMeasure, about="a promise about accuracy has none"):
+    with says(hc.errors.BadMeasure, about="a promise about accuracy has none"):
         _run(*asked[:4], "--max-drop", 3, "--dry-run", "--cap", 5, "--run", tmp_path / "accuracy")
     done = CliRunner().invoke(app, [*map(str, asked[:4]), "--remove", "2", "--cap", "5", "--dry-run"])
     assert done.exit_code == 2

@@ -26,7 +26,7 @@ def act(words: Sequence[str]) -> None:
     if "slow" in rest:
         time.sleep(0.5)
     if what == "fail":
-        raise hc.BadRun(" ".join(rest))
+        raise hc.errors.BadRun(" ".join(rest))
     if what == "exit":
         raise SystemExit(int(rest[0]))
     if what == "bug":

@@ -19,9 +19,9 @@ from headcount.reporting import model_card
 from headcount.reporting.sections import pruning
 from headcount.stats import betting_bound, guarantee, noninferiority, paired_shares
 from headcount.stats.correlation_influence import influences
-from headcount.stats.guarantee import TEST_NAMES, fewest, no_worse, sequence
+from headcount.stats.guarantee import TEST_NAMES, fewest, noninferiority_test, sequence
 from headcount.stats.metrics import metric
-from headcount.stats.paired_shares import LEFT_OUT, TAIL, exact_p, least_shown
+from headcount.stats.paired_shares import LEFT_OUT, TAIL, exact_p, upper_bound
 
 ACCURACY = metric("accuracy")
 
@@ -43,7 +43,7 @@ def counted(lost: int, won: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 def only_p(monkeypatch: pytest.MonkeyPatch) -> None:
     """For simulations: bounds, which they do not ask for, are not looked for, and the p of the same counts is found once."""
     monkeypatch.setattr(betting_bound, "largest_open", lambda *_: 0.0)
-    monkeypatch.setattr(noninferiority, "least_shown", lambda *_: 0.0)
+    monkeypatch.setattr(noninferiority, "upper_bound", lambda *_: 0.0)
     monkeypatch.setattr(noninferiority, "exact_p", cache(exact_p))
 
 
@@ -150,10 +150,10 @@ def test_with_nothing_changed_it_is_the_chance_that_a_loss_of_the_margin_stays_u
 
 def test_the_bound_is_where_the_test_turns() -> None:
     for lost, won, n in [(0, 0, 200), (12, 7, 400), (30, 41, 900)]:
-        bound = least_shown(lost, won, n, 0.05)
+        bound = upper_bound(lost, won, n, 0.05)
         assert exact_p(lost, won, n, bound) <= 0.05
         assert exact_p(lost, won, n, bound - 0.02 / n) > 0.05
-        shown = no_worse(ACCURACY, *counted(lost, won, n), drop=100 * bound)
+        shown = noninferiority_test(ACCURACY, *counted(lost, won, n), drop=100 * bound)
         assert shown.test == "exact"
         assert shown.damage == pytest.approx(100 * (lost - won) / n)
         assert shown.p <= 0.05
@@ -170,11 +170,11 @@ def test_shares_that_should_be_small_and_means_of_other_numbers() -> None:
     """An error rate is tested like an accuracy; a mean of other values is not a share of examples."""
     was, now = counted(5, 2, 300)
     errors = metric("mean", higher_is_better=False)
-    exact = no_worse(ACCURACY, was, now, 3.0)
-    same = no_worse(errors, 1 - was[:, 1:2], 1 - now[:, 1:2], 0.03)
+    exact = noninferiority_test(ACCURACY, was, now, 3.0)
+    same = noninferiority_test(errors, 1 - was[:, 1:2], 1 - now[:, 1:2], 0.03)
     assert same.test == "exact"
     assert (same.p, same.damage * 100) == (exact.p, pytest.approx(exact.damage))
-    assert no_worse(errors, 2 - was[:, 1:2], 2 - now[:, 1:2], 0.03).test == "bounded"
+    assert noninferiority_test(errors, 2 - was[:, 1:2], 2 - now[:, 1:2], 0.03).test == "bounded"
 
 
 # -- the bootstrap -------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def errors_of_the_bootstrap(kind: str, repetitions: int, n: int) -> float:
     columns = ("loss", "tokens") if kind == "tokens" else ("label", "prediction", "loss")
     rng, loss = np.random.default_rng(3), metric("loss", columns=columns)
     shown = [
-        no_worse(loss, *skewed(kind, n, rng), drop=0.05, resamples=300, seed=seed, cap=math.inf).p <= 0.05
+        noninferiority_test(loss, *skewed(kind, n, rng), drop=0.05, resamples=300, seed=seed, cap=math.inf).p <= 0.05
         for seed in range(repetitions)
     ]
     return sum(shown) / repetitions
@@ -234,7 +234,7 @@ def test_no_change_at_all_shows_little_on_few_examples_and_more_on_many(name: st
                 tokens = rng.permutation(n) + 3.0
                 rows = np.stack([rng.exponential(0.4, n) * tokens, tokens], axis=1)
                 measure = metric("loss")
-        found = no_worse(measure, rows, rows, 1.0, resamples=1000)
+        found = noninferiority_test(measure, rows, rows, 1.0, resamples=1000)
         assert found.damage == 0
         return found.bound
 
@@ -254,7 +254,7 @@ def test_of_few_examples_ten_thousand_resamples_are_drawn_and_of_very_many_no_fe
 
     monkeypatch.setattr(noninferiority, "resampled_differences", none_is_worse)
     rows = np.linspace(0, 1, n)[:, None]
-    found = no_worse(metric("mean"), rows, rows, 1.0, cap=math.inf)
+    found = noninferiority_test(metric("mean"), rows, rows, 1.0, cap=math.inf)
     assert asked == [resamples]
     assert found.p == 1 / (1 + resamples), "no p is smaller than the draws can show"
 
@@ -262,8 +262,8 @@ def test_of_few_examples_ten_thousand_resamples_are_drawn_and_of_very_many_no_fe
 def test_a_loss_of_exactly_the_drop_is_not_shown() -> None:
     """Every example loses 1, so that every resample does: what is shown is that less is lost."""
     was, now = np.full((40, 1), 3.0), np.full((40, 1), 2.0)
-    assert no_worse(metric("mean"), was, now, 1.0, resamples=99).p == 1
-    assert no_worse(metric("mean"), was, now, 1.5, resamples=99, cap=math.inf).p == 1 / 100
+    assert noninferiority_test(metric("mean"), was, now, 1.0, resamples=99).p == 1
+    assert noninferiority_test(metric("mean"), was, now, 1.5, resamples=99, cap=math.inf).p == 1 / 100
 
 
 # -- betting -------------------------------------------------------------------------------------------------------------
@@ -363,18 +363,18 @@ def test_the_usual_cap_is_twenty_drops_and_what_is_beyond_it_is_counted_and_told
     now = was.copy()
     now[:3] += 4.0
     now[3] -= 4.0
-    found = no_worse(LOSS, was, now, 0.05)
+    found = noninferiority_test(LOSS, was, now, 0.05)
     assert (found.test, found.cap, found.beyond) == ("bounded", 1.0, 4)
     assert found.damage == pytest.approx(8 / 500), "what was measured has no cap"
     held = sequence(LOSS, was, [(1, was), (2, now)], 0.05)
     assert (held.cap, [step.beyond for step in held.steps]) == (1.0, [0, 4])
     promise = "loses less than 0.05 in mean, no example counted for more than 1, 95 % sure, shown on 500 examples"
     assert str(held) == f"{promise}, bounded by a betting test"
-    assert no_worse(LOSS, was, now, 0.05, cap=5.0).beyond == 0
+    assert noninferiority_test(LOSS, was, now, 0.05, cap=5.0).beyond == 0
     tokens = np.stack([was[:, 0] * 23, np.full(500, 23.0)], axis=1)  # of 20 tokens, to one digit
-    assert no_worse(metric("loss"), tokens, tokens, 0.05).cap == 20.0
+    assert noninferiority_test(metric("loss"), tokens, tokens, 0.05).cap == 20.0
     assert str(sequence(metric("loss"), tokens, [(1, tokens)], 0.05)).count("no example counted for more than 20 nats")
-    assert no_worse(LOSS, was, now, 0.05, clusters=np.arange(500) // 5).cap == 5.0, "of a group of five"
+    assert noninferiority_test(LOSS, was, now, 0.05, clusters=np.arange(500) // 5).cap == 5.0, "of a group of five"
 
 
 def test_a_cap_never_makes_a_promise_easier() -> None:
@@ -382,9 +382,9 @@ def test_a_cap_never_makes_a_promise_easier() -> None:
     was = np.random.default_rng(0).exponential(0.3, (300, 1))
     now = was.copy()
     now[:2] += 20.0
-    plain = no_worse(LOSS, was, now, 0.2, cap=math.inf)
+    plain = noninferiority_test(LOSS, was, now, 0.2, cap=math.inf)
     for cap in (0.1, 4.0, None):
-        capped = no_worse(LOSS, was, now, 0.2, cap=cap)
+        capped = noninferiority_test(LOSS, was, now, 0.2, cap=cap)
         assert capped.p >= plain.p > 0.05
         assert capped.bound >= plain.bound
 
@@ -397,8 +397,8 @@ def test_a_perplexity_is_bounded_by_its_logarithm() -> None:
     loss, perplexity = metric("loss"), metric("perplexity")
     value = perplexity.value(before)
     drop = value * math.expm1(0.1)  # a tenth of a nat per token
-    logs = no_worse(loss, before, after, 0.1, cap=60.0)
-    found = no_worse(perplexity, before, after, drop, cap=60.0)
+    logs = noninferiority_test(loss, before, after, 0.1, cap=60.0)
+    found = noninferiority_test(perplexity, before, after, drop, cap=60.0)
     assert found.test == "bounded"
     assert (found.cap, found.beyond) == (logs.cap, logs.beyond)
     alone = [
@@ -424,7 +424,7 @@ def test_a_promise_about_perplexity_is_broken_no_more_often_than_it_says() -> No
         now = was + tokens**2 * rng.exponential(1.0, 300) * 0.05 / ratio
         rows = [np.stack([one, tokens], axis=1) for one in (was, now)]
         drop = math.exp(3.05) - math.exp(3.0)
-        wrong += no_worse(metric("perplexity"), *rows, drop, resamples=200, seed=seed).p <= 0.05
+        wrong += noninferiority_test(metric("perplexity"), *rows, drop, resamples=200, seed=seed).p <= 0.05
     assert wrong / times <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / times)
 
 
@@ -439,7 +439,7 @@ def test_five_copies_of_each_outcome_break_a_promise_that_does_not_know_them_and
         luck = rng.random(200).repeat(5)
         was, now = rows_of(luck >= 0.02), rows_of((luck < 0.02) | (luck >= 0.06))  # two points lost
         for number, clusters in enumerate((None, groups)):
-            found = no_worse(ACCURACY, was, now, 2.0, seed=seed, clusters=clusters)
+            found = noninferiority_test(ACCURACY, was, now, 2.0, seed=seed, clusters=clusters)
             assert found.test == ("exact" if clusters is None else "bounded")
             broken_promises[number] += found.p <= 0.05
     assert broken_promises[0] / times > 0.15
@@ -448,7 +448,9 @@ def test_five_copies_of_each_outcome_break_a_promise_that_does_not_know_them_and
 
 def test_groups_of_one_are_no_groups() -> None:
     was, now = counted(5, 2, 300)
-    assert no_worse(ACCURACY, was, now, 3.0, clusters=np.arange(300)) == no_worse(ACCURACY, was, now, 3.0)
+    assert noninferiority_test(ACCURACY, was, now, 3.0, clusters=np.arange(300)) == noninferiority_test(
+        ACCURACY, was, now, 3.0
+    )
 
 
 @pytest.mark.parametrize("name", ["f1", "pearson", "spearman", "loss"])
@@ -462,9 +464,9 @@ def test_a_promise_about_groups_of_copies_is_that_about_one_of_each(name: str) -
         guesses = labels + rng.normal(0, (0.5, 0.6), (80, 2)).T
     measure = metric(name, labels=2, columns=("label", "prediction", "loss"))
     rows = [np.stack([labels, guess, rng.exponential(0.5, 80)], axis=1) for guess in guesses]
-    alone = no_worse(measure, *rows, 5.0, resamples=300)
+    alone = noninferiority_test(measure, *rows, 5.0, resamples=300)
     copied = [one.repeat(3, axis=0) for one in rows]
-    grouped = no_worse(measure, *copied, 5.0, resamples=300, clusters=np.arange(240) // 3)
+    grouped = noninferiority_test(measure, *copied, 5.0, resamples=300, clusters=np.arange(240) // 3)
     for field in ("damage", "bound", "p", "spread"):
         assert getattr(grouped, field) == pytest.approx(getattr(alone, field), rel=1e-6), field
 
@@ -512,7 +514,8 @@ def test_a_promise_about_a_correlation_is_broken_no_more_often_than_it_says(name
     rng, times, measure = np.random.default_rng(6), 100, metric(name)
     fall = FALLS[shape][name == "spearman"]
     wrong = sum(
-        no_worse(measure, *of_shape(shape, rng, n), fall, resamples=200, seed=seed).p <= 0.05 for seed in range(times)
+        noninferiority_test(measure, *of_shape(shape, rng, n), fall, resamples=200, seed=seed).p <= 0.05
+        for seed in range(times)
     )
     assert wrong / times <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / times)
 
@@ -524,7 +527,7 @@ def test_a_fall_of_one_point_can_be_shown_on_as_many_examples_as_people_have(nam
     assert found.removed == 1
     assert found.least is not None
     assert 0.5 < found.least == found.steps[0].bound < 1.1
-    assert no_worse(metric(name), before, before, 0.9 * found.least).p > 0.05
+    assert noninferiority_test(metric(name), before, before, 0.9 * found.least).p > 0.05
 
 
 # -- the sequence --------------------------------------------------------------------------------------------------------
@@ -564,7 +567,9 @@ def broken(model: Synthetic, choose: str, repetitions: int) -> float:
         if choose == "sequence":
             removed = sequence(ACCURACY, before, plans, DROP, alpha=ALPHA).removed
         elif choose == "best of all":  # every plan tested, the largest that passes taken
-            passed = [n for n, after in plans if no_worse(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA]
+            passed = [
+                n for n, after in plans if noninferiority_test(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA
+            ]
             removed = max(passed, default=0)
         else:  # no test: the largest that measured well
             value = ACCURACY.value(before)
@@ -593,7 +598,9 @@ def test_taking_the_largest_that_passes_would_break_it() -> None:
         # ten plans at the limit, each losing other examples
         afters = [rows_of(was & (rng.random(N) >= 0.0225)) for _ in range(10)]
         count["sequence"] += sequence(ACCURACY, before, list(enumerate(afters, 1)), DROP, alpha=ALPHA).removed > 0
-        count["any"] += any(no_worse(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA for after in afters)
+        count["any"] += any(
+            noninferiority_test(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA for after in afters
+        )
     assert count["sequence"] / times <= ALPHA + 2.5 * math.sqrt(ALPHA * (1 - ALPHA) / times)
     assert count["any"] / times > 2.5 * ALPHA
 
@@ -654,7 +661,7 @@ def test_the_spread_of_a_difference_is_that_of_its_counts_with_half_an_example_m
     n = 50
     counts = np.array([lost + 0.5, won + 0.5, n - lost - won - 1])
     mean, square = np.average([1, -1, 0], weights=counts), np.average([1, 1, 0], weights=counts)
-    spread = no_worse(ACCURACY, *counted(lost, won, n), drop=1).spread
+    spread = noninferiority_test(ACCURACY, *counted(lost, won, n), drop=1).spread
     assert spread == pytest.approx(100 * math.sqrt((square - mean**2) / n))
     assert (lost, won) != (0, 0) or spread == pytest.approx(100 / n)
 
@@ -663,7 +670,7 @@ def test_the_bounds_of_a_sequence_are_as_sure_as_it_is() -> None:
     before, after = counted(4, 3, 200)
     for alpha in (0.05, 0.2):
         (step,) = sequence(ACCURACY, before, [(1, after)], 1.5, alpha=alpha).steps
-        assert step.bound == pytest.approx(100 * least_shown(4, 3, 200, alpha))
+        assert step.bound == pytest.approx(100 * upper_bound(4, 3, 200, alpha))
 
 
 def test_numbers_of_examples_are_told_with_two_digits_rounded_up_and_to_a_million() -> None:
@@ -685,13 +692,15 @@ def test_the_number_of_examples_needed_is_about_right_for_a_bounded_mean(share: 
 
     rng = np.random.default_rng(0)
     big = drawn(4000, rng)  # so that spread and damage are those of all
-    found = no_worse(LOSS, *big, 0.05, resamples=500)
+    found = noninferiority_test(LOSS, *big, 0.05, resamples=500)
     wanted = guarantee.needed(found, 4000, 0.05, 0.05, 1.0)
     assert wanted == 4100, "never fewer than there are"
     few = found._replace(spread=found.spread * math.sqrt(4000 / 60))  # the same, as of 60 examples
     wanted = guarantee.needed(few, 60, 0.05, 0.05, 1.0)
     assert wanted is not None
-    shown = [no_worse(LOSS, *drawn(wanted, rng), 0.05, resamples=300, seed=seed).p <= 0.05 for seed in range(120)]
+    shown = [
+        noninferiority_test(LOSS, *drawn(wanted, rng), 0.05, resamples=300, seed=seed).p <= 0.05 for seed in range(120)
+    ]
     assert 0.65 <= sum(shown) / 120 <= 0.97
     same = np.random.default_rng(0).exponential(0.3, (50, 1))
     nothing = sequence(LOSS, same, [(1, same)], 0.05)
@@ -719,7 +728,7 @@ def test_every_test_says_how_sure_it_is() -> None:
 def test_the_smallest_drop_that_could_be_shown_is_that_of_no_change_at_all() -> None:
     before, after = counted(9, 3, 400)
     held = sequence(ACCURACY, before, [(1, after)], 5.0)
-    assert held.least == pytest.approx(100 * least_shown(0, 0, 400, 0.05))
+    assert held.least == pytest.approx(100 * upper_bound(0, 0, 400, 0.05))
     assert guarantee.least_in_words(675, 0.6031, "pearson") == (
         "on 675 examples no drop below 0.6 points could be shown, even if nothing changed"
     )
@@ -727,28 +736,28 @@ def test_the_smallest_drop_that_could_be_shown_is_that_of_no_change_at_all() -> 
 
 def test_a_drop_of_nothing_may_be_asked_for() -> None:
     """Then only a plan that gains can be shown."""
-    assert no_worse(ACCURACY, *counted(0, 40, 60), drop=0).p <= 0.001
-    assert no_worse(ACCURACY, *counted(0, 0, 60), drop=0).p == 1
+    assert noninferiority_test(ACCURACY, *counted(0, 40, 60), drop=0).p <= 0.001
+    assert noninferiority_test(ACCURACY, *counted(0, 0, 60), drop=0).p == 1
 
 
 def test_bad_questions_get_a_sentence() -> None:
     before, after = counted(1, 0, 50)
-    with says(hc.BadMeasure, about="largest drop is a number of points"):
-        no_worse(ACCURACY, before, after, -1.0)
-    with says(hc.BadMeasure, about="largest drop is a number of points"):
-        no_worse(ACCURACY, before, after, float("nan"))
+    with says(hc.errors.BadMeasure, about="largest drop is a number of points"):
+        noninferiority_test(ACCURACY, before, after, -1.0)
+    with says(hc.errors.BadMeasure, about="largest drop is a number of points"):
+        noninferiority_test(ACCURACY, before, after, float("nan"))
     for alpha in (0.0, 0.0001, 0.7):
-        with says(hc.BadMeasure, about="alpha is how often"):
-            no_worse(ACCURACY, before, after, 1.0, alpha=alpha)
-    with says(hc.BadMeasure, about="one example may count for"):
-        no_worse(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 0.0)
-    with says(hc.BadMeasure, about="a number above 0"):
-        no_worse(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 1.0, cap=0.0)
-    with says(hc.BadMeasure, about="a promise about matthews has none"):
-        no_worse(metric("matthews", labels=2), before, after, 1.0, cap=2.0)
-    with says(hc.BadMeasure, about="50 examples before and 49 after"):
-        no_worse(ACCURACY, before, after[1:], 1.0)
-    with says(hc.BadMeasure, about="no plan to test"):
+        with says(hc.errors.BadMeasure, about="alpha is how often"):
+            noninferiority_test(ACCURACY, before, after, 1.0, alpha=alpha)
+    with says(hc.errors.BadMeasure, about="one example may count for"):
+        noninferiority_test(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 0.0)
+    with says(hc.errors.BadMeasure, about="a number above 0"):
+        noninferiority_test(LOSS, before[:, 2:] + 2, after[:, 2:] + 2, 1.0, cap=0.0)
+    with says(hc.errors.BadMeasure, about="a promise about matthews has none"):
+        noninferiority_test(metric("matthews", labels=2), before, after, 1.0, cap=2.0)
+    with says(hc.errors.BadMeasure, about="50 examples before and 49 after"):
+        noninferiority_test(ACCURACY, before, after[1:], 1.0)
+    with says(hc.errors.BadMeasure, about="no plan to test"):
         sequence(ACCURACY, before, [], 1.0)
 
 

@@ -36,7 +36,7 @@ from transformers import (
 )
 
 import headcount as hc
-from headcount.data.losses import Goal, count_targets
+from headcount.data.losses import LogitsAndTargets, count_targets
 from headcount.data.task_types import task
 from headcount.errors import BadCheckpoint, BadData, BadRun, NotFinite, NotFound, OutOfMemory, Refused
 from headcount.learned_gates.gates import learning
@@ -72,7 +72,7 @@ def _bart(**options: Any) -> Any:
     return _seeded(BartForConditionalGeneration, BartConfig(**sizes, max_position_embeddings=40, **options))
 
 
-def _asked(kind: str) -> tuple[Any, hc.Task]:
+def _asked(kind: str) -> tuple[Any, hc.data.Task]:
     """A model and a task of each kind, on sentences of different lengths."""
     tokenizer = word_tokenizer(SENTENCES)
     bert = BertConfig(**SIZES, **TINY, max_position_embeddings=40, num_labels=1 if kind == "regression" else 2)
@@ -273,7 +273,7 @@ def test_own_batches_are_not_mixed_and_may_be_one_example() -> None:
 
     ragged = [{"x": torch.randn(3, 4)}, {"x": torch.randn(2, 4)}]
     whole = [{"x": torch.randn(3, 4), "other": torch.zeros(2)}]
-    for asked in (hc.own_task(ragged, loss=loss), hc.own_task(whole, loss=of_all)):
+    for asked in (hc.custom_task(ragged, loss=loss), hc.custom_task(whole, loss=of_all)):
         model = nn.Linear(4, 2)
         history = train(model, asked, Recipe(epochs=30, batch_size=8, lr=0.05)).history
         assert history[-1]["loss"] < history[0]["loss"] / 2
@@ -379,7 +379,7 @@ def test_what_was_lost_between_two_entries_of_the_history_is_not_forgotten(tmp_p
         return model(batch["x"]).pow(2).sum(1)
 
     rows = torch.arange(1600.0, dtype=torch.float64).reshape(800, 2) / 1000
-    asked, recipe = hc.own_task([{"x": rows}], loss=loss), Recipe(steps=400, batch_size=2, lr=0.01)
+    asked, recipe = hc.custom_task([{"x": rows}], loss=loss), Recipe(steps=400, batch_size=2, lr=0.01)
     start = nn.Linear(2, 2).double()
     resumed, whole = copy.deepcopy(start), copy.deepcopy(start)
     _stopped(tmp_path, recipe, copy.deepcopy(start), asked)
@@ -624,10 +624,10 @@ def test_a_loss_that_is_not_a_number_stops_before_it_does_damage() -> None:
     model, asked = reader(), words_task()
     good, calls = asked.goal, []
 
-    def goal(given: nn.Module, batch: Any) -> Goal:
+    def goal(given: nn.Module, batch: Any) -> LogitsAndTargets:
         calls.append(_weights(given))
         logits, targets = good(given, batch)
-        return Goal(logits * float("nan") if len(calls) == 3 else logits, targets)
+        return LogitsAndTargets(logits * float("nan") if len(calls) == 3 else logits, targets)
 
     with says(NotFinite, about="step 3"):
         train(model, replace(asked, goal=goal), QUICK)
@@ -637,7 +637,7 @@ def test_a_loss_that_is_not_a_number_stops_before_it_does_damage() -> None:
 
 
 def test_running_out_of_memory_is_said_in_a_sentence() -> None:
-    def goal(*_: Any) -> Goal:
+    def goal(*_: Any) -> LogitsAndTargets:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with says(OutOfMemory, about="--accumulate 4"):
@@ -677,7 +677,7 @@ def test_weights_decay_and_biases_do_not() -> None:
 
     model = nn.Linear(4, 2)
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
-    asked = hc.own_task([{"x": torch.randn(3, 4)}], loss=nothing)
+    asked = hc.custom_task([{"x": torch.randn(3, 4)}], loss=nothing)
     train(model, asked, Recipe(steps=1, lr=0.1, warmup=0.0, weight_decay=0.5))
     assert torch.allclose(model.weight, weight * (1 - 0.1 * 0.5))
     assert torch.equal(model.bias, bias)

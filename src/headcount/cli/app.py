@@ -16,7 +16,7 @@ from rich.table import Table
 from .. import __version__
 from ..errors import BadPlan, HeadcountError
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
-from .options import dialects_of, out, quieten, with_data
+from .options import out, quieten, specs_of, with_data
 
 if TYPE_CHECKING:
     from ..model.anatomy import Anatomy, Site
@@ -50,7 +50,9 @@ Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that 
 Rows = Annotated[
     list[str] | None,
     typer.Option(
-        "--dialect", metavar="JSON", help='Your own dialect: \'{"reads": ["wq","wk","wv"], "writes": ["wo"]}\'.'
+        "--module-spec",
+        metavar="JSON",
+        help='Your own naming of modules: \'{"reads": ["wq","wk","wv"], "writes": ["wo"]}\'.',
     ),
 ]
 
@@ -92,7 +94,7 @@ def inspect(
     model: Model,
     every: Annotated[bool, typer.Option("--all", help="One line per site, also where layers are alike.")] = False,
     as_json: AsJson = False,
-    dialect: Rows = None,
+    spec: Rows = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Show the attentions, MLPs and layers of a model, their parameters, and what can be cut. Reads no weights.
@@ -108,7 +110,7 @@ def inspect(
     from ..model.discovery import find
 
     empty = skeleton(model, trust_remote_code=trust_remote_code)
-    anatomy = find(empty, dialects_of(dialect))
+    anatomy = find(empty, specs_of(spec))
     rows = [_site_row(site, anatomy, empty) for site in anatomy]
     total = sum(p.numel() for p in empty.parameters())
     if as_json:
@@ -119,7 +121,7 @@ def inspect(
     out.print(_site_table(shown, total))
     for row in shown:
         if row["cut"] not in MANNERS:
-            out.print(f"[yellow]{row['site']} can be closed, not cut:[/] {row['cut']}")
+            out.print(f"[yellow]{row['site']} can be masked, not cut:[/] {row['cut']}")
     for stack in anatomy.stacks:
         out.print(f"{stack.name}: {len(stack)} of {stack.of} layers")
     for path, reason in anatomy.refused:
@@ -153,10 +155,10 @@ def cut(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Prove on a small batch that cutting equals closing.")
+        bool, typer.Option("--check/--no-check", help="Prove on a small batch that cutting equals masking.")
     ] = True,
     as_json: AsJson = False,
-    dialect: Rows = None,
+    spec: Rows = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Remove heads, neurons or layers and save the smaller model.
@@ -182,22 +184,22 @@ def cut(
     quieten()
     from ..model import checkpoints
     from ..model.cutting import surgery
-    from ..model.cutting.effects import prices as price_list
+    from ..model.cutting.effects import cut_effects as list_effects
     from ..model.discovery import find
 
-    rows = dialects_of(dialect)
+    rows = specs_of(spec)
     subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
     wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
-    prices = price_list(subject, wanted, dialects=rows)
+    cut_effects = list_effects(subject, wanted, specs=rows)
     before = sum(p.numel() for p in subject.parameters())
     batch = _small_batch(subject) if check and not dry_run else None
     if not dry_run:
         assert output is not None
-        surgery.cut(subject, wanted, check=batch, dialects=rows)
+        surgery.cut(subject, wanted, check=batch, specs=rows)
         checkpoints.save(subject, output, source=model, portable=portable, force=force)
-    after = before - sum(price.parameters for price in prices)
+    after = before - sum(price.parameters for price in cut_effects)
     if as_json:
-        listed = [price._asdict() for price in prices]
+        listed = [price._asdict() for price in cut_effects]
         print(
             json.dumps(
                 {
@@ -211,10 +213,10 @@ def cut(
             )
         )
         return
-    out.print(_price_table(prices))
+    out.print(_price_table(cut_effects))
     out.print(f"{len(wanted)} units, {_n(before)} -> {_n(after)} parameters ({(after - before) / before:+.1%})")
     if not dry_run:
-        proof = "proved equal to the closed model on a small batch" if batch is not None else "not checked on a batch"
+        proof = "proved equal to the masked model on a small batch" if batch is not None else "not checked on a batch"
         out.print(f"written to {output} · {proof}")
 
 
@@ -293,12 +295,12 @@ def _n(count: int) -> str:
 
 def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
     """One site as a row: sizes, parameters of the whole site and of one unit, and whether it can be cut."""
-    from ..model.cutting.effects import site_price
+    from ..model.cutting.effects import site_effect
     from ..model.cutting.rules import is_padded, refusal
 
     reason = refusal(site, anatomy, model)
     whole = sum(p.numel() for m in {id(m): m for m in (*site.readers, site.writer)}.values() for p in m.parameters())
-    unit = site_price(site, tuple(range(1, len(site)))).parameters if reason is None and len(site) else 0
+    unit = site_effect(site, tuple(range(1, len(site)))).parameters if reason is None and len(site) else 0
     return {
         "site": site.name,
         "kind": site.kind,
@@ -367,13 +369,13 @@ def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
     return table
 
 
-def _price_table(prices: list[Any]) -> Table:
+def _price_table(cut_effects: list[Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("site", "units", "left", "manner", "parameters", "kv heads in the cache"):
         table.add_column(title, justify="left" if title in ("site", "manner") else "right")
-    for price in prices:
+    for price in cut_effects:
         cache = f"{price.kv_heads} -> {price.kv_left}" if price.kv_heads else ""
-        table.add_row(price.name, str(price.units), str(price.left), price.manner, f"-{_n(price.parameters)}", cache)
+        table.add_row(price.name, str(price.units), str(price.left), price.mode, f"-{_n(price.parameters)}", cache)
     return table
 
 

@@ -12,8 +12,8 @@ import typer
 
 from ..data.splits import in_words
 from ..errors import BadPlan
-from .options import Given, Only, dialects_of, load_model, make_task, other_task, out, quieten, running
-from .training_options import FRESH_RATE, Regimen, flag, held_out, is_main, own_device
+from .options import Given, Only, load_model, make_task, other_task, out, quieten, running, specs_of
+from .training_options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
     from ..data.splits import Uses
@@ -28,7 +28,7 @@ MOST_SHOWN = 600  # characters of a plan
 def learn(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
     given: Given,
-    regimen: Regimen,
+    regimen: TrainingOptions,
     method: Annotated[
         str,
         typer.Option("--method", help="l0, subset, movement, layerdrop; or taylor, random, ..., plan, to recover."),
@@ -151,7 +151,7 @@ def learn(
     if unknown:
         raise BadPlan(f"{method} has no setting {unknown[0]!r:.40}; `headcount learn --help` lists what there is.")
     names = [word.strip() for word in only.split(",") if word.strip()]
-    rows = dialects_of(given.dialect)
+    rows = specs_of(given.spec)
     wish = pipeline.Asked(method, keep, units, names, pipelined, settle, wanted, choose, scratch)
     pipeline.prepared(subject, wish, recipe, again, tuple(rows), settings)  # before any work is done
     frozen_by(subject, regimen.frozen)
@@ -179,7 +179,7 @@ def learn(
         "teacher": tutor,
         "save_every": regimen.save_every,
         "seed": given.seed,
-        "dialects": rows,
+        "specs": rows,
     }
     if not is_main():  # the first process opens the run folder, tells the others where it stands, and writes
         pipeline.learn(subject, train, **work)
@@ -225,7 +225,7 @@ def _measured(found: Learned, report: Task, full: Result, folder: Any, given: Gi
     from ..plans import Plan
     from ..stats.results import compare
 
-    rows = measure(found.model, report, [Plan()], run=folder, name="learned", dialects=dialects_of(given.dialect))[0]
+    rows = measure(found.model, report, [Plan()], run=folder, name="learned", specs=specs_of(given.spec))[0]
     after = result_of(report, rows, f"{full.signature}|{found.label.replace(', ', '-')}|kept:{found.kept}")
     return after, compare(full, after, seed=given.seed)
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadRun
-from .options import Given, dialects_of, make_task, other_task, out, placed, quieten, running
+from .options import Given, make_task, other_task, out, placed, quieten, running, specs_of
 from .train import with_labels
-from .training_options import Regimen, flag, held_out
+from .training_options import TrainingOptions, flag, held_out
 
 if TYPE_CHECKING:
-    from ..lottery_ticket.study import Lot
+    from ..lottery_ticket.study import LotteryTask
     from ..stats.agreement import Lottery
 
 DRAWS = "The lottery"
@@ -31,7 +31,7 @@ def lottery(
         typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub; with --join, run folders."),
     ],
     given: Given,
-    regimen: Regimen,
+    regimen: TrainingOptions,
     dev_data: Annotated[
         str | None, typer.Option("--dev-data", metavar="FILE", help="Data to report on; --data trains and selects.")
     ] = None,
@@ -103,7 +103,7 @@ def lottery(
     tasks = {"train": lot.train, "select": lot.select, "report": lot.report}
     with running("lottery", models[0], subject, given, tasks, **asked) as run:
         del subject
-        rest = {"run": run, "save_every": regimen.save_every, "dialects": dialects_of(given.dialect)}
+        rest = {"run": run, "save_every": regimen.save_every, "specs": specs_of(given.spec)}
         found = study.lottery(build, lot, recipe=recipe, **how, **rest)
         found = replace(found, model=models[0].rstrip("/\\").replace("\\", "/").rpartition("/")[2])
         run.write_json("lottery", found.to_json(), replace=True)
@@ -114,7 +114,7 @@ def lottery(
 
 
 def _sane(
-    models: Sequence[str], given: Given, regimen: Regimen, dev_data: str | None, taught: Sequence[object]
+    models: Sequence[str], given: Given, regimen: TrainingOptions, dev_data: str | None, taught: Sequence[object]
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
     if len(models) != 1:
@@ -144,9 +144,9 @@ def _share(text: str) -> float:
         raise typer.BadParameter(f"--step wants a share such as 10% or 0.1; I got {text[:40]!r}.") from None
 
 
-def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int | None, name: str | None) -> Lot:
+def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int | None, name: str | None) -> LotteryTask:
     """Examples to train on, to select on and to report on, which share none."""
-    from ..lottery_ticket.study import Lot
+    from ..lottery_ticket.study import LotteryTask
 
     report = other_task(model, subject, given, dev_data, dev_limit)
     task = make_task(model, subject, given)
@@ -154,7 +154,7 @@ def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int |
     train, select, report = (uses.tasks[use] for use in ("train", "select", "report"))
     if select.size < FEW:
         typer.echo(f"note: {select.size} examples to select on are few; what survives will be partly chance", err=True)
-    return Lot(name or _called(str(given.data)), train, select, report, uses.left_out)
+    return LotteryTask(name or _called(str(given.data)), train, select, report, uses.left_out)
 
 
 def _called(data: str) -> str:

@@ -20,7 +20,6 @@ from .options import (
     ScoreData,
     ScoreLimit,
     SelectLimit,
-    dialects_of,
     load_model,
     make_task,
     other_task,
@@ -28,6 +27,7 @@ from .options import (
     own_groups,
     quieten,
     running,
+    specs_of,
     weights_of,
 )
 from .text import ablation_text, curve_text, limit_notes, one_head_table, over_text, scores_text, transfer_text
@@ -98,7 +98,7 @@ def score(
             normalize=None if normalize == "none" else normalize,
             seed=given.seed,
             run=run,
-            dialects=dialects_of(given.dialect),
+            specs=specs_of(given.spec),
         )
         stability = scores.stability(seed=given.seed)
         if scores.samples is not None and len(scores) <= 100_000:
@@ -117,7 +117,7 @@ def ablate(
         bool, typer.Option("--all-but-one", help="Leave one head alone in each attention, the best one.")
     ] = False,
     units: Units = "heads",
-    block: Annotated[int | None, typer.Option("--block", help="Neurons closed together; else a twelfth.")] = None,
+    block: Annotated[int | None, typer.Option("--block", help="Neurons masked together; else a twelfth.")] = None,
     select_data: Annotated[
         str | None, typer.Option("--select-data", help="Other data to choose the one head on; else half of --data.")
     ] = None,
@@ -148,7 +148,7 @@ def ablate(
         options = {"units": units, "block": block}
         with running("ablate", model, subject, given, {"data": task}, **options) as run:
             found = ablation.ablate(
-                subject, task, units, block=block, memory=limit, run=run, dialects=dialects_of(given.dialect)
+                subject, task, units, block=block, memory=limit, run=run, specs=specs_of(given.spec)
             )
             comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
             listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
@@ -168,7 +168,7 @@ def ablate(
             seed=given.seed,
             memory=limit,
             run=run,
-            dialects=dialects_of(given.dialect),
+            specs=specs_of(given.spec),
         )
         listed = [
             {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
@@ -204,9 +204,7 @@ def transfer(
     task, there = uses.tasks["measure"], uses.tasks["compare"]
     note = f"note: {uses.left_out}\n" if uses.left_out else ""
     with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
-        found = ablation.transfer(
-            subject, (task, there), units, run=run, seed=given.seed, dialects=dialects_of(given.dialect)
-        )
+        found = ablation.transfer(subject, (task, there), units, run=run, seed=given.seed, specs=specs_of(given.spec))
         made = {
             "sets": splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
             "one": found.one.base.to_json(),
@@ -241,7 +239,7 @@ def curve(
     ] = None,
     recompute: Annotated[bool, typer.Option("--recompute", help="Score again after every step.")] = False,
     really_cut: Annotated[
-        bool, typer.Option("--really-cut", help="Cut a copy of the model instead of closing.")
+        bool, typer.Option("--really-cut", help="Cut a copy of the model instead of masking.")
     ] = False,
     random_seeds: Annotated[int, typer.Option("--random-seeds", help="How many random orders make the band.")] = 3,
     units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
@@ -319,7 +317,7 @@ def curve(
     options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": None}
     if fixed is not None:
         options["scores"] = fingerprint(fixed.to_json())
-    rows = dialects_of(given.dialect)
+    rows = specs_of(given.spec)
     if over is not None:
         from ..formatting import listed
 
@@ -328,14 +326,14 @@ def curve(
         note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
         with running("curve", model, subject, given, tasks, **options) as run:
             stages = curves.over(
-                lambda path: load_model(str(path), given), stored, report, select, asked, run=run, dialects=rows
+                lambda path: load_model(str(path), given), stored, report, select, asked, run=run, specs=rows
             )
             each = [{**one._asdict(), "curves": [curves.to_json(made) for made in one.curves]} for one in stages]
             made = {"sets": how, "checkpoints": each, "skipped": skipped}
             keep(run, "over", made, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
         return
     with running("curve", model, subject, given, tasks, **options) as run:
-        found = curves.curves(subject, report, select, asked, fixed=fixed, run=run, dialects=rows)
+        found = curves.curves(subject, report, select, asked, fixed=fixed, run=run, specs=rows)
         made = {"sets": how, "curves": [curves.to_json(one) for one in found]}
         keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
 

@@ -65,8 +65,9 @@ class Running:
     ] = None
     dtype: Annotated[str, flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
     seed: Annotated[int, flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
-    dialect: Annotated[
-        list[str] | None, flag("--dialect", panel=HOW, metavar="JSON", help="Your own dialect, as in `inspect`.")
+    spec: Annotated[
+        list[str] | None,
+        flag("--module-spec", panel=HOW, metavar="JSON", help="Your own naming of modules, as in `inspect`."),
     ] = None
     trust_remote_code: Annotated[
         bool, flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
@@ -178,18 +179,18 @@ def quieten() -> None:
     getLogger("huggingface_hub").setLevel(ERROR)  # it announces each of its retries
 
 
-def dialects_of(texts: list[str] | None) -> list[Any]:
+def specs_of(texts: list[str] | None) -> list[Any]:
     """The user's own dialects from JSON texts."""
     import json
 
-    from ..model.architectures import Dialect
+    from ..model.architectures import ModuleSpec
 
     rows = []
     for text in texts or []:
         try:
-            rows.append(Dialect.from_json(json.loads(text)))
+            rows.append(ModuleSpec.from_json(json.loads(text)))
         except ValueError:
-            raise BadPlan(f"--dialect wants a JSON object, and {text[:60]!r} is not JSON.") from None
+            raise BadPlan(f"--module-spec wants a JSON object, and {text[:60]!r} is not JSON.") from None
     return rows
 
 
@@ -371,7 +372,7 @@ def question_of(
             "dtype": given.dtype,
             "batch_size": given.batch_size,
             "seed": given.seed,
-            "dialect": given.dialect or [],
+            "dialect": given.spec or [],
         },
         "options": {key: value for key, value in options.items() if value is not None},
     }

@@ -19,7 +19,6 @@ from .options import (
     ScoreData,
     ScoreLimit,
     SelectLimit,
-    dialects_of,
     load_model,
     make_task,
     other_task,
@@ -27,6 +26,7 @@ from .options import (
     question_of,
     quieten,
     running,
+    specs_of,
 )
 from .training_options import Recovery
 
@@ -165,9 +165,9 @@ def prune(
         check_promise(max_drop, level / (tries or 1))
     needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     _all_used(needs, others)
-    selection.one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    selection.exactly_one_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     subject = load_model(model, given)
-    rows = dialects_of(given.dialect)
+    rows = specs_of(given.spec)
     wanted, chosen_on, seen = _read_plan(plan, tune) if plan is not None else (None, None, {})
     sets = sets_from(model, subject, given, needs, others, chosen_on, seen)
     length = length or selection.usual_length(sets.report)
@@ -202,7 +202,7 @@ def prune(
             batch_size=given.batch_size,
             seed=given.seed,
             run=folder,
-            dialects=rows,
+            specs=rows,
         )
         if choice.scores is not None:
             folder.write_json("scores", choice.scores.to_json(), replace=True)
@@ -244,7 +244,7 @@ def prune(
             length=length,
             seed=given.seed,
             run=folder,
-            dialects=rows,
+            specs=rows,
             plan_file=_plan_file(choice, chosen_on, seen, tasks, True),
             about=about,
             page=page if report and not missing else None,
@@ -328,7 +328,7 @@ def _show_plan(
     model: Any, choice: Choice, sets: Sets, given: Given, run: Run, rows: list[Any], about: dict[str, Any]
 ) -> None:
     from ..evaluation.evaluator import evaluate
-    from ..model.cutting.effects import prices
+    from ..model.cutting.effects import cut_effects
     from ..plans import Plan
     from ..pruning.plan_tests import known_before
     from ..reporting.model_card import steps_told
@@ -337,7 +337,7 @@ def _show_plan(
     folder, suspicion = run.folder, ""
     if choice.selected is not None:  # the whole model is measured here, never the plan
         suspicion = known_before(choice.selected, evaluate(model, sets.report, run=run), given.seed)
-    listed = prices(model, choice.plan, dialects=rows)
+    listed = cut_effects(model, choice.plan, specs=rows)
     gone, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
     if given.as_json:
         held = None if choice.guarantee is None else choice.guarantee.to_json()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .measure import Model, keep
-from .options import Running, dialects_of, flag, load_model, quieten, running
+from .options import Running, flag, load_model, quieten, running, specs_of
 from .text import roles_text
 
 
@@ -91,7 +91,7 @@ def roles(
     )
     with running("roles", model, subject, texts, {"data": read}, words=words, probe=probe) as run:
         found = analysis.roles(
-            subject, read, words=words, seed=texts.seed, probe=probe, run=run, dialects=dialects_of(texts.dialect)
+            subject, read, words=words, seed=texts.seed, probe=probe, run=run, specs=specs_of(texts.spec)
         )
         document = found.to_json()
         keep(run, "roles", document, texts, roles_text(document), replace=True)

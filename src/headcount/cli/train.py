@@ -13,7 +13,7 @@ import typer
 from ..data import splits
 from ..errors import BadData
 from .options import Given, kind_of, make_task, other_task, out, placed, quieten, running
-from .training_options import FRESH_RATE, MOST, SHARE, Regimen, flag, held_out, is_main, own_device
+from .training_options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -39,7 +39,7 @@ class Lesson:
 def train(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"A model folder, a name on the hub, or {NEW}.")],
     given: Given,
-    regimen: Regimen,
+    regimen: TrainingOptions,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the trained model.")
     ] = None,
@@ -131,7 +131,7 @@ def _given(**values: Any) -> dict[str, Any]:
 def _sane(
     model: str,
     given: Given,
-    regimen: Regimen,
+    regimen: TrainingOptions,
     output: Path | None,
     run: Path | None,
     force: bool,
@@ -181,7 +181,7 @@ def _lesson(
         subject, fresh = with_labels(name, given, new_head)
         tokenizer, others = None, {}
         if scratch:
-            subject, fresh = new_models.reborn(subject, given.seed), True
+            subject, fresh = new_models.reinitialized(subject, given.seed), True
     subject = placed(subject, given)
     task = make_task(name, subject, given, **others)
     if apart is not None:

@@ -32,7 +32,7 @@ flag = partial(options.flag, panel=HOW)  # in one of the panels of commands that
 
 
 @dataclass(frozen=True)
-class Regimen:
+class TrainingOptions:
     """The flags, as they were given. No flag without a library argument of the same name."""
 
     epochs: Annotated[float, flag("--epochs", help="How often every example is seen.")] = 3.0

@@ -29,7 +29,7 @@ AT_ONCE = (
 NOT_INPUTS = ("labels", "references", "limits")
 
 
-class Goal(NamedTuple):
+class LogitsAndTargets(NamedTuple):
     """What a model said, and what it should have said: its logits and the targets, in the numbers of its outputs.
 
     Classes: (examples, classes) and (examples,); tokens: (examples, tokens, vocabulary) and (examples, tokens), -100 where
@@ -124,7 +124,9 @@ def count_targets(batch: Batch) -> int:
 # --- classes and numbers --------------------------------------------------------------------------------------------
 
 
-def class_goal(labels: Labels, pad: int | None, model: nn.Module, batch: Batch, outputs: int | None = None) -> Goal:
+def class_goal(
+    labels: Labels, pad: int | None, model: nn.Module, batch: Batch, outputs: int | None = None
+) -> LogitsAndTargets:
     """A row of logits and a class per example; `outputs` is how many there must be, where something depends on it."""
     logits = logits_of(model, model_inputs(batch), pad)
     if logits.dim() != 2 or logits.shape[1] < 2:
@@ -138,10 +140,10 @@ def class_goal(labels: Labels, pad: int | None, model: nn.Module, batch: Batch, 
             f"{labels.source} has {outputs} labels and the model has {logits.shape[1]} outputs, which this metric must know; "
             "pass labels=[...] (--labels), one for each of the model's outputs in their order, or use accuracy."
         )
-    return Goal(logits, torch.tensor(places, device=logits.device)[batch["labels"].to(logits.device)])
+    return LogitsAndTargets(logits, torch.tensor(places, device=logits.device)[batch["labels"].to(logits.device)])
 
 
-def classified(goal: Goal) -> tuple[Tensor, Tensor, Tensor]:
+def classified(goal: LogitsAndTargets) -> tuple[Tensor, Tensor, Tensor]:
     """Label, prediction and cross entropy of every example, in the numbers of the model's outputs."""
     logits, meant = goal
     return meant, logits.argmax(1), cross_entropy(logits.float(), meant, reduction="none")
@@ -157,7 +159,7 @@ def class_rows(labels: Labels, pad: int | None, outputs: int | None, model: nn.M
     return _as_rows(*classified(class_goal(labels, pad, model, batch, outputs)))
 
 
-def number_goal(pad: int | None, model: nn.Module, batch: Batch) -> Goal:
+def number_goal(pad: int | None, model: nn.Module, batch: Batch) -> LogitsAndTargets:
     """A number and what it should be, per example."""
     logits = logits_of(model, model_inputs(batch), pad)
     if logits.dim() != 2 or logits.shape[1] != 1:
@@ -165,7 +167,7 @@ def number_goal(pad: int | None, model: nn.Module, batch: Batch) -> Goal:
             f"{type(model).__name__} gives out numbers of shape {tuple(logits.shape)}; regression needs one per example: "
             "take a model with num_labels=1, or use classification."
         )
-    return Goal(logits[:, 0].float(), batch["labels"].to(logits.device).float())
+    return LogitsAndTargets(logits[:, 0].float(), batch["labels"].to(logits.device).float())
 
 
 def number_loss(pad: int | None, model: nn.Module, batch: Batch) -> Tensor:
@@ -195,19 +197,19 @@ def summed_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.cat(losses)
 
 
-def _matching(model: nn.Module, logits: Tensor, labels: Tensor, auto: str) -> Goal:
+def _matching(model: nn.Module, logits: Tensor, labels: Tensor, auto: str) -> LogitsAndTargets:
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         raise BadData(
             f"{type(model).__name__} gives out numbers of shape {tuple(logits.shape)} for {tuple(labels.shape)} tokens; "
             f"this task needs one for every word of the vocabulary at every token: load it with {auto}."
         )
-    return Goal(logits, labels)
+    return LogitsAndTargets(logits, labels)
 
 
-Guessed = Callable[[nn.Module, Batch], Goal]
+Guessed = Callable[[nn.Module, Batch], LogitsAndTargets]
 
 
-def next_tokens(model: nn.Module, batch: Batch) -> Goal:
+def next_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
     """The tokens after the first, each read from those before it."""
     _needs(model, encoder_decoder=False, kind="language-modelling")
     if "MaskedLM" in type(model).__name__:
@@ -218,13 +220,13 @@ def next_tokens(model: nn.Module, batch: Batch) -> Goal:
     return _matching(model, logits, goals, "AutoModelForCausalLM")
 
 
-def hidden_tokens(model: nn.Module, batch: Batch) -> Goal:
+def hidden_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
     """The masked tokens."""
     logits = logits_of(model, model_inputs(batch))
     return _matching(model, logits, batch["labels"].to(logits.device), "AutoModelForMaskedLM")
 
 
-def target_tokens(model: nn.Module, batch: Batch) -> Goal:
+def target_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
     """The target's tokens, each read from the source and the target before it."""
     _needs(model, encoder_decoder=True, kind="translation")
     labels = batch["labels"]

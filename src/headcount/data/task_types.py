@@ -33,8 +33,8 @@ from .encoding import (
 from .labels import Labels
 from .losses import (
     Batch,
-    Goal,
     Guessed,
+    LogitsAndTargets,
     class_goal,
     class_loss,
     class_rows,
@@ -134,7 +134,7 @@ def _built(
     table: Table,
     measure: Callable[[str], Measure],
     loss: Loss,
-    goal: Callable[[nn.Module, Batch], Goal],
+    goal: Callable[[nn.Module, Batch], LogitsAndTargets],
     *,
     collate: Callable[[Sequence[int]], dict[str, Any]],
     example: Callable[[int], Any],

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import BadData
 from ..stats.metrics import Metric, metric
 from . import places
-from .losses import Batch, Goal
+from .losses import Batch, LogitsAndTargets
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 Rows = Callable[[nn.Module, Batch], np.ndarray]
@@ -67,7 +67,7 @@ class Task:
     shortened: frozenset[int] = frozenset()
     skipped: int = 0
     special: frozenset[int] = frozenset()
-    goal: Callable[[nn.Module, Batch], Goal] | None = None
+    goal: Callable[[nn.Module, Batch], LogitsAndTargets] | None = None
     decoding: Mapping[str, Any] = field(default_factory=dict)
     clusters: tuple[int, ...] | None = None
     cluster_names: tuple[str | None, ...] = ()
@@ -192,7 +192,7 @@ def clustered(names: Sequence[Hashable | None]) -> dict[str, Any]:
 # --- the user's own batches -----------------------------------------------------------------------------------------
 
 
-def own_task(
+def custom_task(
     batches: Sequence[Mapping[str, Any]],
     *,
     loss: Callable[[nn.Module, Any], Any] | None = None,

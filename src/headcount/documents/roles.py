@@ -84,16 +84,16 @@ def estimated(sums: np.ndarray) -> Estimates:
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class SentenceSums:
     """For each statistic and head the sums over sentences that `estimated` needs: (6, statistics, heads). Tallies add."""
 
     names: tuple[Name, ...]
     sums: np.ndarray
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: SentenceSums) -> SentenceSums:
         if self.names != other.names or self.sums.shape != other.sums.shape:
             raise BadPlan("These tallies count different things or are of different heads; add those of one question.")
-        return Tally(self.names, self.sums + other.sums)
+        return SentenceSums(self.names, self.sums + other.sums)
 
     def __contains__(self, name: Name) -> bool:
         return name in self.names
@@ -114,15 +114,15 @@ class Tested(NamedTuple):
     sentences: int
 
 
-class Seen(NamedTuple):
+class Observed(NamedTuple):
     """What was counted for all heads of one type of attention."""
 
     type: str | None
     units: tuple[str, ...]
-    tally: Tally
+    tally: SentenceSums
     tested: tuple[Tested, ...] = ()
-    probed: Tally | None = None
-    parts: tuple[Tally, Tally] | None = None  # every other sentence, and the rest
+    probed: SentenceSums | None = None
+    parts: tuple[SentenceSums, SentenceSums] | None = None  # every other sentence, and the rest
 
 
 class Role(NamedTuple):

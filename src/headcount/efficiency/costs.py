@@ -19,9 +19,9 @@ from torch import nn
 
 from ..evaluation.evaluator import device_of, to_device
 from ..model.anatomy import Anatomy, Site
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting import rules
-from ..model.cutting.effects import site_price
+from ..model.cutting.effects import site_effect
 from ..model.cutting.kv_groups import layout_rows, share, survivors, used_rows
 from ..model.cutting.layers import moved_parameters
 from ..model.cutting.surgery import cut
@@ -72,11 +72,11 @@ def homes(anatomy: Anatomy) -> dict[str, Unit]:
     return found
 
 
-def parameters(model: nn.Module, dialects: tuple[Dialect, ...] = ()) -> Costs:
+def parameters(model: nn.Module, specs: tuple[ModuleSpec, ...] = ()) -> Costs:
     """The parameters of the model, of its sites and of its layers."""
-    anatomy = find(model, dialects)
+    anatomy = find(model, specs)
     tables = {
-        site.name: _by_number(site, lambda keep, site=site: -site_price(site, keep).parameters) for site in anatomy
+        site.name: _by_number(site, lambda keep, site=site: -site_effect(site, keep).parameters) for site in anatomy
     }
     where = homes(anatomy)
     layers = {}
@@ -93,16 +93,16 @@ def operations(
     length: int | None = None,
     *,
     batch: dict[str, Any] | None = None,
-    dialects: tuple[Dialect, ...] = (),
+    specs: tuple[ModuleSpec, ...] = (),
 ) -> Costs:
     """The floating-point operations of one pass, two per multiply-add, of one example of this length or of `batch`."""
-    root, anatomy = unwrap(model), find(model, dialects)
+    root, anatomy = unwrap(model), find(model, specs)
     batch = batch or one_example(root, length)
     ticks = _watched(root, anatomy, batch)
     tables = {}
     for site in anatomy:
         table = _table(site, ticks)
-        tables[site.name] = _probed(root, site, batch, dialects) if table is None else table
+        tables[site.name] = _probed(root, site, batch, specs) if table is None else table
     where = homes(anatomy)
     layers = {}
     for stack in anatomy.stacks:
@@ -196,9 +196,9 @@ def _table(site: Site, ticks: Mapping[int, Counter[str]]) -> np.ndarray | None:
     return _by_number(site, cost)
 
 
-def _probed(root: nn.Module, site: Site, batch: dict[str, Any], dialects: tuple[Dialect, ...]) -> np.ndarray:
+def _probed(root: nn.Module, site: Site, batch: dict[str, Any], specs: tuple[ModuleSpec, ...]) -> np.ndarray:
     """The same, found out by cutting a copy: for attentions that do not call their matrices as modules."""
-    if rules.refusal(site, find(root, dialects), root) is not None or len(site) < 2:
+    if rules.refusal(site, find(root, specs), root) is not None or len(site) < 2:
         return np.zeros(len(site) + 1)
     smaller = copy.deepcopy(root)
     cut(

@@ -23,7 +23,7 @@ from torch import nn
 from ..errors import BadRun, Refused
 from ..evaluation.evaluator import device_of
 from ..model.anatomy import Anatomy, Site, Stack
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
@@ -51,13 +51,13 @@ def seconds(
     length: int = 128,
     seed: int = 0,
     cache: Path | None = None,
-    dialects: tuple[Dialect, ...] = (),
+    specs: tuple[ModuleSpec, ...] = (),
 ) -> Costs:
     """Seconds of one pass at this batch size and length, of each site with any number of units, and of each layer.
 
     Measured once for models of this shape on this machine, and read from `cache` after that (`cache_folder()` if None).
     """
-    root, anatomy, wanted = unwrap(model), find(model, dialects), set(kinds)
+    root, anatomy, wanted = unwrap(model), find(model, specs), set(kinds)
     groups = [group for group in alike(anatomy) if group[0].kind in wanted]
     stacks = [stack for stack in anatomy.stacks if "layer" in wanted and len(stack) > 1]
     about = _about(root, anatomy, sorted(wanted), batch_size, length)
@@ -65,7 +65,7 @@ def seconds(
     told = _read(path, about)
     if told is None:
         sizes: dict[str, Any] = {"batch_sizes": (batch_size,), "lengths": (length,), "seed": seed, "seconds": SECONDS}
-        told = {"about": about, **_measured(model, groups, stacks, sizes, dialects)}
+        told = {"about": about, **_measured(model, groups, stacks, sizes, specs)}
         write_whole(path, _text(told))
     return _costs(anatomy, groups, stacks, told)
 
@@ -123,7 +123,7 @@ def _measured(
     groups: Sequence[Sequence[Site]],
     stacks: Sequence[Stack],
     sizes: dict[str, Any],
-    dialects: tuple[Dialect, ...],
+    specs: tuple[ModuleSpec, ...],
 ) -> dict[str, Any]:
     """Seconds of the whole model, and for each group by number of units, and each stack, what one of them saves."""
     wholes: list[float] = []
@@ -131,7 +131,7 @@ def _measured(
     def saved(units: Iterable[Unit]) -> float | None:
         smaller = copy.deepcopy(model)
         try:
-            cut(smaller, Plan(frozenset(units)), dialects=dialects)
+            cut(smaller, Plan(frozenset(units)), specs=specs)
         except Refused:
             return None
         first, second = bench({"whole": model, "smaller": smaller}, **sizes).rows

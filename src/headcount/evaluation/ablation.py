@@ -13,7 +13,7 @@ from torch import nn
 from ..documents.scores import Scores
 from ..errors import BadPlan
 from ..model.anatomy import Anatomy
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.discovery import find
 from ..plans import Plan, Unit, ranges
 from ..stats.metrics import UNFINISHED
@@ -126,7 +126,7 @@ def plans_of(anatomy: Anatomy, units: str = "heads", *, block: int | None = None
 
 
 def plans_but_one(anatomy: Anatomy) -> dict[str, Plan]:
-    """For each head, the plan that closes all the other heads of its attention; named by the head that stays."""
+    """For each head, the plan that masks all the other heads of its attention; named by the head that stays."""
     return {
         str(unit): Plan(frozenset(site.units) - {unit})
         for site in anatomy.heads
@@ -146,14 +146,14 @@ def ablate(
     memory: int = MEMORY,
     run: Run | None = None,
     name: str = "ablation",
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Ablation:
     """The model without each unit in turn: heads, blocks of neurons, MLPs, attentions or layers, or plans of your own.
 
     Every other thing about the model stays; values are kept for every example, so each difference can be tested.
-    `block` is the number of neurons closed together (a twelfth of the MLP if not given).
+    `block` is the number of neurons masked together (a twelfth of the MLP if not given).
     """
-    rows = tuple(dialects)
+    rows = tuple(specs)
     anatomy = find(model, rows)
     plans = plans_of(anatomy, units, block=block) if isinstance(units, str) else dict(units)
     if not plans:
@@ -168,7 +168,7 @@ def ablate(
         memory=memory,
         run=run,
         name=name,
-        dialects=rows,
+        specs=rows,
     )
     base = result_of(task, values[0], signature(model, task))
     sites = {part.name: (part.kind, getattr(part, "attention", None)) for part in (*anatomy.sites, *anatomy.stacks)}
@@ -201,7 +201,7 @@ def ablate_all_but_one(
     Gives the full model's result on `task`, a row per attention, and the whole ablation on `select`. Choosing and
     reporting on the same examples (Michel et al. 2019, Tables 2 and 3) flatters the choice; this is their Tables 5, 6.
     """
-    anatomy = find(model, options.get("dialects", ()))
+    anatomy = find(model, options.get("specs", ()))
     plans = plans_but_one(anatomy)
     if not plans:
         raise BadPlan(f"{anatomy.model_name} has no attention with more than one head; there is nothing to choose.")

@@ -16,7 +16,7 @@ READ_POSITIONS, SITES, LAYERS, NOTHING = 3, 2, 1, 0  # how much of what was seen
 
 
 @dataclass
-class Script:
+class CallOrder:
     """What the first pass taught about the order in which things run; `depth` is how much of it is believed."""
 
     blocks: list[nn.Module] = field(default_factory=list)  # called once each, in this order
@@ -35,8 +35,8 @@ def learn(
     run: Callable[[], Any],
     fewer: Callable[[], Any] | None,
     generates: bool,
-) -> Script:
-    """Run once, and see in which order layers and their parts are called; `sites` are those that will be closed.
+) -> CallOrder:
+    """Run once, and see in which order layers and their parts are called; `sites` are those that will be masked.
 
     `fewer` runs on one example less: what is then one row shorter has a row per example, and can be tiled.
     """
@@ -47,21 +47,21 @@ def learn(
     seen = _watch(blocks, run)
     shorter = _watch(blocks, fewer) if fewer is not None else _Seen()
     once = [b for b in sorted(blocks, key=lambda b: seen.began.get(b, 0)) if seen.calls.get(b) == 1]
-    script = Script(once, encoder=allowed, rows=_with_rows(seen, shorter))
+    call_order = CallOrder(once, encoder=allowed, rows=_with_rows(seen, shorter))
     for name in sites:
         site, block = anatomy[name], None
         if isinstance(site, Site):
-            block = next((b for b in script.blocks if site.writer in set(b.modules())), None)
+            block = next((b for b in call_order.blocks if site.writer in set(b.modules())), None)
         if block is None or seen.calls.get(site.writer) != 1 or not site.calls_writer:
             continue
         started = seen.began[site.writer]
         whole = _returns_writer_output(site, block, seen)
         if whole is not None:
-            script.handed_on[name], started = whole, seen.began[whole]
-        script.inside[name] = list(_finished(block, started, seen))
-    if script.blocks and not generates:
-        script.reader = _last_attention(anatomy, script.blocks[-1], seen)
-    return script
+            call_order.handed_on[name], started = whole, seen.began[whole]
+        call_order.inside[name] = list(_finished(block, started, seen))
+    if call_order.blocks and not generates:
+        call_order.reader = _last_attention(anatomy, call_order.blocks[-1], seen)
+    return call_order
 
 
 @dataclass

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .. import __version__, runs
 from ..errors import HeadcountError, NotFinite, OutOfMemory
 from ..model.anatomy import Anatomy, Site
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
 from ..model.tensor_trees import mapped, tensors, tile
@@ -29,7 +29,7 @@ from ..plans import Plan
 from ..progress import Bar
 from ..stats.results import Result
 from . import replay as replaying
-from .call_order import NOTHING, Script, learn
+from .call_order import NOTHING, CallOrder, learn
 from .replay import Memory, Start
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # small batches are tiled up to t
 def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run: Run | None = None) -> Result:
     """The model's result on the task: the metric, its interval, and the values of every example.
 
-    Inside `closed(model, ...)` it is the result with those units closed. The model is as it was afterwards.
+    Inside `masked(model, ...)` it is the result with those units masked. The model is as it was afterwards.
     """
     rows = measure(model, task, [Plan()], batch_size=batch_size, run=run, name="evaluation")
     return result_of(task, rows[0], signature(model, task))
@@ -82,16 +82,16 @@ def measure(
     memory: int = MEMORY,
     run: Run | None = None,
     name: str = "measure",
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> np.ndarray:
-    """Values of every example with each plan closed in turn: an array (plans, examples, columns of the metric).
+    """Values of every example with each plan masked in turn: an array (plans, examples, columns of the metric).
 
     An empty plan is the model as it is. With `replay` (the default) nothing is computed twice that cannot have changed;
     without it every plan is an ordinary pass. Both give the same values. `memory` bounds what is remembered, in bytes.
     With a run, each batch is written as soon as it is done, and read back instead of computed the next time.
     """
     root = unwrap(model)
-    work = _Work(root, find(model, dialects), task, list(plans), replay, memory)
+    work = _Work(root, find(model, specs), task, list(plans), replay, memory)
     batches = task.batches(batch_size)
     out = np.empty((len(plans), task.size, len(task.metric.columns)))
     if not len(plans):
@@ -124,7 +124,7 @@ class _Work:
     plans: list[Plan]
     replay: bool
     memory: int
-    script: Script | None = None
+    call_order: CallOrder | None = None
     most_copies: int = 64
     copies: int = 1  # of the last batch
 
@@ -184,7 +184,7 @@ def halves(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def _rows(work: _Work, numbers: Sequence[int]) -> np.ndarray:
-    """Values of these examples with each plan closed; fewer at a time where memory runs out."""
+    """Values of these examples with each plan masked; fewer at a time where memory runs out."""
     try:
         return _checked(work, numbers, _all_plans(work, numbers))
     except replaying.TooMuch:
@@ -223,57 +223,59 @@ def _checked(work: _Work, numbers: Sequence[int], rows: np.ndarray) -> np.ndarra
 def _all_plans(work: _Work, numbers: Sequence[int]) -> np.ndarray:
     """Values (plans, examples, columns) of one batch: one ordinary pass, then each plan from where it matters."""
     batch, size = work.batch(numbers), len(numbers)
-    if work.script is None:
-        work.script = _learn(work, numbers)
-    script = work.script
-    if script.depth == NOTHING and not script.rows:  # each on its own, and the whole model only if it was asked for
+    if work.call_order is None:
+        work.call_order = _learn(work, numbers)
+    call_order = work.call_order
+    if (
+        call_order.depth == NOTHING and not call_order.rows
+    ):  # each on its own, and the whole model only if it was asked for
         nothing = Memory({}, {}, size)
-        alone = partial(_again, work, script, nothing, batch, start=Start(0))
+        alone = partial(_again, work, call_order, nothing, batch, start=Start(0))
         return np.stack([alone([plan]) if len(plan) else work.rows(batch) for plan in work.plans])
     run = partial(work.rows, batch)
-    memory, base = replaying.remember(work.root, work.anatomy, script, run, size=size, limit=work.memory)
-    _find_positions(work, script, memory, batch)
+    memory, base = replaying.remember(work.root, work.anatomy, call_order, run, size=size, limit=work.memory)
+    _find_positions(work, call_order, memory, batch)
     before = memory.versions
     out = np.full((len(work.plans), *base.shape), base, dtype=np.float64)  # plans that close nothing stay so
-    for start, members in _groups(work, script):
-        for some in _chunks(members, _copies(work, script, batch, members)):
+    for start, members in _groups(work, call_order):
+        for some in _chunks(members, _copies(work, call_order, batch, members)):
             plans = [work.plans[number] for number in some]
-            out[some] = _again(work, script, memory, batch, plans, start).reshape(len(some), *base.shape)
+            out[some] = _again(work, call_order, memory, batch, plans, start).reshape(len(some), *base.shape)
     if memory.versions != before:  # the model writes into tensors that it was given: nothing can be remembered
-        script.depth = NOTHING
+        call_order.depth = NOTHING
         return _all_plans(work, numbers)
     return out
 
 
-def _learn(work: _Work, numbers: Sequence[int]) -> Script:
+def _learn(work: _Work, numbers: Sequence[int]) -> CallOrder:
     """The order in which the model's parts run, seen and proved on a few examples; nothing, if nothing is replayed."""
     if not work.replay or len(work.plans) == 1 or not any(map(len, work.plans)):
-        return Script(depth=NOTHING)
+        return CallOrder(depth=NOTHING)
     # the shortest will do; of different lengths, so that some are padded; no more than fit into memory
     batch = next((batch for batch in reversed(work.task.batches()) if len(batch) > 2), numbers)
     chosen = tuple(dict.fromkeys((batch[0], batch[len(batch) // 2], batch[-1])))[: len(numbers)]
     few, two = work.batch(chosen), work.batch(chosen[1:]) if len(chosen) > 2 else None
     fewer = None if two is None else partial(work.rows, two)
     sites = dict.fromkeys(name for plan in work.plans for name in plan.by_site())
-    script = learn(work.root, work.anatomy, sites, partial(work.rows, few), fewer, work.task.generates)
-    _prove(work, script, few if two is None else two, len(chosen) if two is None else 2)
-    return script
+    call_order = learn(work.root, work.anatomy, sites, partial(work.rows, few), fewer, work.task.generates)
+    _prove(work, call_order, few if two is None else two, len(chosen) if two is None else 2)
+    return call_order
 
 
-def _groups(work: _Work, script: Script) -> list[tuple[Start, list[int]]]:
+def _groups(work: _Work, call_order: CallOrder) -> list[tuple[Start, list[int]]]:
     """Numbers of the plans that begin at one place, so that they can run together."""
     groups: dict[Start, list[int]] = {}
     for number, plan in enumerate(work.plans):
         if len(plan):
-            groups.setdefault(replaying.start_of(work.anatomy, script, plan), []).append(number)
+            groups.setdefault(replaying.start_of(work.anatomy, call_order, plan), []).append(number)
     return list(groups.items())
 
 
-def _copies(work: _Work, script: Script, batch: dict[str, Any], members: list[int]) -> int:
+def _copies(work: _Work, call_order: CallOrder, batch: dict[str, Any], members: list[int]) -> int:
     """How many plans to run in one pass: as many copies of the batch as still make it faster, and fit."""
     parts = [work.anatomy[name] for name in {name for n in members for name in work.plans[n].by_site()}]
     together = all(p.per_example and (not isinstance(p, Site) or p.calls_writer) for p in parts)
-    if script.depth == NOTHING or not together or not work.task.rowwise or not script.rows:
+    if call_order.depth == NOTHING or not together or not work.task.rowwise or not call_order.rows:
         work.copies = 1
     else:
         here = TOKENS_AT_ONCE.get(device_of(work.root).type, TOKENS_AT_ONCE["cpu"])
@@ -292,9 +294,9 @@ def _chunks(members: list[int], size: int) -> list[list[int]]:
 
 
 def _again(
-    work: _Work, script: Script, memory: Memory, batch: dict[str, Any], plans: list[Plan], start: Start
+    work: _Work, call_order: CallOrder, memory: Memory, batch: dict[str, Any], plans: list[Plan], start: Start
 ) -> np.ndarray:
-    with replaying.replayed(work.root, work.anatomy, script, memory, plans, start):
+    with replaying.replayed(work.root, work.anatomy, call_order, memory, plans, start):
         return work.rows(tiled(batch, memory.size, len(plans)))
 
 
@@ -311,38 +313,38 @@ def tiled(batch: dict[str, Any], size: int, times: int) -> dict[str, Any]:
     return {name: one(value) for name, value in batch.items()}
 
 
-def _find_positions(work: _Work, script: Script, memory: Memory, batch: dict[str, Any]) -> None:
+def _find_positions(work: _Work, call_order: CallOrder, memory: Memory, batch: dict[str, Any]) -> None:
     try:
-        replaying.find_positions(work.root, script, memory, work.task.loss, fresh(batch))
+        replaying.find_positions(work.root, call_order, memory, work.task.loss, fresh(batch))
     except (HeadcountError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        script.reader = None  # a task or a model without gradients: the last layer computes all positions
+        call_order.reader = None  # a task or a model without gradients: the last layer computes all positions
 
 
-def _prove(work: _Work, script: Script, batch: dict[str, Any], size: int) -> None:
+def _prove(work: _Work, call_order: CallOrder, batch: dict[str, Any], size: int) -> None:
     """Run plans of each place both ways; believe less of the script until they agree.
 
     At the first place two plans run side by side, and both are looked at, to see whether copies of the batch disturb each
     other; at the others the first of the two.
     """
     run = partial(work.rows, batch)
-    memory, _ = replaying.remember(work.root, work.anatomy, script, run, size=size, limit=sys.maxsize)
-    _find_positions(work, script, memory, batch)
+    memory, _ = replaying.remember(work.root, work.anatomy, call_order, run, size=size, limit=sys.maxsize)
+    _find_positions(work, call_order, memory, batch)
     first = True
-    for start, members in dict(_groups(work, script)).items():
-        plans = [work.plans[number] for number in members[: min(2, _copies(work, script, batch, members))]]
+    for start, members in dict(_groups(work, call_order)).items():
+        plans = [work.plans[number] for number in members[: min(2, _copies(work, call_order, batch, members))]]
 
         looked_at = len(plans) if first else 1
         first = False
 
         def agrees(plans: list[Plan], start: Start = start, looked_at: int = looked_at) -> bool:
-            plain = Script(depth=NOTHING)
+            plain = CallOrder(depth=NOTHING)
             ordinary = [partial(_again, work, plain, memory, batch, [plan], Start(0)) for plan in plans[:looked_at]]
-            return replaying.agrees(work.root, ordinary, partial(_again, work, script, memory, batch, plans, start))
+            return replaying.agrees(work.root, ordinary, partial(_again, work, call_order, memory, batch, plans, start))
 
-        while (script.depth > NOTHING or len(plans) > 1) and not agrees(plans):
-            if len(plans) > 1 and (script.depth == NOTHING or agrees(plans[:1])):
-                plans, script.rows = plans[:1], {}  # examples see each other: one plan at a time
+        while (call_order.depth > NOTHING or len(plans) > 1) and not agrees(plans):
+            if len(plans) > 1 and (call_order.depth == NOTHING or agrees(plans[:1])):
+                plans, call_order.rows = plans[:1], {}  # examples see each other: one plan at a time
             else:
-                script.depth -= 1
+                call_order.depth -= 1

@@ -1,6 +1,6 @@
-"""Run a model again with units closed, without computing again what cannot have changed.
+"""Run a model again with units masked, without computing again what cannot have changed.
 
-When a unit of one layer is closed, everything that ran before it stays as it was. So one ordinary pass over a batch is
+When a unit of one layer is masked, everything that ran before it stays as it was. So one ordinary pass over a batch is
 remembered, and every further pass over the same batch starts where its plan begins to matter:
 
 - layers called before answer with what they gave before;
@@ -29,7 +29,7 @@ from ..model.equivalence import differs
 from ..model.gates import applied, gates_of
 from ..model.tensor_trees import mapped, memory_of, tensors, tile, with_first
 from ..plans import Plan
-from .call_order import LAYERS, READ_POSITIONS, SITES, Script
+from .call_order import LAYERS, READ_POSITIONS, SITES, CallOrder
 
 Batch = dict[str, Any]
 Call = Callable[[nn.Module, Batch], Any]
@@ -66,15 +66,17 @@ class Memory:
 
 
 def remember(
-    root: nn.Module, anatomy: Anatomy, script: Script, run: Callable[[], Any], *, size: int, limit: int
+    root: nn.Module, anatomy: Anatomy, call_order: CallOrder, run: Callable[[], Any], *, size: int, limit: int
 ) -> tuple[Memory, Any]:
     """Run once, ordinarily; gives what later passes need, and what the run gave. `TooMuch` if it is over the limit."""
     memory = Memory({}, {}, size)
     calls: dict[nn.Module, int] = {}
-    wanted = set(script.blocks) if script.depth >= LAYERS else set()
-    if script.depth >= SITES:
-        wanted |= {module for modules in script.inside.values() for module in modules} | set(script.handed_on.values())
-    handed_on = {anatomy[name].writer: name for name in script.handed_on} if script.depth >= SITES else {}
+    wanted = set(call_order.blocks) if call_order.depth >= LAYERS else set()
+    if call_order.depth >= SITES:
+        wanted |= {module for modules in call_order.inside.values() for module in modules} | set(
+            call_order.handed_on.values()
+        )
+    handed_on = {anatomy[name].writer: name for name in call_order.handed_on} if call_order.depth >= SITES else {}
 
     written: dict[nn.Module, list[int]] = {}
 
@@ -100,21 +102,21 @@ def remember(
     return memory, result
 
 
-def find_positions(root: nn.Module, script: Script, memory: Memory, loss: Call, batch: Batch) -> None:
+def find_positions(root: nn.Module, call_order: CallOrder, memory: Memory, loss: Call, batch: Batch) -> None:
     """See which positions of the last layer anything reads, by the gradient of the output; kept if they are few.
 
     The gradient is that of a random combination of the logits, because a loss that is exactly zero has no gradient. Seen
     a second time with everything moved on by one position: where what is read depends on what is there, as the largest
     of all positions does, all of them count.
     """
-    if script.depth < READ_POSITIONS or script.reader is None or script.blocks[-1] not in memory.outputs:
+    if call_order.depth < READ_POSITIONS or call_order.reader is None or call_order.blocks[-1] not in memory.outputs:
         return
-    last = script.blocks[-1]
+    last = call_order.blocks[-1]
     hidden = next(tensors(memory.outputs[last]))
     if hidden.dim() != 3 or hidden.shape[0] != memory.size:
-        script.reader = None
+        call_order.reader = None
         return
-    answers = {b: _answer(memory.outputs[b]) for b in script.blocks[:-1] if b in memory.outputs}
+    answers = {b: _answer(memory.outputs[b]) for b in call_order.blocks[:-1] if b in memory.outputs}
 
     def read_of(hidden: Tensor) -> Tensor:
         seen: list[Any] = []
@@ -135,7 +137,7 @@ def find_positions(root: nn.Module, script: Script, memory: Memory, loss: Call, 
         read = read_of(hidden)
         few = int(read[0].sum())
         if few > read.shape[1] // 2 or not torch.equal(read, read_of(hidden.roll(1, dims=1))):
-            script.reader = None  # a model that reads them all: do not ask again
+            call_order.reader = None  # a model that reads them all: do not ask again
         elif few and bool((read.sum(-1) == few).all()):
             memory.positions = read.nonzero()[:, 1].view(memory.size, few)
 
@@ -143,81 +145,81 @@ def find_positions(root: nn.Module, script: Script, memory: Memory, loss: Call, 
 # -- running again -------------------------------------------------------------------------------------------------------
 
 
-def start_of(anatomy: Anatomy, script: Script, plan: Plan) -> Start:
+def start_of(anatomy: Anatomy, call_order: CallOrder, plan: Plan) -> Start:
     """Where a plan begins to matter; place 0 without a site is an ordinary pass."""
     sites = list(plan.by_site())
-    first = min((_place(anatomy[name], plan, script) for name in sites), default=0)
-    if len(sites) == 1 and sites[0] in script.inside:
+    first = min((_place(anatomy[name], plan, call_order) for name in sites), default=0)
+    if len(sites) == 1 and sites[0] in call_order.inside:
         return Start(first, sites[0])
     return Start(first)
 
 
-def _place(part: Site | Stack, plan: Plan, script: Script) -> int:
+def _place(part: Site | Stack, plan: Plan, call_order: CallOrder) -> int:
     """How many of the layers seen have run before the part; none, where that is not known."""
     if isinstance(part, Stack):
         closed = [part.blocks[n] for n in part.positions(plan.by_site()[part.name])]
     else:
-        closed = [b for b in script.blocks if part.writer in set(b.modules())] or [part.writer]
-    after_all = script.encoder is not None and not script.encoder & set(closed)
-    places = {block: place for place, block in enumerate(script.blocks)}
+        closed = [b for b in call_order.blocks if part.writer in set(b.modules())] or [part.writer]
+    after_all = call_order.encoder is not None and not call_order.encoder & set(closed)
+    places = {block: place for place, block in enumerate(call_order.blocks)}
     return len(places) if after_all else min((places.get(block, 0) for block in closed), default=0)
 
 
 @contextmanager
 def replayed(
-    root: nn.Module, anatomy: Anatomy, script: Script, memory: Memory, plans: Sequence[Plan], start: Start
+    root: nn.Module, anatomy: Anatomy, call_order: CallOrder, memory: Memory, plans: Sequence[Plan], start: Start
 ) -> Iterator[None]:
-    """Within the block, a batch tiled once per plan runs with the n-th plan closed in its n-th copy, from `start` on.
+    """Within the block, a batch tiled once per plan runs with the n-th plan masked in its n-th copy, from `start` on.
 
-    All plans begin at the same place; where there are several, each site closed must see examples one by one.
+    All plans begin at the same place; where there are several, each site masked must see examples one by one.
     """
     times = len(plans)
     answers: dict[nn.Module, Callable[..., Any]] = {}
-    if script.depth >= LAYERS:
-        for block in script.blocks[: start.place]:
+    if call_order.depth >= LAYERS:
+        for block in call_order.blocks[: start.place]:
             if block in memory.outputs:
-                answers[block] = _answer(memory.outputs[block], times, script.rows.get(block, ()))
+                answers[block] = _answer(memory.outputs[block], times, call_order.rows.get(block, ()))
     inner: dict[nn.Module, Callable[..., Any]] = {}
-    if script.depth >= SITES and start.site is not None:
-        inner = _inside_answers(anatomy, script, memory, start.site, times)
+    if call_order.depth >= SITES and start.site is not None:
+        inner = _inside_answers(anatomy, call_order, memory, start.site, times)
     with ExitStack() as stack:
         stack.enter_context(applied(root, anatomy, _tiled_gates(anatomy, plans, memory.size)))
-        trimmed = script.depth >= READ_POSITIONS and memory.positions is not None and script.reader is not None
-        if trimmed and start.place < len(script.blocks):
-            last = script.blocks[-1]
-            mine = inner if start.place == len(script.blocks) - 1 else {}
-            answers[last] = _few_positions(script, memory, times, last, mine)
+        trimmed = call_order.depth >= READ_POSITIONS and memory.positions is not None and call_order.reader is not None
+        if trimmed and start.place < len(call_order.blocks):
+            last = call_order.blocks[-1]
+            mine = inner if start.place == len(call_order.blocks) - 1 else {}
+            answers[last] = _few_positions(call_order, memory, times, last, mine)
             inner = {} if mine else inner
         stack.enter_context(answering({**answers, **inner}))
         yield
 
 
 def _inside_answers(
-    anatomy: Anatomy, script: Script, memory: Memory, name: str, times: int
+    anatomy: Anatomy, call_order: CallOrder, memory: Memory, name: str, times: int
 ) -> dict[nn.Module, Callable[..., Any]]:
     answers = {
-        module: _answer(memory.outputs[module], times, script.rows.get(module, ()))
-        for module in script.inside[name]
+        module: _answer(memory.outputs[module], times, call_order.rows.get(module, ()))
+        for module in call_order.inside[name]
         if module in memory.outputs
     }
-    whole = script.handed_on.get(name)
+    whole = call_order.handed_on.get(name)
     if whole is not None and whole in memory.outputs and name in memory.inputs:
         given, writer, rest = memory.inputs[name], anatomy[name].writer, memory.outputs[whole]
 
         def again(*_: Any, **__: Any) -> Any:
-            return with_first(tile(rest, times, script.rows.get(whole, ())), writer(tile(given, times)))
+            return with_first(tile(rest, times, call_order.rows.get(whole, ())), writer(tile(given, times)))
 
         answers[whole] = again
     return answers
 
 
 def _few_positions(
-    script: Script, memory: Memory, times: int, block: nn.Module, inner: Mapping[nn.Module, Callable[..., Any]]
+    call_order: CallOrder, memory: Memory, times: int, block: nn.Module, inner: Mapping[nn.Module, Callable[..., Any]]
 ) -> Callable[..., Any]:
     """The last layer for the positions that are read: its attention sees all of them, the rest only those."""
-    assert script.reader is not None
+    assert call_order.reader is not None
     assert memory.positions is not None
-    attention, norm = script.reader
+    attention, norm = call_order.reader
     whole, one = block.forward, attention.forward
     where = memory.positions.repeat(times, 1)
     length = next(tensors(memory.outputs[block])).shape[1]
@@ -253,7 +255,7 @@ def _few_positions(
         with answering(parts):
             output = whole(*few_args, **few_kwargs)
         got = next(tensors(output))
-        full = tile(memory.outputs[block], times, script.rows.get(block, ()))
+        full = tile(memory.outputs[block], times, call_order.rows.get(block, ()))
         out = next(tensors(full))
         index = where.to(out.device)[..., None].expand(*where.shape, out.shape[-1])
         return with_first(full, out.scatter(1, index, got.to(out.dtype)))

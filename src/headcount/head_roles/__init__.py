@@ -1,1 +1,29 @@
 """What each head looks at, and which role it earns by that (Voita et al. 2019, section 5; Clark et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from ..data.sentences.passages import Passages, passages
+    from ..documents.roles import Roles
+    from .analysis import roles
+
+__all__ = [
+    "Passages",
+    "Roles",
+    "passages",
+    "roles",
+]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "Passages": "..data.sentences.passages",
+        "Roles": "..documents.roles",
+        "passages": "..data.sentences.passages",
+        "roles": ".analysis",
+    },
+)

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from .. import runs
-from ..documents.roles import Roles, Seen, Tally
+from ..documents.roles import Observed, Roles, SentenceSums
 from ..errors import BadData, Refused
 from ..evaluation.evaluator import device_of, to_device
 from ..importance.attention import watched
 from ..model.anatomy import Site
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
 from ..progress import Bar
-from .counts import Ground, Laid, must_fit, run_on, summed, tallied
+from .counts import AttentionSides, BatchIndex, must_fit, run_on, summed, tallied
 from .induction import STATISTICS
 from .induction import probe as probe_repetitions
 from .rules import named
@@ -54,7 +54,7 @@ def roles(
     probe: bool = True,
     run: Run | None = None,
     name: str = "roles",
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Roles:
     """What each head of the model does on these passages: its roles, with intervals, and all numbers behind them.
 
@@ -64,7 +64,7 @@ def roles(
     With a run, every thousand sentences are written as they are done and read back the next time. The model is as it was
     afterwards.
     """
-    watch = _Watch(unwrap(model), find(model, dialects).heads, passages, words)
+    watch = _Watch(unwrap(model), find(model, specs).heads, passages, words)
     order = [number for some in passages.batches(batch_size) for number in some]
     size = passages.batch_size if batch_size is None else batch_size
     total: dict[str, np.ndarray] = {}
@@ -107,7 +107,7 @@ class _Watch:
         passages = self.passages
         self.sites = tuple(site for site in sites if len(site) and self._runs(site))
         self.runner = root.get_encoder() if self.pairs and passages.read is None else root
-        self.grounds: dict[str | None, Ground] = {}
+        self.grounds: dict[str | None, AttentionSides] = {}
         for site in self.sites:
             if site.attention not in self.grounds:
                 self.grounds[site.attention] = self._ground(site.attention, words)
@@ -116,13 +116,13 @@ class _Watch:
     def _runs(self, site: Site) -> bool:
         return not (self.pairs and self.passages.read is None) or site.attention in ("encoder", None)
 
-    def _ground(self, kind: str | None, words: str) -> Ground:
+    def _ground(self, kind: str | None, words: str) -> AttentionSides:
         given = self.passages
         if not self.pairs or given.read is None or kind not in ("decoder", "cross"):
-            return Ground(kind, given.source, given.source, words=words)
+            return AttentionSides(kind, given.source, given.source, words=words)
         if kind == "decoder":
-            return Ground(kind, given.read, given.read, words=words)
-        return Ground(kind, given.read, given.source, given.written, given.links, words)
+            return AttentionSides(kind, given.read, given.read, words=words)
+        return AttentionSides(kind, given.read, given.source, given.written, given.links, words)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -170,7 +170,7 @@ class _Watch:
     def batch(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
         """The sums of all statistics over one batch."""
         device = device_of(self.root)
-        laid: dict[str | None, Laid] = {kind: one.laid(numbers, device) for kind, one in self.grounds.items()}
+        laid: dict[str | None, BatchIndex] = {kind: one.laid(numbers, device) for kind, one in self.grounds.items()}
         sums: dict[
             str, tuple[Tensor, int]
         ] = {}  # with the number of times that the attention ran (ALBERT's: each layer)
@@ -191,22 +191,23 @@ class _Watch:
             out[site.name] = np.stack([tallied(e[some], n[some]) for some in rows])
         return out
 
-    def seen(self, total: dict[str, np.ndarray], probed: dict[str, np.ndarray]) -> list[Seen]:
+    def seen(self, total: dict[str, np.ndarray], probed: dict[str, np.ndarray]) -> list[Observed]:
         """The sums by type of attention instead of by site."""
         out = []
         for kind, ground in self.grounds.items():
             sites = [site for site in self.sites if site.attention == kind]
             units = tuple(str(unit) for site in sites for unit in site.units)
             one, other = (
-                Tally(ground.names, sums) for sums in np.concatenate([total[site.name] for site in sites], axis=3)
+                SentenceSums(ground.names, sums)
+                for sums in np.concatenate([total[site.name] for site in sites], axis=3)
             )
             tally = one + other
             if not tally[("confidence",)].n.any():
                 raise BadData(f"There is no token in {self.passages.name} that is not special; give sentences.")
             twice = None
             if probed and kind == "decoder":
-                twice = Tally(STATISTICS, np.concatenate([probed[site.name] for site in sites], axis=2))
-            out.append(Seen(kind, units, tally, ground.tested, twice, (one, other)))
+                twice = SentenceSums(STATISTICS, np.concatenate([probed[site.name] for site in sites], axis=2))
+            out.append(Observed(kind, units, tally, ground.tested, twice, (one, other)))
         return out
 
     def examples(self, count: int, seed: int) -> list[dict[str, Any]]:
@@ -222,7 +223,7 @@ class _Watch:
             out += [self._example(ground, number) for number in sorted(chosen)]
         return out
 
-    def _example(self, ground: Ground, number: int) -> dict[str, Any]:
+    def _example(self, ground: AttentionSides, number: int) -> dict[str, Any]:
         sums: dict[str, list[Tensor]] = {}
 
         def see(site: Site, weights: Tensor) -> None:

@@ -31,7 +31,7 @@ REACH = int(RULES["local: tokens"])
 WORDS = ("first", "mean")
 
 
-class Aim(NamedTuple):
+class Target(NamedTuple):
     """A word that should look at one of some others, and the statistic that counts whether it does."""
 
     name: tuple[str, str]
@@ -39,7 +39,7 @@ class Aim(NamedTuple):
     right: tuple[int, ...]
 
 
-class View(NamedTuple):
+class WordView(NamedTuple):
     """Words of queries and of keys, and which of them should look where: sentence, word, right word, statistic."""
 
     rows: Tensor  # (sentences, words) places of first tokens, or (sentences, 1, words, tokens) shares of each token
@@ -48,20 +48,20 @@ class View(NamedTuple):
     aims: Tensor  # (4, aims)
 
 
-class Laid(NamedTuple):
+class BatchIndex(NamedTuple):
     """What is known about one batch before the model runs, on the model's device."""
 
     queries: Tensor  # (sentences, 1, queries)
     ordinary: Tensor  # (sentences, 1, 1, keys): not special, not padding
     marks: Tensor  # (sentences, 1, keys, masses)
     near: Tensor | None  # (sentences, 1, queries, keys)
-    views: tuple[View, ...]
+    views: tuple[WordView, ...]
     n: Tensor  # (sentences, statistics): what each is a share of
     base: Tensor  # (sentences, statistics): what does not depend on the head
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class AttentionSides:
     """Where the heads of one type look from and at. In cross-attention `written` is what is written at the queries."""
 
     type: str | None
@@ -137,7 +137,7 @@ class Ground:
         counts = sorted(self.key.counts.values(), reverse=True)
         return counts[most - 1] if len(counts) >= most else 0
 
-    def _aims(self, number: int) -> Iterator[Aim]:
+    def _aims(self, number: int) -> Iterator[Target]:
         """What should be looked at from the words of a sentence; only words that have tokens count."""
         here = set(self.query.words[number]) - {-1}
         if self.own:
@@ -146,7 +146,7 @@ class Ground:
                     continue
                 for direction, (at, other) in zip(DIRECTIONS, ((word, one.head), (one.head, word)), strict=True):
                     if self.type != "decoder" or other < at:  # a decoder has not read what comes later
-                        yield Aim((one.relation, direction), at, (other,))
+                        yield Target((one.relation, direction), at, (other,))
         elif self.links is not None:
             there = set(self.key.words[number])
             sides = {"read": here, "written": set(self.written.words[number]) if self.written else set()}
@@ -154,7 +154,7 @@ class Ground:
                 for word in sorted(words - {-1}):
                     right = tuple(sorted(s for t, s in self.links[number] if t == word and s in there))
                     if right:
-                        yield Aim((name, TO_SOURCE), word, right)
+                        yield Target((name, TO_SOURCE), word, right)
 
     def _rare(self, number: int) -> tuple[set[int], set[int]] | None:
         """The rarest word or words and the two rarest, ties included; None where no word of the sentence is rare."""
@@ -165,7 +165,7 @@ class Ground:
             return None
         return {w for w, c in counts.items() if c == least[0]}, {w for w, c in counts.items() if c <= least[1]}
 
-    def laid(self, numbers: Sequence[int], device: torch.device | str = "cpu") -> Laid:
+    def laid(self, numbers: Sequence[int], device: torch.device | str = "cpu") -> BatchIndex:
         """All that is needed to count these sentences."""
         query, key = self.query.placed(numbers), self.key.placed(numbers)
         asks, real, ordinary = (query.real & ~query.special), key.real, key.real & ~key.special
@@ -200,12 +200,12 @@ class Ground:
         def there(tensor: Tensor) -> Tensor:
             return tensor.to(device)
 
-        return Laid(
+        return BatchIndex(
             there(asks[:, None].double()),
             there(ordinary[:, None, None]),
             there(marks[:, None]),
             None if near is None else there(near[:, None]),
-            tuple(View(*map(there, view)) for view in views),
+            tuple(WordView(*map(there, view)) for view in views),
             there(torch.from_numpy(n)),
             there(torch.from_numpy(base)),
         )
@@ -253,15 +253,15 @@ class Ground:
             out[row, :, -1] = torch.isin(key.words[row], torch.tensor(marks, dtype=torch.long))
         return out
 
-    def _view(self, query: Placed, key: Placed, aims: list[tuple[int, int, int, int]]) -> View:
+    def _view(self, query: Placed, key: Placed, aims: list[tuple[int, int, int, int]]) -> WordView:
         from_words, to_words = _tokens_of(query.words), _tokens_of(key.words)
         rows = from_words.argmax(1)
         if self.words == "mean":
             rows = (from_words / from_words.sum(1, keepdim=True).clamp(min=1)).transpose(1, 2)[:, None]
         absent = (to_words.sum(1) > 0).to(to_words.dtype) - 1
-        return View(rows, to_words[:, None], absent[:, None, None], torch.tensor(aims, dtype=torch.long).T)
+        return WordView(rows, to_words[:, None], absent[:, None, None], torch.tensor(aims, dtype=torch.long).T)
 
-    def counted(self, laid: Laid, weights: Tensor) -> Tensor:
+    def counted(self, laid: BatchIndex, weights: Tensor) -> Tensor:
         """The sums of each sentence for weights (sentences, heads, queries, keys): (sentences, statistics, heads)."""
         weights = weights.detach()
         weights = weights if weights.dtype == torch.float64 else weights.float()
@@ -290,7 +290,7 @@ class Ground:
             self._pointed(out, view, weights)
         return out
 
-    def _pointed(self, out: Tensor, view: View, weights: Tensor) -> None:
+    def _pointed(self, out: Tensor, view: WordView, weights: Tensor) -> None:
         """Add how often the word with most attention is the right one."""
         if self.words == "mean":
             rows = view.rows.to(weights.dtype) @ weights

@@ -20,10 +20,10 @@ from ..documents.roles import (
     Head,
     Interval,
     Name,
+    Observed,
     Relation,
     Role,
     Roles,
-    Seen,
     estimated,
 )
 from ..hashing import versions
@@ -38,7 +38,7 @@ _SHARES = {
 
 
 def named(
-    seen: Sequence[Seen],
+    seen: Sequence[Observed],
     *,
     model: str,
     sentences: int,
@@ -73,7 +73,7 @@ class _Found(NamedTuple):
         return {name[-1]: one for name, one in self.of.items() if name[0] == kind}
 
 
-def _found(seen: Seen) -> _Found:
+def _found(seen: Observed) -> _Found:
     names = seen.tally.names
     of = {name: estimated(seen.tally.sums[:, number]) for number, name in enumerate(names)}
     if seen.probed is not None:
@@ -84,7 +84,7 @@ def _found(seen: Seen) -> _Found:
     return _Found(of, corrected, holm(of["two gain",].p) if ("two gain",) in of else np.ones(len(seen.units)))
 
 
-def _relations(seen: Seen, found: _Found) -> list[Relation]:
+def _relations(seen: Observed, found: _Found) -> list[Relation]:
     out = []
     for one in seen.tested:
         key = one[:2]
@@ -104,7 +104,7 @@ def _relations(seen: Seen, found: _Found) -> list[Relation]:
     return out
 
 
-def _best(seen: Seen, key: tuple[str, ...]) -> int | None:
+def _best(seen: Observed, key: tuple[str, ...]) -> int | None:
     """The head that gains most on every other sentence, if both parts of them have the relation more than once."""
     if seen.parts is None or any((part["gain", *key].n == 0).any() for part in seen.parts):
         return None
@@ -117,7 +117,7 @@ def _pointed(accuracy: Estimates, gain: Estimates, number: int) -> tuple[float, 
     return tuple(_round(np.clip(value[number], -1, 1)) for value in values)
 
 
-def _told(seen: Seen, number: int, found: _Found, relations: Sequence[Relation]) -> Head:
+def _told(seen: Observed, number: int, found: _Found, relations: Sequence[Relation]) -> Head:
     """All about the head of this number."""
     unit = seen.units[number]
 

@@ -15,7 +15,7 @@ from ..errors import BadPlan, NotFound, Refused
 from ..evaluation.ablation import ablate
 from ..evaluation.evaluator import signature
 from ..model.anatomy import Anatomy, Site, Stack
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
 from . import layer_orders
@@ -57,7 +57,7 @@ class _Asked:
     batch_size: int | None
     run: Run | None
     name: str
-    dialects: tuple[Dialect, ...]
+    specs: tuple[ModuleSpec, ...]
 
     @property
     def data(self) -> Task:
@@ -82,13 +82,13 @@ def score(
     batch_size: int | None = None,
     run: Run | None = None,
     name: str = "score",
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Scores:
     """A number for every unit: bigger = matters more. `units` are "heads", "neurons" and "layers", or several of them.
 
     - `taylor`: the mean over examples of |dL/dgate| (Michel et al. 2019). `granularity="token"` takes the absolute value
       at every position, as their code does; "batch" sums blocks of 32 examples first; "signed" is the first-order
-      estimate of the loss when the unit is closed, sign and all.
+      estimate of the loss when the unit is masked, sign and all.
     - `fisher`: half the mean of (dL/dgate)^2 (Theis et al. 2018, Kwon et al. 2022).
     - `gradient-activation`: as taylor, of the top-1 logit (the mean over the steps of an example) in the place of the
       loss.
@@ -116,7 +116,7 @@ def score(
         raise BadPlan(f"Only taylor has granularities; {by} has one way of being computed: leave granularity out.")
     if normalize not in (BY_PAPER, *NORMS):
         raise BadPlan(f'normalize is "layer", "type", "global" or None; I got {normalize!r:.40}.')
-    rows = tuple(dialects)
+    rows = tuple(specs)
     anatomy = find(model, rows)
     parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
     asked = _Asked(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
@@ -198,7 +198,7 @@ def _relevance(by: str) -> Callable[[_Asked], Scored]:
     def propagated(asked: _Asked) -> Scored:
         how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
         found = relevances(unwrap(asked.model), asked.anatomy, asked.parts, asked.data, by, **how)
-        # minus: closing a unit takes its relevance away, and "signed" of taylor is what closing does to the loss
+        # minus: masking a unit takes its relevance away, and "signed" of taylor is what masking does to the loss
         signed = {name: -value for name, value in taylor(found, "signed").items()}
         return _joined(asked, signed if RULES[by] else taylor(found))
 
@@ -215,7 +215,7 @@ def _joined(asked: _Asked, samples: dict[str, np.ndarray]) -> Scored:
 
 def _ablation(asked: _Asked) -> Scored:
     plans = {str(unit): Plan(frozenset([unit])) for unit in asked.units}
-    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name, "dialects": asked.dialects}
+    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name, "specs": asked.specs}
     found = ablate(asked.model, asked.data, plans, **how)
     each = found.base.metric.per_example(found.base.rows)
     if each is None:

@@ -1,1 +1,31 @@
 """Gates that learn which units to keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from .gates import Gates, learning
+    from .pipeline import Learned, learn
+    from .trainer_callback import trainer_callback
+
+__all__ = [
+    "Gates",
+    "Learned",
+    "learn",
+    "learning",
+    "trainer_callback",
+]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "Gates": ".gates",
+        "Learned": ".pipeline",
+        "learn": ".pipeline",
+        "learning": ".gates",
+        "trainer_callback": ".trainer_callback",
+    },
+)

@@ -60,7 +60,7 @@ def budgets(chosen: Chosen, keep: int | float | str | None) -> tuple[Budget, ...
     return tuple(out)
 
 
-def one_wish(keep: int | float | str | None, method: Method) -> None:
+def exactly_one_of(keep: int | float | str | None, method: Method) -> None:
     """Refuse methods that do not know how much is to stay, and those that are told twice."""
     if keep is None and (method.needs_keep or (isinstance(method, methods.L0) and method.l0 is None)):
         also = "; or the price of an open gate, l0 (--l0)" if isinstance(method, methods.L0) else ""

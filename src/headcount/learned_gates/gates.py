@@ -22,12 +22,12 @@ from ..errors import BadPlan
 from ..evaluation.evaluator import device_of
 from ..hashing import fingerprint
 from ..importance.layer_orders import every_other
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.gates import applied
 from ..plans import Plan, Unit
 from . import methods, relaxations
-from .candidates import Chosen, budgets, one_of_each, one_wish, parts_with_gates, shares, starts
+from .candidates import Chosen, budgets, exactly_one_of, one_of_each, parts_with_gates, shares, starts
 from .methods import LayerDrop, Method, method_of
 
 FEW = 4096  # gates
@@ -48,7 +48,7 @@ def learning(
     settle: float | None = None,
     pipelined: bool = False,
     seed: int = 0,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
     **settings: Any,
 ) -> Iterator[Gates]:
     """Within the block, every unit of the model is multiplied by a gate that learns; gives the gates.
@@ -66,7 +66,7 @@ def learning(
     In evaluation mode the gates are 0 or 1 and never random: what is kept by now (for layerdrop: everything). A copy of
     the model that is made inside the block keeps the hooks of it: copy a teacher before.
     """
-    rows = tuple(dialects)
+    rows = tuple(specs)
     anatomy, root = find(model, rows), unwrap(model)
     names = [only] if isinstance(only, str) else list(only)
     found = parts_with_gates(anatomy, [units] if isinstance(units, str) else list(units), [n for n in names if n])
@@ -107,7 +107,7 @@ class Gates:
         self._root, self._chosen, self._how, self._seed = root, tuple(chosen), method, seed
         self.steps, self.settle, self.weights_frozen, self.done = steps, settle, pipelined, 0
         self.sizes = tuple(1 if whole else len(part) for part, whole in chosen)
-        one_wish(keep, method)
+        exactly_one_of(keep, method)
         self.budgets = budgets(chosen, keep)
         # a few hundred gates are drawn faster on the CPU than a GPU can be told to
         device = device_of(root)

@@ -16,16 +16,16 @@ from ..evaluation.evaluator import device_of, to_device
 from ..importance.criteria import CRITERIA, KINDS, NEED_NO_DATA, SCORED_ON
 from ..importance.criteria import score as score_units
 from ..model.anatomy import Anatomy
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting import rules
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
 from ..pruning.selection import cuttable
 from ..training.loop import Trained, train
-from ..training.new_models import reborn
+from ..training.new_models import reinitialized
 from ..training.recipe import Recipe
-from .candidates import WHOLE, Chosen, budgets, one_of_each, one_wish, parts_with_gates
+from .candidates import WHOLE, Chosen, budgets, exactly_one_of, one_of_each, parts_with_gates
 from .gates import learning
 from .methods import METHODS, PUBLISHED, method_of
 from .relaxations import largest
@@ -80,7 +80,7 @@ def learn(
     seed: int = 0,
     run: Run | None = None,
     save_every: int | None = None,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
     **settings: Any,
 ) -> Learned:
     """Train the model so that `keep` of its units are enough, and cut the others. The model is changed.
@@ -96,7 +96,7 @@ def learn(
     After all of that the smaller model may train once more, by the recipe `recover`. A `teacher`, a copy of the full
     model, adds distillation. Criteria look at 1024 of the training examples. With a run, it goes on where it was.
     """
-    rows = tuple(dialects)
+    rows = tuple(specs)
     asked = Asked(method, keep, units, only, pipelined, settle, plan, choose, scratch)
     anatomy, chosen, left_alone = prepared(model, asked, recipe, recover, rows, settings)
     gated, kinds = method in METHODS, _kinds(units)
@@ -110,7 +110,7 @@ def learn(
         assert recipe is not None
         how = {"keep": keep, "units": units, "only": only, "settle": settle, "pipelined": pipelined, "seed": seed}
         skip = [name for name, _ in left_alone]
-        with learning(model, method, **how, skip=skip, dialects=rows, **settings) as gates:
+        with learning(model, method, **how, skip=skip, specs=rows, **settings) as gates:
             trained = train(model, task, recipe, gates=gates, name="learn", **common)
             gone, scores = gates.plan(), gates.scores()
             facts |= {"price": gates.price(), "open": gates.open()}
@@ -131,8 +131,8 @@ def learn(
         gone = _fewest(scores, chosen, keep)
     of, kept = _counted(chosen, gone)
     if gone:
-        cut(model, gone, check=to_device(task.batch(), device_of(unwrap(model))), dialects=rows)
-    smaller = reborn(model, seed) if scratch else model
+        cut(model, gone, check=to_device(task.batch(), device_of(unwrap(model))), specs=rows)
+    smaller = reinitialized(model, seed) if scratch else model
     if not gated and recipe is not None:
         trained = train(smaller, task, recipe, name="learn", **common)
     again = None if recover is None else train(smaller, task, recover, name="recover", **common)
@@ -160,7 +160,7 @@ def prepared(
     asked: Asked,
     recipe: Recipe | None,
     recover: Recipe | None,
-    rows: tuple[Dialect, ...],
+    rows: tuple[ModuleSpec, ...],
     settings: Mapping[str, Any],
 ) -> tuple[Anatomy, Chosen, tuple[tuple[str, str], ...]]:
     """The parts whose units may go, and those that cannot be cut; all that can be refused is refused here, before any work."""
@@ -250,7 +250,7 @@ def _sensible_gates(asked: Asked, recipe: Recipe | None, given: Mapping[str, Any
         raise BadPlan(f"{asked.method} learns while the model trains; give it a recipe (--epochs above 0, or --steps).")
     if asked.method == "layerdrop" and asked.pipelined:
         raise BadPlan("With layerdrop the weights are all that learns; leave pipelined out.")
-    one_wish(asked.keep, method_of(asked.method, **given))
+    exactly_one_of(asked.keep, method_of(asked.method, **given))
 
 
 def _scored(
@@ -262,11 +262,11 @@ def _scored(
     task: Task,
     seed: int,
     run: Run | None,
-    rows: tuple[Dialect, ...],
+    rows: tuple[ModuleSpec, ...],
 ) -> Scores:
     """Scores of the units that may go, on some of the training examples."""
     found = score_units(
-        model, splits.drawn(task, SCORED_ON, seed), by, units=units.split(","), seed=seed, run=run, dialects=rows
+        model, splits.drawn(task, SCORED_ON, seed), by, units=units.split(","), seed=seed, run=run, specs=rows
     )
     return found.at({part.name for part, _ in chosen})
 

@@ -14,7 +14,7 @@ from torch import nn
 from ..importance.criteria import taylor
 from ..importance.gradients import contributions
 from ..model.anatomy import Anatomy, Site
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.discovery import find
 from ..plans import Plan, Unit
 
@@ -30,7 +30,7 @@ class Field:
     anatomy: Anatomy
 
     @classmethod
-    def of(cls, model: nn.Module, rows: Iterable[Dialect] = ()) -> Field:
+    def of(cls, model: nn.Module, rows: Iterable[ModuleSpec] = ()) -> Field:
         """The heads and MLPs of this model."""
         return cls(find(model, rows))
 
@@ -78,7 +78,7 @@ def importance(
 ) -> dict[Unit, float]:
     """Of every head and every whole MLP, the mean over examples of |dL/dgate|, from one pass; heads by their layer's norm.
 
-    Inside `closed` it is that of the model as it is with those units closed, which themselves come out as zero.
+    Inside `masked` it is that of the model as it is with those units masked, which themselves come out as zero.
     """
     parts = [site if site.kind == "head" else whole(site) for site in anatomy]
     found = taylor(contributions(root, anatomy, parts, task, run=run, name=name))
@@ -136,7 +136,7 @@ def search(
 def networks(
     heads: Sequence[Unit], mlps: Sequence[Unit], gone: Sequence[Unit], draw: random.Random
 ) -> dict[str, list[Unit]]:
-    """What is closed in the good, the random and the bad sub-network; all keep exactly as many units of each kind.
+    """What is masked in the good, the random and the bad sub-network; all keep exactly as many units of each kind.
 
     The bad one keeps what went first, and where too little went also units of the good one, at random.
     """

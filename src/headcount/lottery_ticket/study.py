@@ -26,11 +26,11 @@ from ..evaluation.evaluator import device_of, measure, result_of, to_device
 from ..hashing import versions
 from ..importance.criteria import SCORED_ON
 from ..model import checkpoints
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting.effects import parameters_removed
 from ..model.cutting.surgery import cut, removed
 from ..model.discovery import find, unwrap
-from ..model.gates import closed
+from ..model.gates import masked
 from ..plans import Plan, Unit
 from ..progress import Bar
 from ..pruning.selection import cuttable
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 CLASSES = ("accuracy", "f1", "matthews")  # metrics of which there is a majority class
 
 
-class Lot(NamedTuple):
+class LotteryTask(NamedTuple):
     """A task to draw for: examples to train on, to select sub-networks on, and to report on.
 
     What they share is left out of the less important use (see `data.splits`), and `left_out` is a sentence about that.
@@ -64,7 +64,7 @@ class Lot(NamedTuple):
 
 def lottery(
     build: Callable[[int], nn.Module],
-    lot: Lot,
+    lot: LotteryTask,
     *,
     seeds: Sequence[int] = (0, 1, 2),
     recipe: Recipe = Recipe(),  # noqa: B008 (a frozen value)
@@ -75,18 +75,18 @@ def lottery(
     freeze: Iterable[str] = (),
     run: Run | None = None,
     save_every: int | None = None,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Lottery:
     """The lottery study of one task: a draw for every seed (Prasanna, Rogers and Rumshisky 2020).
 
     `build(seed)` gives a fresh pretrained model with a head for the task, drawn by the seed; it is called several times
     per seed, and has to give the same each time. A draw: the model is fine-tuned by the `recipe`; of its heads `step` of all,
-    and one whole MLP, those of the least importance, are closed at a time while the score on `lot.select` is at least
+    and one whole MLP, those of the least importance, are masked at a time while the score on `lot.select` is at least
     `threshold` of the full model's; then heads alone, in steps half as large; then MLPs alone. The sub-networks are measured
     on `lot.report`: as found, and, with `retrain`, really cut out of the pretrained model and fine-tuned by the same
     recipe. With `magnitude` the same is done with single weights instead of units. With a run, it goes on where it was.
     """
-    chosen, rows = [int(seed) for seed in seeds], tuple(dialects)
+    chosen, rows = [int(seed) for seed in seeds], tuple(specs)
     _sensible(lot, chosen, threshold, step)
     lot = _apart(lot)
     first = unwrap(build(chosen[0]))
@@ -119,7 +119,7 @@ def lottery(
 # -- before any work -----------------------------------------------------------------------------------------------------
 
 
-def _sensible(lot: Lot, seeds: Sequence[int], threshold: float, step: float) -> None:
+def _sensible(lot: LotteryTask, seeds: Sequence[int], threshold: float, step: float) -> None:
     if not seeds or len(set(seeds)) != len(seeds):
         raise Refused(f"A study needs different seeds, at least one; I got {list(seeds)!r:.60}.")
     for name, share in (("threshold", threshold), ("step", step)):
@@ -137,24 +137,24 @@ def _sensible(lot: Lot, seeds: Sequence[int], threshold: float, step: float) -> 
         )
 
 
-def _apart(lot: Lot) -> Lot:
+def _apart(lot: LotteryTask) -> LotteryTask:
     """The task to draw for, every example of it used for one thing."""
     tasks, left_out = splits.apart({"train": lot.train, "select": lot.select, "report": lot.report})
     return lot._replace(**tasks, left_out="; ".join(text for text in (lot.left_out, left_out) if text))
 
 
-def scored_on(lot: Lot) -> str | None:
+def scored_on(lot: LotteryTask) -> str | None:
     """What tells the training examples that importance is computed on from others; None where it is all of them."""
     task = _scored_on(lot)
     return None if task is lot.train else task.fingerprint
 
 
-def _scored_on(lot: Lot) -> Task:
+def _scored_on(lot: LotteryTask) -> Task:
     """The same examples for all seeds, so that draws differ by the fine-tuning alone."""
     return splits.drawn(lot.train, SCORED_ON, 0)
 
 
-def _must_fit(root: nn.Module, retrain: bool, magnitude: bool, rows: tuple[Dialect, ...]) -> None:
+def _must_fit(root: nn.Module, retrain: bool, magnitude: bool, rows: tuple[ModuleSpec, ...]) -> None:
     gone = removed(root)
     if gone:
         raise Refused(f"{len(gone):,} units of the model are gone already; the study begins with a whole model.")
@@ -176,7 +176,7 @@ class _Study(NamedTuple):
     """One call of `lottery`."""
 
     build: Callable[[int], nn.Module]
-    lot: Lot
+    lot: LotteryTask
     recipe: Recipe
     threshold: float
     step: float
@@ -185,7 +185,7 @@ class _Study(NamedTuple):
     freeze: list[str]
     run: Run | None
     save_every: int | None
-    rows: tuple[Dialect, ...]
+    rows: tuple[ModuleSpec, ...]
     bar: Bar
 
     def floor(self, full: float) -> float:
@@ -207,7 +207,7 @@ class _Study(NamedTuple):
             (Path(self.run.folder) / f"{name}-state.safetensors").unlink(missing_ok=True)
 
     def measured(self, model: nn.Module, task: Task, plans: list[Plan], name: str) -> np.ndarray:
-        return measure(model, task, plans, replay=False, run=self.run, name=name, dialects=self.rows)
+        return measure(model, task, plans, replay=False, run=self.run, name=name, specs=self.rows)
 
     def say(self, seed: int, what: str, done: int = 1) -> None:
         self.bar.advance(done)
@@ -261,10 +261,10 @@ def _draw(study: _Study, seed: int) -> tuple[dict[str, Any], float | None]:
     return told, majority(metric, full.rows)
 
 
-def _cost(root: nn.Module, plan: Plan, rows: tuple[Dialect, ...]) -> int | None:
+def _cost(root: nn.Module, plan: Plan, rows: tuple[ModuleSpec, ...]) -> int | None:
     """The parameters that a cut removes; None where it would be refused."""
     try:
-        return parameters_removed(root, plan, dialects=rows)
+        return parameters_removed(root, plan, specs=rows)
     except Refused:
         return None
 
@@ -292,7 +292,7 @@ def _searched(
 
     def worth(gone: Sequence[Unit]) -> dict[Unit, float]:
         name = study.piece(seed, "importance", f"{len(gone):05d}")
-        with closed(root, field.plan(gone), dialects=study.rows):
+        with masked(root, field.plan(gone), specs=study.rows):
             return importance(root, field.anatomy, some, run=study.run, name=name)
 
     def value(gone: Sequence[Unit]) -> float:
@@ -317,7 +317,7 @@ def _fresh(
         model = unwrap(study.build(seed))
         with change(model):
             study.trained(model, seed, name)
-            return {"rows": measure(model, study.lot.report, [Plan()], dialects=study.rows)[0]}
+            return {"rows": measure(model, study.lot.report, [Plan()], specs=study.rows)[0]}
 
     rows = runs.piece(study.run, name, compute)["rows"]
     study.forget(name)
@@ -326,7 +326,7 @@ def _fresh(
 
 def _retrained(study: _Study, seed: int, plan: Plan, what: str) -> np.ndarray:
     def change(model: nn.Module) -> nullcontext[None]:
-        cut(model, plan, check=to_device(study.lot.train.batch(), device_of(model)), dialects=study.rows)
+        cut(model, plan, check=to_device(study.lot.train.batch(), device_of(model)), specs=study.rows)
         return nullcontext()
 
     return _fresh(study, seed, f"{what}-retrained", change)
@@ -382,7 +382,7 @@ def majority(metric: Metric, rows: np.ndarray) -> float | None:
     return metric.value(always)
 
 
-def _sets(lot: Lot) -> str:
+def _sets(lot: LotteryTask) -> str:
     """A sentence that says which examples were used for what."""
     uses = splits.Uses({"train": lot.train, "select": lot.select, "report": lot.report}, lot.left_out)
     return splits.in_words(uses, {"train": "trained", "select": "selected", "report": "reported"})

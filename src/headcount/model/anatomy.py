@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import BadPlan, NotFound
 from ..plans import Plan, Unit, parse
-from .architectures import LAYOUTS, Dialect, Tables
+from .architectures import LAYOUTS, ModuleSpec, Tables
 from .matrices import Matrix, matrix
 
 STAMP = "headcount_kept"
@@ -53,7 +53,7 @@ class Site:
     module: nn.Module
     writer: nn.Module
     readers: tuple[nn.Module, ...]
-    dialect: Dialect
+    spec: ModuleSpec
     width: int  # columns of the writer per unit
     widths: tuple[int, ...]  # rows of each reader per unit
     kv_heads: int
@@ -86,7 +86,7 @@ class Site:
 
     def tables(self) -> Tables:
         """For each reader, the rows that fill each unit."""
-        layout = LAYOUTS[self.dialect.layout]
+        layout = LAYOUTS[self.spec.layout]
         if self.whole is None:
             return layout(torch.tensor(self.kv_of, dtype=torch.long), self.kv_heads, self.widths)
         was = self.whole

@@ -15,7 +15,7 @@ from ..errors import BadPlan
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ModuleSpec:
     """One way of building an attention (`kind="head"`) or an MLP (`kind="neuron"`).
 
     reads:  children whose output rows fill the units, in the order query, key, value (or gate, up)
@@ -37,7 +37,7 @@ class Dialect:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: object) -> Dialect:
+    def from_json(cls, data: object) -> ModuleSpec:
         """The row in `data`, or `BadPlan` if it is not one."""
         fields = {"reads", "writes", "layout", "kind", "width", "when"}
         if not isinstance(data, dict) or not {"reads", "writes"} <= set(data) <= fields:
@@ -149,43 +149,43 @@ def measure(layout: str, rows: tuple[int, ...], units: int, width: int) -> tuple
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 HEADS = (
-    Dialect(
+    ModuleSpec(
         ("q_proj", "k_proj", "v_proj"), ("o_proj", "out_proj", "dense", "proj", "c_proj", "Wo", "projection_layer")
     ),
-    Dialect(
+    ModuleSpec(
         ("query", "key", "value"),
         ("out_proj", "dense", "proj", "output", "../output.dense", "../post_attention.conv1d"),
     ),
-    Dialect(("query_proj", "key_proj", "value_proj"), ("../output.dense", "out_proj")),
-    Dialect(("q_proj.linear", "k_proj.linear", "v_proj.linear"), ("o_proj.linear", "post.linear")),
-    Dialect(("q_proj", "k_proj", "v_proj"), ("../post", "output_projection.o_proj", "output_projection.proj")),
-    Dialect(("q", "k", "v"), ("o", "proj")),
-    Dialect(("q_head", "k_head", "v_head"), ("post_proj",)),
-    Dialect(("project_q", "project_k", "project_v"), ("attention_out",)),
-    Dialect(("to_q", "to_k", "to_v"), ("to_out", "to_out.0")),
-    Dialect(("to_q", "to_kv"), ("to_out",), "query_and_pair"),
-    Dialect(("value_proj",), ("output_proj",), "per_head", when="n_points"),
-    Dialect(("q_lin", "k_lin", "v_lin"), ("out_lin",)),
-    Dialect(("linear_q", "linear_k", "linear_v"), ("linear_out",)),
-    Dialect(("Wq", "Wk", "Wv"), ("dense",)),
-    Dialect(("projection_query", "projection_key", "projection_value"), ("../output.dense",)),
-    Dialect(("experts.input_linear", "kv_proj"), ("experts.output_linear",), "query_and_pair"),
-    Dialect(("q_b_proj", "kv_b_proj"), ("o_proj",), "per_head", width="v_head_dim"),
-    Dialect(("q_gate_proj", "kv_b_proj"), ("o_proj",), "per_head", width="v_head_dim"),
-    Dialect(("q_proj", "kv_b_proj"), ("o_proj",), "per_head", width="v_head_dim"),
-    Dialect(("q_attn", "c_attn"), ("c_proj",), "query_and_pair"),
-    Dialect(("c_attn",), ("c_proj",), "grouped", when="multi_query"),
-    Dialect(("c_attn",), ("c_proj",), "stacked"),
-    Dialect(("qkv",), ("proj", "projection", "../output.dense"), "stacked"),
-    Dialect(("qkv_proj",), ("out_proj",), "sharded"),
-    Dialect(("qkv_proj",), ("o_proj",), "stacked"),
-    Dialect(("Wqkv",), ("Wo", "out_proj"), "stacked"),
-    Dialect(("query_key_value",), ("dense",), "grouped"),
-    Dialect(("in_proj",), ("../output.dense",), "grouped"),
+    ModuleSpec(("query_proj", "key_proj", "value_proj"), ("../output.dense", "out_proj")),
+    ModuleSpec(("q_proj.linear", "k_proj.linear", "v_proj.linear"), ("o_proj.linear", "post.linear")),
+    ModuleSpec(("q_proj", "k_proj", "v_proj"), ("../post", "output_projection.o_proj", "output_projection.proj")),
+    ModuleSpec(("q", "k", "v"), ("o", "proj")),
+    ModuleSpec(("q_head", "k_head", "v_head"), ("post_proj",)),
+    ModuleSpec(("project_q", "project_k", "project_v"), ("attention_out",)),
+    ModuleSpec(("to_q", "to_k", "to_v"), ("to_out", "to_out.0")),
+    ModuleSpec(("to_q", "to_kv"), ("to_out",), "query_and_pair"),
+    ModuleSpec(("value_proj",), ("output_proj",), "per_head", when="n_points"),
+    ModuleSpec(("q_lin", "k_lin", "v_lin"), ("out_lin",)),
+    ModuleSpec(("linear_q", "linear_k", "linear_v"), ("linear_out",)),
+    ModuleSpec(("Wq", "Wk", "Wv"), ("dense",)),
+    ModuleSpec(("projection_query", "projection_key", "projection_value"), ("../output.dense",)),
+    ModuleSpec(("experts.input_linear", "kv_proj"), ("experts.output_linear",), "query_and_pair"),
+    ModuleSpec(("q_b_proj", "kv_b_proj"), ("o_proj",), "per_head", width="v_head_dim"),
+    ModuleSpec(("q_gate_proj", "kv_b_proj"), ("o_proj",), "per_head", width="v_head_dim"),
+    ModuleSpec(("q_proj", "kv_b_proj"), ("o_proj",), "per_head", width="v_head_dim"),
+    ModuleSpec(("q_attn", "c_attn"), ("c_proj",), "query_and_pair"),
+    ModuleSpec(("c_attn",), ("c_proj",), "grouped", when="multi_query"),
+    ModuleSpec(("c_attn",), ("c_proj",), "stacked"),
+    ModuleSpec(("qkv",), ("proj", "projection", "../output.dense"), "stacked"),
+    ModuleSpec(("qkv_proj",), ("out_proj",), "sharded"),
+    ModuleSpec(("qkv_proj",), ("o_proj",), "stacked"),
+    ModuleSpec(("Wqkv",), ("Wo", "out_proj"), "stacked"),
+    ModuleSpec(("query_key_value",), ("dense",), "grouped"),
+    ModuleSpec(("in_proj",), ("../output.dense",), "grouped"),
 )
 
 NEURONS = tuple(
-    Dialect(reads, (writes,), "neurons", "neuron")
+    ModuleSpec(reads, (writes,), "neurons", "neuron")
     for reads, writes in (
         (("gate_proj", "up_proj"), "down_proj"),
         (("gate_up_proj",), "down_proj"),

@@ -20,7 +20,7 @@ from torch import nn
 
 from ..errors import BadCheckpoint, BadPlan, HeadcountError, NotFound, Refused
 from ..plans import Plan, read_json
-from .architectures import Dialect
+from .architectures import ModuleSpec
 from .cutting import layers
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
@@ -109,11 +109,11 @@ def load(name: str | Path, *, into: nn.Module | None = None, trust_remote_code: 
     options = {"trust_remote_code": trust_remote_code, **kwargs}
     if written is None:
         return _from_pretrained(kind, name, **options).eval()
-    plan, dialects = read_record(written)
+    plan, specs = read_record(written)
     restore_config(config, written)
     if (Path(name) / _weights_name(VARIANT)).is_file() or (Path(name) / _weights_name(VARIANT, True)).is_file():
         options["variant"] = VARIANT
-    with _born_cut(kind, plan, dialects, written.get("config", {})):
+    with _born_cut(kind, plan, specs, written.get("config", {})):
         model, info = _from_pretrained(kind, name, config=config, output_loading_info=True, **options)
     wrong = [key for group in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in info.get(group, ())]
     if wrong:
@@ -146,20 +146,20 @@ def skeleton(name: str | Path, *, trust_remote_code: bool = False, **kwargs: Any
         kind = kind._model_mapping[type(config)]
     if written is None:
         return empty_model(kind, config).eval()
-    plan, dialects = read_record(written)
+    plan, specs = read_record(written)
     restore_config(config, written)
-    with _born_cut(kind, plan, dialects, written.get("config", {})):
+    with _born_cut(kind, plan, specs, written.get("config", {})):
         return empty_model(kind, config).eval()
 
 
-def read_record(written: object) -> tuple[Plan, list[Dialect]]:
+def read_record(written: object) -> tuple[Plan, list[ModuleSpec]]:
     """The plan and the user's dialect rows in a config's record, or `BadPlan` for what is wrong with it."""
     plan = Plan.from_json(written)
     assert isinstance(written, dict)
     rows = written.get("dialects", [])
     if not isinstance(rows, list):
         raise BadPlan('The record\'s "dialects" must be a list of rows.')
-    return plan, [Dialect.from_json(row) for row in rows]
+    return plan, [ModuleSpec.from_json(row) for row in rows]
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def restore_config(config: Any, written: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _born_cut(kind: Any, plan: Plan, dialects: list[Dialect], counts: dict[str, Any]) -> Iterator[None]:
+def _born_cut(kind: Any, plan: Plan, specs: list[ModuleSpec], counts: dict[str, Any]) -> Iterator[None]:
     """Within the block, instances of `kind` are cut as soon as they are made; `counts` are the config's before the cut."""
     own = "__init__" in vars(kind)
     init = kind.__init__
@@ -328,7 +328,7 @@ def _born_cut(kind: Any, plan: Plan, dialects: list[Dialect], counts: dict[str, 
         init(self, *args, **kwargs)
         if type(self) is kind:
             try:
-                cut(self, plan, dialects=dialects)
+                cut(self, plan, specs=specs)
             except (NotFound, Refused) as error:
                 raise BadPlan(f"The plan does not fit the model: {error}") from None
             if record(self)["config"] != counts:
@@ -352,10 +352,10 @@ def _load_plain(folder: Path, into: nn.Module | None) -> nn.Module:
         raise BadCheckpoint(f"{folder} holds a torch.nn model: pass into=, a fresh model of the same shape, to fill.")
     try:
         written = read_json(folder / RECORD)
-        plan, dialects = read_record(written)
+        plan, specs = read_record(written)
         model = copy.deepcopy(into)
         if plan:
-            cut(model, plan, dialects=dialects)
+            cut(model, plan, specs=specs)
         load_model(model, str(folder / "model.safetensors"))
     except (NotFound, Refused) as error:
         raise BadPlan(f"The plan does not fit the model given: {error}") from None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import NotFound
 from . import source_code
 from .anatomy import STAMP, Anatomy, Kept, Site, Stack
-from .architectures import COUNT_NAMES, HEADS, NEURONS, WIDTH_NAMES, Dialect, measure
+from .architectures import COUNT_NAMES, HEADS, NEURONS, WIDTH_NAMES, ModuleSpec, measure
 from .matrices import matrix
 
 
@@ -28,13 +28,13 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def find(model: nn.Module, dialects: Iterable[Dialect] = ()) -> Anatomy:
+def find(model: nn.Module, specs: Iterable[ModuleSpec] = ()) -> Anatomy:
     """The attentions, MLPs and layers of a model. The user's own rows in `dialects` are tried first.
 
     Raises `NotFound` where there is no attention that any row fits: it names the modules that look like one.
     """
     root = unwrap(model)
-    own = tuple(dialects)
+    own = tuple(specs)
     modules = dict(root.named_modules())
     found: dict[str, Site] = {}
     taken: set[int] = set()
@@ -65,12 +65,12 @@ def find(model: nn.Module, dialects: Iterable[Dialect] = ()) -> Anatomy:
 # -- one module ----------------------------------------------------------------------------------------------------------
 
 
-def _by_first_child(rows: list[Dialect]) -> dict[str, list[tuple[int, Dialect]]]:
+def _by_first_child(rows: list[ModuleSpec]) -> dict[str, list[tuple[int, ModuleSpec]]]:
     """The rows, each with its number, by the name of the child that their first matrix lies in.
 
     A model has far more modules than attentions: with this, a module is held against the few rows that it could fit.
     """
-    found: dict[str, list[tuple[int, Dialect]]] = {}
+    found: dict[str, list[tuple[int, ModuleSpec]]] = {}
     for number, row in enumerate(rows):
         found.setdefault(row.reads[0].partition(".")[0], []).append((number, row))
     return found
@@ -82,11 +82,11 @@ def _site(
     path: str,
     module: nn.Module,
     kind: str,
-    by_child: dict[str, list[tuple[int, Dialect]]],
+    by_child: dict[str, list[tuple[int, ModuleSpec]]],
 ) -> Site | None:
     """The site that `module` is, by the first row that fits it, or None."""
     if isinstance(module, nn.MultiheadAttention) and kind == "head":
-        row = Dialect(("in_proj",), ("out_proj",), "stacked", width=module.head_dim)
+        row = ModuleSpec(("in_proj",), ("out_proj",), "stacked", width=module.head_dim)
         return _fit(root, path, module, module.out_proj, (module,), row)
     candidates = [numbered for name in module._modules for numbered in by_child.get(name, ())]
     candidates.sort(key=lambda numbered: numbered[0])
@@ -107,7 +107,7 @@ def _site(
 
 
 def _fit(
-    root: nn.Module, path: str, module: nn.Module, writer: nn.Module, readers: tuple[nn.Module, ...], row: Dialect
+    root: nn.Module, path: str, module: nn.Module, writer: nn.Module, readers: tuple[nn.Module, ...], row: ModuleSpec
 ) -> Site | None:
     """The site, if the shapes agree with the row; its counts come from the shapes alone."""
     kept: Kept | None = getattr(writer, STAMP, None)
@@ -144,7 +144,7 @@ def _fit(
         module=module,
         writer=writer,
         readers=readers,
-        dialect=row,
+        spec=row,
         width=width,
         widths=widths,
         kv_heads=kv,
@@ -159,7 +159,7 @@ def _fit(
 
 
 def _uneven_sizes(
-    row: Dialect, shapes: tuple[int, ...], units: int, width: int, kept: Kept
+    row: ModuleSpec, shapes: tuple[int, ...], units: int, width: int, kept: Kept
 ) -> tuple[int, tuple[int, ...]] | None:
     """Sizes of an attention whose kv groups were cut unevenly: the counts are on record, the shapes must agree."""
     kv = max(kept.kv_of or (-1,)) + 1
@@ -206,7 +206,7 @@ def _outputs(reader: nn.Module, module: nn.Module) -> int:
     return seen.shape[0] if seen else int(getattr(reader, "out_features", getattr(reader, "out_channels", 0)) or 0)
 
 
-def _width(module: nn.Module, row: Dialect, columns: int) -> int | None:
+def _width(module: nn.Module, row: ModuleSpec, columns: int) -> int | None:
     """The one number that is read from the module: the width of a head at the writer."""
     if row.width is not None:
         width = row.width if isinstance(row.width, int) else getattr(module, row.width, None)
@@ -358,7 +358,7 @@ def _together(named: list[Site], stacks: list[Stack]) -> tuple[list[Site], list[
         for stack in stacks
         for site in named
         if site.kind == "head" and site.path.startswith(stack.path + ".")
-        if (not site.per_example and "expert" not in str(site.dialect.writes))
+        if (not site.per_example and "expert" not in str(site.spec.writes))
         or getattr(site.module, "batch_first", True) is False
     }
     around = [

@@ -1,4 +1,4 @@
-"""Running a model on a batch and comparing what comes out: the proof that a cut model equals the closed one."""
+"""Running a model on a batch and comparing what comes out: the proof that a cut model equals the masked one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadPlan
-from .architectures import Dialect
+from .architectures import ModuleSpec
 from .discovery import find
 
 # Of the largest entry. A pretrained encoder of six layers differs from itself in float64 by 1e-5 of it, and deeper ones by more.
@@ -69,7 +69,7 @@ def differs(want: list[Tensor], got: list[Tensor]) -> str | None:
     return None
 
 
-def block_outputs(model: nn.Module, batch: Any, rows: tuple[Dialect, ...]) -> dict[str, list[Tensor]]:
+def block_outputs(model: nn.Module, batch: Any, rows: tuple[ModuleSpec, ...]) -> dict[str, list[Tensor]]:
     """The output of every layer on a batch, by the layer's unit name."""
     seen: dict[str, list[Tensor]] = {}
     handles = []

@@ -1,7 +1,7 @@
-"""Numbers that multiply units while a model runs: `gated` and `closed`. Nothing is changed and nothing is left behind.
+"""Numbers that multiply units while a model runs: `gated` and `masked`. Nothing is changed and nothing is left behind.
 
 A forward pre-hook on the writer multiplies its input, unit by unit, whatever kernel computed it; a layer's gate mixes
-what went into the layer with what came out. A gate of one changes nothing, a gate of zero is a closed unit. Gates that
+what went into the layer with what came out. A gate of one changes nothing, a gate of zero is a masked unit. Gates that
 change from step to step while the writer's weight trains are multiplied into a copy of the weight instead, where that is
 less work; what comes out is the same.
 """
@@ -20,21 +20,21 @@ from torch import Tensor, nn
 from ..errors import BadPlan, Refused
 from ..plans import Plan, Unit
 from .anatomy import Anatomy, Site, Stack
-from .architectures import Dialect
+from .architectures import ModuleSpec
 from .discovery import find, unwrap
 from .multihead import opened
 
 
 @contextmanager
-def closed(
-    model: nn.Module, what: str | Unit | Plan | Iterable[str | Unit], *, dialects: Iterable[Dialect] = ()
+def masked(
+    model: nn.Module, what: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
 ) -> Iterator[Plan]:
     """Within the block, the units named by `what` contribute nothing; gives the plan that they make.
 
-    `closed(model, "3:7")` closes head 7 of layer 3, `"3:*"` that whole attention, `"3.mlp:0-99"` a hundred neurons,
+    `masked(model, "3:7")` masks head 7 of layer 3, `"3:*"` that whole attention, `"3.mlp:0-99"` a hundred neurons,
     `"layers:3"` the whole layer. The model is as it was afterwards, also after an exception.
     """
-    anatomy = find(model, dialects)
+    anatomy = find(model, specs)
     plan = anatomy.plan(what)
     with applied(unwrap(model), anatomy, gates_of(anatomy, plan)):
         yield plan
@@ -52,7 +52,7 @@ def gates_of(anatomy: Anatomy, plan: Plan) -> dict[str, Tensor]:
 
 @contextmanager
 def gated(
-    model: nn.Module, gates: Mapping[str, Tensor], *, dialects: Iterable[Dialect] = ()
+    model: nn.Module, gates: Mapping[str, Tensor], *, specs: Iterable[ModuleSpec] = ()
 ) -> Iterator[dict[str, Tensor]]:
     """Within the block, the units of each named site are multiplied by its gates; gives the gates back.
 
@@ -61,7 +61,7 @@ def gated(
     gradient checkpointing, call `backward` inside the block, because the forward pass is run again there. Code that
     went through `torch.compile` runs eagerly inside the block, because compiled code does not see new hooks.
     """
-    with applied(unwrap(model), find(model, dialects), gates):
+    with applied(unwrap(model), find(model, specs), gates):
         yield dict(gates)
 
 
@@ -235,7 +235,7 @@ def _mix(
         after = output if isinstance(output, Tensor) else None
     if not isinstance(before, Tensor) or not isinstance(after, Tensor) or before.shape != after.shape:
         raise Refused(
-            f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be closed."
+            f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be masked."
         )
     weight = gate.to(after.device, after.dtype)
     if gate.dim() == 2:

@@ -1,1 +1,38 @@
 """Which units go, under which budget or promise, and the smaller checkpoint that is left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from .budget import Budget
+    from .curves import Curve, Point, curve
+    from .pipeline import Pruned, prune
+    from .selection import Choice, choose
+
+__all__ = [
+    "Budget",
+    "Choice",
+    "Curve",
+    "Point",
+    "Pruned",
+    "choose",
+    "curve",
+    "prune",
+]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "Budget": ".budget",
+        "Choice": ".selection",
+        "Curve": ".curves",
+        "Point": ".curves",
+        "Pruned": ".pipeline",
+        "choose": ".selection",
+        "curve": ".curves",
+        "prune": ".pipeline",
+    },
+)

@@ -23,12 +23,12 @@ from ..efficiency.latency import seconds
 from ..errors import BadPlan, NotShown
 from ..evaluation.evaluator import device_of
 from ..model.anatomy import Anatomy
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting.effects import parameters_removed
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
-from .knapsack import Floor, Shelf, fill
+from .knapsack import LayerGroup, Options, fill
 
 NAMES = {"flops": "FLOPs", "params": "parameters", "time": "time"}
 MULTIPLES = {"cpu": 16, "cuda": 64}  # neurons that a width is rounded to: see docs/results/structures.md
@@ -59,7 +59,7 @@ class Budget:
 
 
 @dataclass(frozen=True, eq=False)
-class Purse:
+class BudgetProblem:
     """What a budget is reckoned with: the model, the scores that units have, and what they cost."""
 
     model: nn.Module
@@ -70,11 +70,11 @@ class Purse:
     length: int | None = None
     batch_size: int = 16
     seed: int = 0
-    dialects: tuple[Dialect, ...] = ()
+    specs: tuple[ModuleSpec, ...] = ()
 
     def buy(self, allowed: float) -> Plan:
         """The plan that loses least and is reckoned to cost at most `allowed`."""
-        return keeping(find(self.model, self.dialects), self.scores, self.costs, allowed, self.least, self.multiples)
+        return keeping(find(self.model, self.specs), self.scores, self.costs, allowed, self.least, self.multiples)
 
     @property
     def multiples(self) -> dict[str, int]:
@@ -87,25 +87,25 @@ class Purse:
 
     def cheapest(self) -> float:
         """What is left when everything goes that may go."""
-        floors, fixed = _floors(find(self.model, self.dialects), self.scores, self.costs, self.least, self.multiples)
+        floors, fixed = _floors(find(self.model, self.specs), self.scores, self.costs, self.least, self.multiples)
         return fixed + _least(floors)
 
 
-def purse(model: nn.Module, scores: Scores, what: str, **settings: Any) -> Purse:
+def purse(model: nn.Module, scores: Scores, what: str, **settings: Any) -> BudgetProblem:
     """All that is needed to reckon with FLOPs, parameters or time; time is measured here, once per machine and shape."""
-    rows, length = settings.get("dialects", ()), settings.get("length")
+    rows, length = settings.get("specs", ()), settings.get("length")
     if what == "params":
         costs = parameters(model, rows)
     elif what == "flops":
-        costs = operations(model, length, dialects=rows)
+        costs = operations(model, length, specs=rows)
     else:
         kinds = {scores.kinds[unit.site] for unit in scores}
         sizes = {"batch_size": settings.get("batch_size", 16), "length": length or 128, "seed": settings.get("seed", 0)}
-        costs = seconds(model, kinds, **sizes, dialects=rows)
-    return Purse(model, scores, costs, **settings)
+        costs = seconds(model, kinds, **sizes, specs=rows)
+    return BudgetProblem(model, scores, costs, **settings)
 
 
-def within(purse: Purse, asked: str | float) -> tuple[Plan, Budget]:
+def within(purse: BudgetProblem, asked: str | float) -> tuple[Plan, Budget]:
     """The plan that loses least of those that keep the budget, and the budget with what the cut model really costs.
 
     `asked` is the share that may be left ("50%", 0.5), or for time how many times as fast it must run. Where the
@@ -120,7 +120,7 @@ def within(purse: Purse, asked: str | float) -> tuple[Plan, Budget]:
     return plan, Budget(costs.what, asked, costs.whole, allowed, costs.of(plan), real, purse.multiples)
 
 
-def must_reach(purse: Purse, asked: str | float) -> float:
+def must_reach(purse: BudgetProblem, asked: str | float) -> float:
     """What may be spent; `BadPlan` if more is left even without all units. What they score does not matter here.
 
     Seconds are a matter of measuring, and never refused here.
@@ -136,7 +136,7 @@ def must_reach(purse: Purse, asked: str | float) -> float:
     return share * costs.whole
 
 
-def _tried(purse: Purse, allowed: float, least: float) -> tuple[Plan, float] | None:
+def _tried(purse: BudgetProblem, allowed: float, least: float) -> tuple[Plan, float] | None:
     """The mildest plan found whose real cost is within what is allowed, and that cost; None if there is none.
 
     Reckoned and real cost agree but for noise in measured times, and for heads that share keys and values, where the
@@ -165,7 +165,7 @@ def _tried(purse: Purse, allowed: float, least: float) -> tuple[Plan, float] | N
     return best
 
 
-def courses(purse: Purse, step: float) -> Iterator[Plan]:
+def courses(purse: BudgetProblem, step: float) -> Iterator[Plan]:
     """Plans for smaller and smaller budgets, the mildest first, each cheaper than the one before."""
     least, share, spent = purse.cheapest(), 1.0, purse.costs.whole
     while share > 0:
@@ -224,11 +224,11 @@ def _named(anatomy: Anatomy, scores: Scores, costs: Costs) -> Named:
 
 def _floors(
     anatomy: Anatomy, scores: Scores, costs: Costs, least: int, multiples: Mapping[str, int]
-) -> tuple[list[Floor], float]:
+) -> tuple[list[LayerGroup], float]:
     """What can be kept, for the knapsack; and what is spent whatever is chosen."""
     worth = _worth(scores)
     staying = _layers_that_stay(anatomy, worth, least, costs)
-    floors, open_costs = list[Floor](), 0.0
+    floors, open_costs = list[LayerGroup](), 0.0
     for layer, sites in _named(anatomy, scores, costs):
         shelves = []
         for name in sites:
@@ -236,15 +236,15 @@ def _floors(
             values = np.sort([worth[unit] for unit in part.units])[::-1]
             counts = _numbers(len(part), multiples.get(part.kind, 1), least)
             kept = np.concatenate([[0.0], np.cumsum(values)])[counts]
-            shelves.append(Shelf(counts, float(values.sum()) - kept, table[counts]))
+            shelves.append(Options(counts, float(values.sum()) - kept, table[counts]))
             open_costs += float(table[-1])
         if layer is None or layer not in worth:
-            floors.append(Floor(shelves))
+            floors.append(LayerGroup(shelves))
             continue
         others = [name for name, home in costs.homes.items() if home == layer and name not in sites]
         besides = costs.layers.get(layer, 0.0) + sum(float(costs.sites[name][-1]) for name in others)
         open_costs += besides
-        floors.append(Floor(shelves, None if layer in staying else worth[layer], besides))
+        floors.append(LayerGroup(shelves, None if layer in staying else worth[layer], besides))
     return floors, costs.whole - open_costs
 
 
@@ -254,7 +254,7 @@ def _worth(scores: Scores) -> dict[Unit, float]:
     return {unit: float(value) for unit, value in zip(scores.units, values, strict=True)}
 
 
-def _least(floors: Sequence[Floor]) -> float:
+def _least(floors: Sequence[LayerGroup]) -> float:
     """What is spent when as little is kept as can be."""
     return sum(
         0.0 if floor.lost is not None else floor.cost + sum(float(shelf.cost.min()) for shelf in floor.shelves)
@@ -277,12 +277,12 @@ def _numbers(units: int, multiple: int, least: int) -> np.ndarray:
     return np.unique([*(count for count in range(0, units, multiple) if count >= least), units])
 
 
-def _real(purse: Purse, plan: Plan) -> float:
+def _real(purse: BudgetProblem, plan: Plan) -> float:
     """What the model costs once the plan is carried out: on a copy that is cut, or for parameters counted."""
     if purse.costs.what == "params":
-        return purse.costs.whole - parameters_removed(purse.model, plan, dialects=purse.dialects)
+        return purse.costs.whole - parameters_removed(purse.model, plan, specs=purse.specs)
     smaller = copy.deepcopy(purse.model)
-    cut(smaller, plan, dialects=purse.dialects)
+    cut(smaller, plan, specs=purse.specs)
     if purse.costs.what == "flops":
         return float(operations_of(smaller, one_example(unwrap(purse.model), purse.length)))
     sizes: dict[str, Any] = {"batch_sizes": (purse.batch_size,), "lengths": (purse.length or 128,), "seed": purse.seed}
@@ -316,7 +316,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _not_reached(purse: Purse, asked: str | float) -> str:
+def _not_reached(purse: BudgetProblem, asked: str | float) -> str:
     if purse.costs.what == "time":
         everything = Plan(frozenset(purse.scores.order(purse.least)) - _kept_layers(purse))
         real = _real(purse, everything)
@@ -328,6 +328,6 @@ def _not_reached(purse: Purse, asked: str | float) -> str:
     return f"I found no plan that leaves {asked} of the {NAMES[purse.costs.what]}; ask for more, or for more kinds of units."
 
 
-def _kept_layers(purse: Purse) -> frozenset[Unit]:
-    anatomy = find(purse.model, purse.dialects)
+def _kept_layers(purse: BudgetProblem) -> frozenset[Unit]:
+    anatomy = find(purse.model, purse.specs)
     return frozenset(_layers_that_stay(anatomy, _worth(purse.scores), purse.least, purse.costs))

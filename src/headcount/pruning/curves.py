@@ -17,9 +17,9 @@ from ..documents.scores import Scores, how_many
 from ..errors import BadPlan, BadRun
 from ..evaluation.evaluator import MEMORY, measure, result_of, signature
 from ..importance.criteria import score
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
-from ..model.gates import closed
+from ..model.gates import masked
 from ..plans import Plan
 from ..stats.results import Comparison, Result, compare
 
@@ -114,17 +114,17 @@ def curve(
     run: Run | None = None,
     name: str = "curve",
     whole: str = "whole",
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Curve:
     """Close the least important units step by step and measure the model at each.
 
     `scores` are computed once (as in the paper), on other data than `task`; or a function `(model, plan) -> Scores` that
-    scores the model again with the plan so far closed. Sets are nested: what is gone stays gone. `least` units of each
+    scores the model again with the plan so far masked. Sets are nested: what is gone stays gone. `least` units of each
     site stay; `only` restricts the choice to a type ("encoder", "decoder", "cross"). `until_drop` stops after the first
-    point that is worse by more than so many points. With `really_cut` a copy of the model is cut instead of closed: the
+    point that is worse by more than so many points. With `really_cut` a copy of the model is cut instead of masked: the
     numbers are the same, to rounding.
     """
-    rows = tuple(dialects)
+    rows = tuple(specs)
     again = scores if callable(scores) else None
     current = again(model, Plan()) if again is not None else scores
     assert isinstance(current, Scores)
@@ -145,13 +145,11 @@ def curve(
         here = f"{name}-{target:05d}" if target else whole  # the whole model is the same in every curve of a run
         if really_cut:
             if points and len(plan) > points[-1].removed:
-                cut(subject, plan - points[-1].plan, dialects=rows)
+                cut(subject, plan - points[-1].plan, specs=rows)
             closed = Plan()
         else:
             closed = plan
-        values = measure(
-            subject, task, [closed], batch_size=batch_size, memory=memory, run=run, name=here, dialects=rows
-        )
+        values = measure(subject, task, [closed], batch_size=batch_size, memory=memory, run=run, name=here, specs=rows)
         result = result_of(task, values[0], f"{chosen.signature}|without:{target}|{signature(model, task)}")
         base = base or result
         point = Point(plan, result, compare(base, result, test=test, seed=seed))
@@ -211,14 +209,14 @@ def curves(
     fixed: Scores | None = None,
     run: Run | None = None,
     prefix: str = "",
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> list[Curve]:
     """A curve for each order: scores from `select` (or `fixed`), measured on `report`; "random" gives several.
 
     What is kept in the run folder has names that begin with `prefix`, the plan of every point among it.
     """
-    rows = tuple(dialects)
-    units = score(model, by="random", units=asked.units, dialects=rows)  # costs nothing, and shows what there is
+    rows = tuple(specs)
+    units = score(model, by="random", units=asked.units, specs=rows)  # costs nothing, and shows what there is
     counts(asked.step, len(units.only(*asked.only) if asked.only else units))  # what is wrong is said before the work
     orders: list[tuple[str, Scores | Callable[[nn.Module, Plan], Scores]]] = []
     for by in asked.by:
@@ -226,7 +224,7 @@ def curves(
             orders.append((fixed.by, fixed))
         elif by == "random":
             seeds = range(asked.seed, asked.seed + asked.random_seeds)
-            orders += [(f"random-{n}", score(model, by=by, units=asked.units, seed=n, dialects=rows)) for n in seeds]
+            orders += [(f"random-{n}", score(model, by=by, units=asked.units, seed=n, specs=rows)) for n in seeds]
         elif asked.recompute:
             orders.append((by, _again(by, select, asked, run, f"{prefix}score-{by}", rows)))
         else:
@@ -249,7 +247,7 @@ def curves(
             run=run,
             name=f"{prefix}curve-{name}",
             whole=f"{prefix}whole",
-            dialects=rows,
+            specs=rows,
         )
         for name, order in orders
     ]
@@ -268,16 +266,16 @@ def name_of(made: Curve) -> str:
 def _scored(
     model: nn.Module, by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
 ) -> Scores:
-    return score(model, select, by, units=asked.units, seed=asked.seed, run=run, name=name, dialects=rows)
+    return score(model, select, by, units=asked.units, seed=asked.seed, run=run, name=name, specs=rows)
 
 
 def _again(
     by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
 ) -> Callable[[nn.Module, Plan], Scores]:
-    """Scores of the model as it is with a plan closed; what is gone scores nothing and is not chosen again."""
+    """Scores of the model as it is with a plan masked; what is gone scores nothing and is not chosen again."""
 
     def scores(model: nn.Module, plan: Plan) -> Scores:
-        with closed(model, plan, dialects=rows):
+        with masked(model, plan, specs=rows):
             return _scored(model, by, select, asked, run, f"{name}-{len(plan):05d}", rows)
 
     return scores
@@ -330,19 +328,17 @@ def over(
     asked: CurvesAsked,
     *,
     run: Run | None = None,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> list[Stage]:
     """The curves of every checkpoint on the same examples, each by its own scores: Figure 5 of Michel et al. 2019.
 
     `load` gives the model of a folder; each is let go before the next one is asked for.
     """
-    rows, stages = tuple(dialects), list[Stage]()
+    rows, stages = tuple(specs), list[Stage]()
     for place, path in enumerate(checkpoints, 1):
         model = load(path)
         prefix = f"{place:03d}-{re.sub(r'[^A-Za-z0-9_.]+', '-', path.name)[:60]}-"
-        stages.append(
-            Stage(path.name, place, curves(model, report, select, asked, run=run, prefix=prefix, dialects=rows))
-        )
+        stages.append(Stage(path.name, place, curves(model, report, select, asked, run=run, prefix=prefix, specs=rows)))
         del model
         gc.collect()  # modules and their hooks refer to each other
         if torch.cuda.is_available():

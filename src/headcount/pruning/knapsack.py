@@ -26,7 +26,7 @@ MOST = (
 TRACES = 8  # choices that spend what they leave over, of which the best is taken
 
 
-class Shelf(NamedTuple):
+class Options(NamedTuple):
     """One site: how many units may stay (from few to many), and what is lost and what it costs with each number."""
 
     counts: np.ndarray
@@ -34,10 +34,10 @@ class Shelf(NamedTuple):
     cost: np.ndarray
 
 
-class Floor(NamedTuple):
+class LayerGroup(NamedTuple):
     """Sites that go together if their layer goes: what is lost with the layer (None: it stays), and what it costs besides."""
 
-    shelves: Sequence[Shelf]
+    shelves: Sequence[Options]
     lost: float | None = None
     cost: float = 0.0
 
@@ -50,7 +50,7 @@ class Kept(NamedTuple):
     cost: float
 
 
-def fill(floors: Sequence[Floor], budget: float) -> Kept:
+def fill(floors: Sequence[LayerGroup], budget: float) -> Kept:
     """What to keep so that least is lost and the cost is at most `budget`; `BadPlan` if nothing is so cheap.
 
     Exact up to rounding: costs are counted in ten-thousandths of the budget, rounded up. Of the choices found for the budget
@@ -81,20 +81,20 @@ def fill(floors: Sequence[Floor], budget: float) -> Kept:
 Taken = list[list[int] | None]  # for each floor the option taken at each of its shelves
 
 
-def _cheapest(floor: Floor) -> float:
+def _cheapest(floor: LayerGroup) -> float:
     return floor.cost + sum(float(shelf.cost.min()) for shelf in floor.shelves)
 
 
-def _some(shelf: Shelf) -> np.ndarray:
+def _some(shelf: Options) -> np.ndarray:
     """The options of a shelf that are weighed: all, or evenly spaced ones with both ends."""
     return np.unique(np.linspace(0, len(shelf.counts) - 1, min(len(shelf.counts), MOST)).round().astype(int))
 
 
-def _thinned(floor: Floor) -> Floor:
-    return floor._replace(shelves=[Shelf(*(column[_some(shelf)] for column in shelf)) for shelf in floor.shelves])
+def _thinned(floor: LayerGroup) -> LayerGroup:
+    return floor._replace(shelves=[Options(*(column[_some(shelf)] for column in shelf)) for shelf in floor.shelves])
 
 
-def _weighed(floors: Sequence[Floor], budget: float) -> list[Taken]:
+def _weighed(floors: Sequence[LayerGroup], budget: float) -> list[Taken]:
     """The options that lose least, by dynamic programming over the budget in whole bins; none if none is within it.
 
     Rounding up makes a choice dearer by up to a bin for each cost in it. So choices are traced back from up to that many
@@ -129,7 +129,7 @@ def _weighed(floors: Sequence[Floor], budget: float) -> list[Taken]:
 Trail = tuple[list[np.ndarray], np.ndarray]  # of a floor: the option of each shelf, and whether it goes, by bins
 
 
-def _traced_back(floors: Sequence[Floor], trail: Sequence[Trail], unit: float, bins: int) -> Taken:
+def _traced_back(floors: Sequence[LayerGroup], trail: Sequence[Trail], unit: float, bins: int) -> Taken:
     """The options that were taken to lose least with so many bins."""
     taken = Taken()
     for floor, (choices, goes) in zip(reversed(floors), reversed(trail), strict=True):
@@ -146,7 +146,7 @@ def _traced_back(floors: Sequence[Floor], trail: Sequence[Trail], unit: float, b
     return taken[::-1]
 
 
-def _one(best: np.ndarray, shelf: Shelf, unit: float) -> tuple[np.ndarray, np.ndarray]:
+def _one(best: np.ndarray, shelf: Options, unit: float) -> tuple[np.ndarray, np.ndarray]:
     """What is lost at least with one site more, and its option, for every number of bins."""
     now, choice = np.full(len(best), np.inf), np.zeros(len(best), dtype=np.int32)
     for option, (lost, cost) in enumerate(zip(shelf.lost, shelf.cost, strict=True)):
@@ -166,7 +166,7 @@ def _later(best: np.ndarray, bins: int) -> np.ndarray:
     return np.concatenate([np.full(min(bins, len(best)), np.inf), best[: max(0, len(best) - bins)]])
 
 
-def _totals(floors: Sequence[Floor], taken: Taken) -> tuple[float, float]:
+def _totals(floors: Sequence[LayerGroup], taken: Taken) -> tuple[float, float]:
     lost = cost = 0.0
     for floor, chosen in zip(floors, taken, strict=True):
         if chosen is None:
@@ -177,7 +177,7 @@ def _totals(floors: Sequence[Floor], taken: Taken) -> tuple[float, float]:
     return lost, cost
 
 
-def _spend(floors: Sequence[Floor], taken: Taken, budget: float) -> None:
+def _spend(floors: Sequence[LayerGroup], taken: Taken, budget: float) -> None:
     """Spend what is left over: one option up at a time, what is worth most for its price first."""
     left = budget - _totals(floors, taken)[1]
     heap: list[tuple[float, int, int]] = []

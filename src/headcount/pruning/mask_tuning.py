@@ -34,11 +34,11 @@ from ..model.gates import applied, gates_of
 from ..model.tensor_trees import tensors
 from ..plans import Plan, Unit
 from ..progress import Bar
-from .residual_targets import Enough, Landing, landing, matrix_of, rows_of
+from .residual_targets import Enough, ResidualTarget, landing, matrix_of, rows_of
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
-    from ..model.architectures import Dialect
+    from ..model.architectures import ModuleSpec
 
 MEMORY = 2**30  # bytes of what the whole model had after every site
 HELD_OUT = 4  # every fourth example chooses the strength of the ridge
@@ -100,7 +100,7 @@ def tuned(
     positions: int = 8192,
     batch_size: int | None = None,
     seed: int = 0,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Tuned:
     """Numbers for the units that a plan leaves; the model is as it was afterwards.
 
@@ -108,7 +108,7 @@ def tuned(
     looks at examples with about `positions` positions, drawn by the seed (fewer where what must be remembered of them
     would be more than a gigabyte), and counts the positions that the task's loss depends on.
     """
-    root, anatomy = unwrap(model), find(model, tuple(dialects))
+    root, anatomy = unwrap(model), find(model, tuple(specs))
     plan = anatomy.plan(what)
     work = _Work(root, anatomy, task, gates_of(anatomy, plan))
     with evaluating(root), frozen(root), torch.inference_mode(False), torch.no_grad():
@@ -152,12 +152,12 @@ class _Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Spot:
+class TunedSite:
     """A site, the places of the units that stay, and where what it writes is compared."""
 
     site: Site
     left: Tensor
-    landing: Landing
+    landing: ResidualTarget
 
     @property
     def columns(self) -> Tensor:
@@ -169,7 +169,7 @@ class Spot:
 # -- where sites write, seen on two short examples -----------------------------------------------------------------------
 
 
-def _spots(work: _Work, plan: Plan) -> list[Spot]:
+def _spots(work: _Work, plan: Plan) -> list[TunedSite]:
     """The sites to be tuned, in the order in which they run; those that cannot be are noted in `skipped`."""
     inside = {module for block in deleted_blocks(work.anatomy, plan) for module in block.modules()}
     chosen, order, rows = plan.by_site(), [], [1]
@@ -196,7 +196,7 @@ def _spots(work: _Work, plan: Plan) -> list[Spot]:
         if found is not None:
             gone = set(site.positions(chosen.get(site.name, ())))
             stay = torch.tensor([position for position in range(len(site)) if position not in gone])
-            spots.append(Spot(site, stay, found))
+            spots.append(TunedSite(site, stay, found))
         elif site.name in touched:
             work.skipped.append((site.name, why or "what it writes is not its matrix times what it is given"))
     return sorted(spots, key=lambda spot: order.index(spot.site.name))
@@ -240,7 +240,7 @@ class _Piece:
     targets: dict[str, _Target]
 
 
-def _pieces(work: _Work, spots: list[Spot], positions: int, batch_size: int | None, seed: int) -> Iterator[_Piece]:
+def _pieces(work: _Work, spots: list[TunedSite], positions: int, batch_size: int | None, seed: int) -> Iterator[_Piece]:
     """Batches of examples with so many positions in all, drawn by the seed; every fourth example is held out."""
     if work.task.size < 2:
         raise BadData(f"Tuning needs at least two examples, one of them to check it; {work.task.name} has one.")
@@ -260,7 +260,9 @@ def _pieces(work: _Work, spots: list[Spot], positions: int, batch_size: int | No
             yield from _remembered(work, spots, task, some, part is held)
 
 
-def _remembered(work: _Work, spots: list[Spot], task: Task, numbers: Sequence[int], held: bool) -> Iterator[_Piece]:
+def _remembered(
+    work: _Work, spots: list[TunedSite], task: Task, numbers: Sequence[int], held: bool
+) -> Iterator[_Piece]:
     """The batch as a piece; as two where memory runs out."""
     batch = task.collate(numbers)
     targets = fitting(lambda: _whole(work, spots, batch), "gradients", task, numbers)
@@ -271,13 +273,13 @@ def _remembered(work: _Work, spots: list[Spot], task: Task, numbers: Sequence[in
         yield from _remembered(work, spots, task, some, held)
 
 
-def _whole(work: _Work, spots: list[Spot], batch: dict[str, Any]) -> dict[str, _Target]:
+def _whole(work: _Work, spots: list[TunedSite], batch: dict[str, Any]) -> dict[str, _Target]:
     """One forward and one backward pass of the whole model: where it lands, and where a gradient comes back to."""
     sizes: dict[str, Tensor] = {}
     stream: dict[str, Tensor] = {}
     matter: dict[str, Tensor] = {}
 
-    def gave(spot: Spot, _: nn.Module, __: Any, y: Tensor) -> Tensor:
+    def gave(spot: TunedSite, _: nn.Module, __: Any, y: Tensor) -> Tensor:
         name = spot.site.name
         if not y.requires_grad:  # the first thing that does; a copy, because code may add to it in place
             y = y.detach().requires_grad_().clone()
@@ -286,7 +288,7 @@ def _whole(work: _Work, spots: list[Spot], batch: dict[str, Any]) -> dict[str, _
         sizes[name] = plain.double().square().sum(-1) if y.device.type == "cpu" else plain.float().square().sum(-1)
         return y
 
-    def landed(spot: Spot, z: Tensor) -> None:
+    def landed(spot: TunedSite, z: Tensor) -> None:
         if spot.site.name in sizes and spot.site.name not in stream:
             stream[spot.site.name] = rows_of(spot.site, z.detach()).clone()
 
@@ -328,7 +330,7 @@ class Sums:
         return Sums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
-def _sums(work: _Work, spot: Spot, pieces: list[_Piece], bar: Bar) -> tuple[Sums, Sums] | None:
+def _sums(work: _Work, spot: TunedSite, pieces: list[_Piece], bar: Bar) -> tuple[Sums, Sums] | None:
     """Sums over the positions to fit and over those held out, from one pass of the cut model over all pieces."""
     name, device = spot.site.name, spot.site.writer.weight.device
     weight = matrix_of(spot.site)[:, spot.columns.to(device)]
@@ -359,7 +361,7 @@ def _sums(work: _Work, spot: Spot, pieces: list[_Piece], bar: Bar) -> tuple[Sums
 
 
 def _cut(
-    work: _Work, spot: Spot, columns: Tensor, batch: dict[str, Any], target: _Target
+    work: _Work, spot: TunedSite, columns: Tensor, batch: dict[str, Any], target: _Target
 ) -> tuple[Tensor | None, Tensor | None]:
     """What the units that stay are multiplied with, and the residual stream, at the positions that matter."""
     seen: list[Tensor | None] = []
@@ -405,7 +407,7 @@ def ridge(square: Tensor, right: Tensor, strength: float) -> Tensor | None:
     return None if failed or not diagonal > 0 else torch.cholesky_solve(right[:, None], factor)[:, 0]
 
 
-def _fitted(spot: Spot, fitted: Sums, held: Sums) -> tuple[Fit, Tensor]:
+def _fitted(spot: TunedSite, fitted: Sums, held: Sums) -> tuple[Fit, Tensor]:
     """The numbers of a site, of the strength that is best on held-out positions; ones if none of them does any good."""
     site, numbers = spot.site, torch.ones(len(spot.site))
     weight = matrix_of(site)[:, spot.columns.to(site.writer.weight.device)]

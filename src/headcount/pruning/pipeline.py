@@ -19,14 +19,14 @@ from ..efficiency.costs import homes, one_example, operations_of
 from ..errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
 from ..evaluation.evaluator import device_of, evaluate, measure, result_of, to_device
 from ..hashing import versions
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.checkpoints import appears_whole, load, may_be_written, save, weight_files
-from ..model.cutting.effects import Price, prices
+from ..model.cutting.effects import CutEffect, cut_effects
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..model.equivalence import differs
 from ..model.equivalence import run as outputs
-from ..model.gates import closed
+from ..model.gates import masked
 from ..model.portable import stock_differences
 from ..plans import Plan
 from ..reporting.model_card import card
@@ -51,7 +51,7 @@ class Pruned:
     parameters: tuple[int, int]
     bytes: tuple[int, int]
     speed: Bench | None
-    prices: tuple[Price, ...]
+    cut_effects: tuple[CutEffect, ...]
     output: Path
     flops: tuple[int, int] | None = None  # of one pass of one example of the usual length, two per multiply-add
     recovered: dict[str, Any] | None = None  # how it was trained once more, and what it was worth before that
@@ -74,7 +74,7 @@ def prune(
     length: int | None = None,
     seed: int = 0,
     run: Run | None = None,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
     plan_file: dict[str, Any] | None = None,
     about: dict[str, Any] | None = None,
     page: Callable[[Path], None] | None = None,
@@ -84,28 +84,28 @@ def prune(
 
     `source` is the folder or hub name that the model came from: the checkpoint is cut from the weights as they are
     there, and tokenizer and processor come along. What is loaded again must compute what the model computes with the
-    same units closed, or there is a `CheckFailed`. The folder appears whole or not at all: with its weights, the plan,
+    same units masked, or there is a `CheckFailed`. The folder appears whole or not at all: with its weights, the plan,
     a model card, and what `page` writes into it. `about` are facts for the card: the command, the data sets; `plan_file`
     is what plan.json says, if it says more than the plan. `recover` trains the smaller model in place before it is saved
     and gives facts about that for the card (`epochs`, `examples`, `steps`, `distilled`, each if known); what is loaded
     again must then compute what the trained model computes. The checkpoint is in the number format of the source; a model
     that was tuned under a guarantee is in the one that it was tested for (`choose(dtype=...)`).
     """
-    rows, target = tuple(dialects), Path(output)
+    rows, target = tuple(specs), Path(output)
     may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
     report, left_out = _unused(report, choice)
     device = device_of(unwrap(model))
     before = evaluate(model, report, run=run)
     defined(before, report)
     batch = to_device(report.batch(), device)
-    with closed(model, choice.plan, dialects=rows):
+    with masked(model, choice.plan, specs=rows):
         want = outputs(model, batch)
-    cost = tuple(prices(model, choice.plan, dialects=rows))
+    cost = tuple(cut_effects(model, choice.plan, specs=rows))
     dtype = format_of(model)
     changed, facts = None, None
     if choice.scale or recover is not None:  # other numbers than those of the source: made here, proved, and written
         changed = copy.deepcopy(model)
-        cut(changed, choice.plan, scale=choice.scale, check=batch, dialects=rows)
+        cut(changed, choice.plan, scale=choice.scale, check=batch, specs=rows)
     if changed is not None and recover is not None:
         as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
         facts = {"before": report.metric.value(as_cut), **recover(changed)}
@@ -194,8 +194,8 @@ def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str,
         "recovered": found.recovered,
         **structure(model, choice.plan),
         "sites": [
-            {"name": p.name, "units": p.units, "left": p.left, "manner": p.manner, "parameters": p.parameters}
-            for p in found.prices
+            {"name": p.name, "units": p.units, "left": p.left, "manner": p.mode, "parameters": p.parameters}
+            for p in found.cut_effects
         ],
         "output": found.output.name,
         "signature": found.before.signature,
@@ -265,7 +265,7 @@ def _write(
     draft: Path,
     source: str | Path | None,
     trust: bool,
-    rows: tuple[Dialect, ...],
+    rows: tuple[ModuleSpec, ...],
     changed: nn.Module | None,
     tested: torch.dtype | None,
 ) -> tuple[int, bool]:
@@ -277,7 +277,7 @@ def _write(
     whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
     took = sum(p.numel() * p.element_size() for p in whole.parameters())
     if changed is None:
-        cut(whole, plan, dialects=rows)
+        cut(whole, plan, specs=rows)
     else:
         kept = tested or format_of(whole)
         whole = copy.deepcopy(changed)

@@ -22,7 +22,7 @@ from ..documents.scores import Scores
 from ..errors import BadData, BadPlan, NotShown
 from ..evaluation.evaluator import measure, result_of
 from ..importance.gradients import contributions
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..model.gates import applied
@@ -44,7 +44,7 @@ NEEDS_VARIETY = ("f1", "matthews", "pearson", "spearman")  # undefined if the mo
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class PreparedPlan:
     """A plan as it will be cut: rearranged and tuned, where that was asked for."""
 
     plan: Plan
@@ -54,7 +54,7 @@ class Tried:
 
 
 @dataclass(frozen=True, eq=False)
-class Workshop:
+class PlanTester:
     """What plans are made ready and tested with."""
 
     model: nn.Module
@@ -66,7 +66,7 @@ class Workshop:
     resamples: int | None
     seed: int
     run: Any  # a Run, or pieces in memory
-    dialects: tuple[Dialect, ...]
+    specs: tuple[ModuleSpec, ...]
     scores: Scores | None = None  # of the units that may change places
     tries: Callable[[], int] = lambda: (
         1
@@ -81,19 +81,19 @@ class Workshop:
         if self.select is not None:
             check_cap(self.select.metric, self.cap)
 
-    def ready(self, plan: Plan) -> Tried:
+    def ready(self, plan: Plan) -> PreparedPlan:
         """The plan with units of each site exchanged where that loses less, and numbers for those that stay; or as it is.
 
         Least squares bring every site nearer to what it was, which as a rule makes the model better, and where very little
         is left can make it worse: so both are measured on some of the examples, and the better one is taken.
         """
         if not self.tune:
-            return Tried(plan)
+            return PreparedPlan(plan)
         assert self.score is not None
         better, exchanged = plan, None
         if self.scores is not None:
             names = {unit.site for unit in self.scores}
-            anatomy, root = find(self.model, self.dialects), unwrap(self.model)
+            anatomy, root = find(self.model, self.specs), unwrap(self.model)
             parts = [site for site in anatomy.sites if site.name in names]
             if parts:
                 gathered = contributions(root, anatomy, parts, self.score, run=self.run, name="score")
@@ -102,33 +102,33 @@ class Workshop:
                 better = Plan(better.units, f"{plan.why}, rearranged" if exchanged else plan.why)
         fit = Tuned.kept(runs.document(self.run, f"tuned-{mark(better)}", lambda: self._tuned(better)))
         judge = _judge(self.score)
-        metric, both = judge.metric, (Tried(plan), Tried(better, fit))
+        metric, both = judge.metric, (PreparedPlan(plan), PreparedPlan(better, fit))
         before, after = (metric.value(self._rows(judge, one, "judged")) for one in both)
         if (after >= before) if metric.higher_is_better else (after <= before):
-            return Tried(better, fit, exchanged)
+            return PreparedPlan(better, fit, exchanged)
         note = (
             f"Not tuned: on {judge.size} of the examples that were scored on, {metric.name} is {before:.4f} as cut and "
         )
-        return Tried(plan, note=f"{note}{after:.4f} rearranged and tuned.")
+        return PreparedPlan(plan, note=f"{note}{after:.4f} rearranged and tuned.")
 
-    def _rows(self, task: Task, one: Tried, name: str) -> np.ndarray:
-        """The values of every example of the task with a plan closed, and what stays scaled."""
-        anatomy, root = find(self.model, self.dialects), unwrap(self.model)
+    def _rows(self, task: Task, one: PreparedPlan, name: str) -> np.ndarray:
+        """The values of every example of the task with a plan masked, and what stays scaled."""
+        anatomy, root = find(self.model, self.specs), unwrap(self.model)
         name = f"{name}-{len(one.plan):05d}-{mark(one.plan)}{'-tuned' * (one.tuned is not None)}"
         if one.tuned is not None and self.dtype not in (None, format_of(self.model)):
-            saved = as_saved(self.model, one.plan, one.tuned.scale, self.dtype, self.dialects)
+            saved = as_saved(self.model, one.plan, one.tuned.scale, self.dtype, self.specs)
             name = f"{name}-{str(self.dtype).removeprefix('torch.')}"
-            return measure(saved, task, [Plan()], name=name, run=self.run, dialects=self.dialects)[0]
+            return measure(saved, task, [Plan()], name=name, run=self.run, specs=self.specs)[0]
         with nullcontext() if one.tuned is None else applied(root, anatomy, one.tuned.scale):
-            return measure(self.model, task, [one.plan], name=name, run=self.run, dialects=self.dialects)[0]
+            return measure(self.model, task, [one.plan], name=name, run=self.run, specs=self.specs)[0]
 
     def _tuned(self, plan: Plan) -> dict[str, Any]:
         assert self.score is not None
-        return tuned(self.model, plan, self.score, seed=self.seed, dialects=self.dialects).to_keep()
+        return tuned(self.model, plan, self.score, seed=self.seed, specs=self.specs).to_keep()
 
     def shown(
         self, plans: Iterable[Plan], of: int | None = None
-    ) -> tuple[Guarantee | None, Tried | None, Result | None]:
+    ) -> tuple[Guarantee | None, PreparedPlan | None, Result | None]:
         """What can be shown about the plans on the selection examples, the last that was, and the whole model on them.
 
         All of it is None without a promise.
@@ -140,10 +140,10 @@ class Workshop:
                 "A largest drop is shown on examples of its own; give select=, a task that had no part in the scores."
             )
         tries = self.tries()
-        base = measure(self.model, self.select, [Plan()], name="select-whole", run=self.run, dialects=self.dialects)[0]
+        base = measure(self.model, self.select, [Plan()], name="select-whole", run=self.run, specs=self.specs)[0]
         whole = result_of(self.select, base)
         defined(whole, self.select)
-        tried = list[Tried]()
+        tried = list[PreparedPlan]()
 
         def measured() -> Iterator[tuple[int, np.ndarray]]:
             assert self.select is not None
@@ -164,14 +164,14 @@ def as_saved(
     plan: Plan,
     scale: Mapping[str, Tensor],
     dtype: torch.dtype | None,
-    dialects: tuple[Dialect, ...] = (),
+    specs: tuple[ModuleSpec, ...] = (),
 ) -> nn.Module:
     """A copy of the model, cut, with the scale folded in, and with no more digits than a checkpoint of this number format has.
 
     It still computes in the format of the model. Tables that the model makes anew are in no checkpoint, and keep their digits.
     """
     found = copy.deepcopy(model)
-    cut(found, plan, scale=scale, dialects=dialects)
+    cut(found, plan, scale=scale, specs=specs)
     anew = getattr(unwrap(found), "_keys_to_ignore_on_save", None) or ()
     for name, parameter in unwrap(found).named_parameters():
         if dtype is not None and parameter.is_floating_point() and name not in anew:

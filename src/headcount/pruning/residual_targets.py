@@ -1,7 +1,7 @@
 """Where what a site writes meets the residual stream: found by closing the site and looking, not by names.
 
 Behind an attention or an MLP, most models add its output to the residual stream; the sum is what the next norm is given,
-or what the layer gives. With the site closed, exactly that sum changes by as much as the output does.
+or what the layer gives. With the site masked, exactly that sum changes by as much as the output does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Enough(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Landing:
+class ResidualTarget:
     """Where the sum of a site's output and the residual stream can be seen: given to a module, or given by it."""
 
     module: nn.Module
@@ -75,7 +75,7 @@ class _Watched:
     later: dict[tuple[nn.Module, int | None], Tensor] = field(default_factory=dict)
 
 
-def landing(run: Run, anatomy: Anatomy, site: Site) -> Landing | None:
+def landing(run: Run, anatomy: Anatomy, site: Site) -> ResidualTarget | None:
     """Where a site's output is added to the residual stream: the first tensor that changes by as much as the output does.
 
     That is the output itself where there is no such place, as with norms or factors in between. None where the output
@@ -93,8 +93,8 @@ def landing(run: Run, anatomy: Anatomy, site: Site) -> Landing | None:
             rounding = 8 * torch.finfo(z.dtype).eps * z.abs()
             handed_on = bool(((z - whole.y).abs() <= rounding).all())  # the output itself, by a dropout for example
             if not handed_on and _follows(z - closed.later[key], change, z.dtype, rounding):
-                return Landing(*key)
-    return Landing(site.writer)
+                return ResidualTarget(*key)
+    return ResidualTarget(site.writer)
 
 
 def _follows(got: Tensor, change: Tensor, dtype: torch.dtype, rounding: Tensor | float = 0.0) -> bool:

@@ -17,7 +17,7 @@ from ..hashing import fingerprint
 from ..importance import layer_orders
 from ..importance.criteria import score as score_units
 from ..model.anatomy import Anatomy
-from ..model.architectures import Dialect
+from ..model.architectures import ModuleSpec
 from ..model.cutting import rules
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
@@ -28,7 +28,7 @@ from . import budget as budgets
 from .budget import Budget
 from .curves import counts
 from .mask_tuning import Tuned
-from .plan_tests import Tried, Workshop
+from .plan_tests import PlanTester, PreparedPlan
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -117,7 +117,7 @@ def choose(
     resamples: int | None = None,
     seed: int = 0,
     run: Run | None = None,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Choice:
     """What to remove: so many units, what a budget cannot keep, or so many that at most `max_drop` points are lost.
 
@@ -140,13 +140,13 @@ def choose(
     number format of the checkpoint to come, which is else the model's own. `by` is `fisher`
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
-    rows = tuple(dialects)
-    asked = one_wish(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    rows = tuple(specs)
+    asked = exactly_one_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     kinds = list(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
     score, select, left_out = _kept_apart(score, select)
     used = frozenset[bytes]().union(*(splits.marks(task) for task in (score, select) if task is not None))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
-    shop = Workshop(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
+    shop = PlanTester(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
     shop.check()
     anatomy = find(model, rows)
@@ -168,12 +168,12 @@ def choose(
         return _as_tried(choice, shop.ready(choice.plan))
     length = length or (usual_length(score) if score is not None else 128)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length, "batch_size": batch_size}
-    settings |= {"seed": seed, "dialects": rows}
+    settings |= {"seed": seed, "specs": rows}
     what = {"flops": "flops", "params": "params", "speedup": "time"}.get(asked[0], "")
     if what in ("flops", "params"):  # what cannot be reached whatever the scores is said before they are computed
-        any_order = score_units(model, None, "random", units=kinds, dialects=rows)
+        any_order = score_units(model, None, "random", units=kinds, specs=rows)
         budgets.must_reach(budgets.purse(model, _usable(any_order, kinds, names, allowed), what, **settings), asked[1])
-    found = score_units(model, score, by, units=kinds, seed=seed, run=notes, dialects=rows)
+    found = score_units(model, score, by, units=kinds, seed=seed, run=notes, specs=rows)
     usable = _usable(found, kinds, names, allowed)
     if not len(usable):
         raise Refused(f"No {units} of {' or '.join(names)} can be cut: {left_alone[0][1]}")
@@ -204,7 +204,7 @@ def choose(
     return _as_tried(Choice(asked, best.plan, **common, guarantee=held, selected=whole), best)
 
 
-def _as_tried(choice: Choice, tried: Tried) -> Choice:
+def _as_tried(choice: Choice, tried: PreparedPlan) -> Choice:
     """The choice of the plan as it will be cut; an order that it no longer follows is left out."""
     order = () if tried.exchanged else choice.order
     return replace(choice, plan=tried.plan, tuned=tried.tuned, exchanged=tried.exchanged, order=order, note=tried.note)
@@ -220,7 +220,7 @@ def _share_of(step: float | int | str) -> float:
         ) from None
 
 
-def _bought(purse: budgets.Purse, asked: str | float) -> dict[str, Any]:
+def _bought(purse: budgets.BudgetProblem, asked: str | float) -> dict[str, Any]:
     plan, budget = budgets.within(purse, asked)
     return {"plan": plan.to_json(), "budget": budget.to_json()}
 
@@ -275,7 +275,7 @@ def _total(anatomy: Anatomy, kinds: Iterable[str]) -> int:
     return sum(len(part) for part in (*anatomy.sites, *anatomy.stacks) if part.kind in kinds)
 
 
-def one_wish(plan: Any, **wishes: Any) -> tuple[str, Any]:
+def exactly_one_of(plan: Any, **wishes: Any) -> tuple[str, Any]:
     """Which way of saying how much was used, and its value."""
     given = [(name.replace("_", "-"), value) for name, value in wishes.items() if value is not None]
     if plan is not None and all(kind == "max-drop" for kind, _ in given):
@@ -294,7 +294,9 @@ def one_wish(plan: Any, **wishes: Any) -> tuple[str, Any]:
     return kind, value
 
 
-def cuttable(model: nn.Module, units: str, rows: tuple[Dialect, ...]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+def cuttable(
+    model: nn.Module, units: str, rows: tuple[ModuleSpec, ...]
+) -> tuple[list[str], tuple[tuple[str, str], ...]]:
     """Names of the sites that can be cut, and of those that cannot with the reason; none at all is `Refused`."""
     anatomy, root = find(model, rows), unwrap(model)
     kinds = {word.strip().rstrip("s") for word in units.split(",")}

@@ -262,7 +262,7 @@ def scatter(name: str, rows: Rows, *, one: str, other: str, metric: str, noun: s
         shown.mark_point(filled=True, size=50, opacity=0.75, color="theme:accent", cursor="pointer"),
         _ring(shown),
     ).add_params(_picked())
-    return finished(name, f"damage of closing each of the {noun} on two data sets", made, 320)
+    return finished(name, f"damage of masking each of the {noun} on two data sets", made, 320)
 
 
 def speed(name: str, rows: Rows, *, reference: str) -> Chart:

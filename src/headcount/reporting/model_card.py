@@ -173,9 +173,9 @@ def _usage(found: Mapping[str, Any]) -> str:
 def proved(found: Mapping[str, Any]) -> str:
     """What was proved about the checkpoint on a batch of examples, in words."""
     if found.get("recovered"):
-        return "computes what the trained model computes; before the training, the cut was proved equal to closing the units"
+        return "computes what the trained model computes; before the training, the cut was proved equal to masking the units"
     if found.get("tuned"):
-        return "computes what the whole model computes with the same units closed and the others scaled as tuned"
+        return "computes what the whole model computes with the same units masked and the others scaled as tuned"
     return "computes what the whole model computes with the same units closed"
 
 

@@ -17,9 +17,9 @@ from . import charts, head_map, map_cells, provenance, summary, theme
 from .charts import Chart
 from .findings import Part, gather
 from .head_map import Map
-from .provenance import Again
+from .provenance import Provenance
 from .sections import claims, criteria, layer_widths, lottery, measurements, pruning, role_survival, roles, training
-from .sections.claims import Told
+from .sections.claims import ExperimentResult
 from .sections.measurements import Section
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -55,7 +55,7 @@ class Chapter(NamedTuple):
     map: Map | None
     main: Main | None
     sections: list[Placed]
-    again: list[Again]
+    again: list[Provenance]
     notes: list[str]
 
 
@@ -107,7 +107,7 @@ def report(
     return output
 
 
-def render(chapters: Sequence[Chapter], title: str | None = None, told: Sequence[Told] = ()) -> str:
+def render(chapters: Sequence[Chapter], title: str | None = None, told: Sequence[ExperimentResult] = ()) -> str:
     """The page as text."""
     import jinja2
     from markupsafe import Markup
@@ -239,7 +239,7 @@ def _pieces(count: int) -> str:
     return f"{counted(count, 'piece')} {'is' if count == 1 else 'are'}"
 
 
-def _data(chapters: Iterable[Chapter], told: Iterable[Told]) -> dict[str, Any]:
+def _data(chapters: Iterable[Chapter], told: Iterable[ExperimentResult]) -> dict[str, Any]:
     """What the page's script works with."""
     drawn: dict[str, Any] = {}
     tables = [pair for one in told for pair in one.copied]

@@ -14,7 +14,7 @@ from .run_reader import Document, plain
 SIGNED = ("base", "one", "other", "before", "after", "guarantee", "full", "learned")  # results within documents
 
 
-class Again(NamedTuple):
+class Provenance(NamedTuple):
     """How to get the numbers of a run again."""
 
     folder: str
@@ -24,7 +24,7 @@ class Again(NamedTuple):
     finished: bool
 
 
-def how(part: Part, run: Record) -> Again:
+def how(part: Part, run: Record) -> Provenance:
     """Command, signatures, data and versions of a run."""
     documents = [one for one in part.documents if one.run is run]
     inside = [str(one.data["command"]) for one in documents if isinstance(one.data.get("command"), str)]
@@ -41,7 +41,7 @@ def how(part: Part, run: Record) -> Again:
         facts.append(("Weights", f"#{str(model['weights'])[:8]}"))
     facts += [(f"Signature ({name})", text) for name, text in _signatures(documents)]
     facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())))
-    return Again(run.folder.name, told or _rebuilt(question), not told, facts, run.finished)
+    return Provenance(run.folder.name, told or _rebuilt(question), not told, facts, run.finished)
 
 
 def _kept_command(run: Record) -> str:

@@ -20,10 +20,20 @@ from scipy import special
 
 from ..errors import BadMeasure
 from .metrics import Metric
-from .noninferiority import LEAST_ALPHA, Shown, check_promise, no_worse
+from .noninferiority import LEAST_ALPHA, NonInferiority, check_promise, noninferiority_test
 from .paired_shares import fewest
 
-__all__ = ["LEAST_ALPHA", "Guarantee", "Shown", "Step", "check_promise", "fewest", "needed", "no_worse", "sequence"]
+__all__ = [
+    "LEAST_ALPHA",
+    "Guarantee",
+    "NonInferiority",
+    "Step",
+    "check_promise",
+    "fewest",
+    "needed",
+    "noninferiority_test",
+    "sequence",
+]
 
 POWER = 0.8  # with which the number of examples is foretold that would be needed
 DEARER = 1.4  # examples for a betting test per example for one that knows the distribution, found by trying
@@ -153,7 +163,7 @@ def sequence(
     options: dict[str, Any] = {"alpha": level, "resamples": resamples, "seed": seed, "clusters": clusters, "cap": cap}
     base, steps, found = measure.value(before), list[Step](), None
     for removed, rows in plans:
-        found = no_worse(measure, before, rows, drop, **options)
+        found = noninferiority_test(measure, before, rows, drop, **options)
         shown = found.p <= level
         steps.append(Step(removed, measure.value(rows), found.damage, found.bound, found.p, shown, found.beyond))
         if not shown:
@@ -162,14 +172,14 @@ def sequence(
         raise BadMeasure("There is no plan to test; give at least one that removes something.")
     more = None if steps[-1].shown else needed(found, len(before), drop / measure.points, level, measure.points)
     # the same test, with the same cap, where nothing has changed
-    same = no_worse(measure, before, before, drop, **options)
+    same = noninferiority_test(measure, before, before, drop, **options)
     groups = None if clusters is None else len(np.unique(clusters))
     n, last = len(before), tuple(steps)
     known = (n, base, last, more, same.bound, found.cap, groups, tries)
     return Guarantee(measure.name, float(drop), alpha, found.test, *known)
 
 
-def needed(found: Shown, n: int, margin: float, alpha: float, points: float) -> int | None:
+def needed(found: NonInferiority, n: int, margin: float, alpha: float, points: float) -> int | None:
     """About how many examples would show it in four of five tries, if it costs what it cost here; None: no number would."""
     room = margin * points - found.damage
     if room <= 0:

@@ -15,7 +15,7 @@ from ..errors import BadMeasure
 from . import betting_bound
 from .correlation_influence import fall
 from .metrics import Metric
-from .paired_shares import exact_p, fewest, least_shown
+from .paired_shares import exact_p, fewest, upper_bound
 from .paired_tests import SAME_FOR_ALL, grouped, resampled_differences
 
 LEAST_ALPHA = 0.001  # well above what is left out
@@ -25,7 +25,7 @@ RESAMPLES = 10_000
 DRAWS = 200_000_000  # examples drawn for one plan at most: on very many, fewer resamples do
 
 
-class Shown(NamedTuple):
+class NonInferiority(NamedTuple):
     """One plan against a largest drop; `damage` and `bound` are in points, `spread` is the standard error of the damage.
 
     With a `cap`, what was shown is about damages of which no example (no group) counts for more than that. A cap is in the
@@ -42,7 +42,7 @@ class Shown(NamedTuple):
     fewest: int = 1  # examples below which nothing is shown, even if nothing changes
 
 
-def no_worse(
+def noninferiority_test(
     measure: Metric,
     before: np.ndarray,
     after: np.ndarray,
@@ -53,7 +53,7 @@ def no_worse(
     seed: int = 12345,
     clusters: np.ndarray | None = None,
     cap: float | None = None,
-) -> Shown:
+) -> NonInferiority:
     """Test one plan against "it loses at least `drop` points", paired and one-sided, and bound what it loses.
 
     - "exact", where every example is right or wrong: the score test for the difference of two paired shares (Tango 1998),
@@ -107,16 +107,16 @@ def _right_or_wrong(measure: Metric, rows: np.ndarray) -> np.ndarray | None:
     return values if measure.higher_is_better else 1 - values
 
 
-def _by_counts(measure: Metric, was: np.ndarray, now: np.ndarray, margin: float, alpha: float) -> Shown:
+def _by_counts(measure: Metric, was: np.ndarray, now: np.ndarray, margin: float, alpha: float) -> NonInferiority:
     n, lost, won = len(was), int((was > now).sum()), int((now > was).sum())
     damage = (lost - won) / n
     # half an example more on each side, so that nothing seen is not taken for no spread
     share, gain = (lost + 0.5) / n, (won + 0.5) / n
     spread = math.sqrt(max(0.0, share + gain - (share - gain) ** 2) / n)
     p = exact_p(lost, won, n, margin)
-    bound = least_shown(lost, won, n, alpha)
+    bound = upper_bound(lost, won, n, alpha)
     shown = damage * measure.points, bound * measure.points, p, spread * measure.points
-    return Shown(*shown, "exact", fewest=fewest(margin, alpha))
+    return NonInferiority(*shown, "exact", fewest=fewest(margin, alpha))
 
 
 # --- means ----------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _by_betting(
     groups: np.ndarray | None,
     seed: int,
     cap: float | None,
-) -> Shown:
+) -> NonInferiority:
     """Damages that are less than the drop, on average and none counted for more than the cap: see `betting_bound`.
 
     Without a cap every example must be right or wrong: then none counts for more than one, and no group for more than it
@@ -153,7 +153,7 @@ def _by_betting(
     if logs:
         bound, spread = value * math.expm1(bound), value * spread
     damage = (measure.value(after) - value) * (-measure.points if measure.higher_is_better else measure.points)
-    return Shown(
+    return NonInferiority(
         damage=float(damage),
         bound=bound if logs else bound * measure.points,
         p=p,
@@ -205,14 +205,14 @@ def _by_influence(
     groups: np.ndarray | None,
     seed: int,
     resamples: int,
-) -> Shown:
+) -> NonInferiority:
     """A correlation that falls by less than the drop: see `correlation_influence`; approximate."""
     label, guess = measure.columns.index("label"), measure.columns.index("prediction")
     options: dict[str, Any] = {"alpha": alpha, "groups": groups, "resamples": resamples, "seed": seed}
     rows, points = (before[:, label], before[:, guess], after[:, guess]), measure.points
     p, bound, spread = fall(*rows, drop / points, ranked=measure.name == "spearman", **options)
     damage = measure.value(before) - measure.value(after)
-    return Shown(damage * points, bound * points, p, spread * points, "bootstrap")
+    return NonInferiority(damage * points, bound * points, p, spread * points, "bootstrap")
 
 
 def _by_bootstrap(
@@ -224,7 +224,7 @@ def _by_bootstrap(
     groups: np.ndarray | None,
     seed: int,
     resamples: int,
-) -> Shown:
+) -> NonInferiority:
     """Damages of resamples that are less than the drop, with one bad example more, or a group of them; approximate."""
     sign = -measure.points if measure.higher_is_better else measure.points
     damage = sign * (measure.value(after) - measure.value(before))
@@ -234,7 +234,7 @@ def _by_bootstrap(
     options: dict[str, Any] = {"resamples": resamples, "seed": seed, "clusters": one.groups}
     drawn = sign * resampled_differences(measure, before, after[None], **options)[0]
     p = (1 + int((drawn >= drop).sum())) / (1 + resamples)
-    return Shown(float(damage), float(np.quantile(drawn, 1 - alpha)), p, float(drawn.std()), "bootstrap")
+    return NonInferiority(float(damage), float(np.quantile(drawn, 1 - alpha)), p, float(drawn.std()), "bootstrap")
 
 
 class _OneMore(NamedTuple):

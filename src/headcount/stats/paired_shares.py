@@ -19,7 +19,7 @@ TAIL = 1e-10  # probability of counts so far out that they are taken as speaking
 
 
 @lru_cache(maxsize=4096)
-def least_shown(lost: int, won: int, n: int, alpha: float) -> float:
+def upper_bound(lost: int, won: int, n: int, alpha: float) -> float:
     """The smallest share of which it can be shown that less is lost, to a hundredth of an example; the test, inverted."""
     low, high = max(0.0, (lost - won) / n), 1.0
     while high - low > 0.01 / n:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from ..data.encoding import IGNORED
-from ..data.losses import Batch, Goal, count_targets
+from ..data.losses import Batch, LogitsAndTargets, count_targets
 from ..errors import BadData, HeadcountError, Refused
 from ..evaluation.evaluator import is_out_of_memory, to_device
 from ..model.equivalence import evaluating
@@ -82,7 +82,7 @@ def must_answer(teacher: nn.Module, task: Task, device: torch.device) -> None:
         ) from None
 
 
-def _hard(goal: Goal, smoothing: float) -> tuple[Tensor, Tensor]:
+def _hard(goal: LogitsAndTargets, smoothing: float) -> tuple[Tensor, Tensor]:
     """Against the data's targets."""
     logits, targets = goal
     if targets.is_floating_point():
@@ -92,7 +92,7 @@ def _hard(goal: Goal, smoothing: float) -> tuple[Tensor, Tensor]:
     return summed, (wanted != IGNORED).sum()
 
 
-def _soft(goal: Goal, taught: Tensor, temperature: float) -> Tensor:
+def _soft(goal: LogitsAndTargets, taught: Tensor, temperature: float) -> Tensor:
     """Against what the teacher says, at the same targets."""
     logits, targets = goal
     if targets.is_floating_point():
@@ -107,7 +107,7 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _must_match(goal: Goal, taught: Goal) -> None:
+def _must_match(goal: LogitsAndTargets, taught: LogitsAndTargets) -> None:
     if taught.logits.shape != goal.logits.shape:
         raise Refused(
             f"The teacher gives out numbers of shape {tuple(taught.logits.shape)} and the model {tuple(goal.logits.shape)}; "

@@ -229,7 +229,7 @@ def _headed(model: Any, folder: str | Path, kind: str, labels: Sequence[str], se
             f"{type(model).__name__} in {folder} cannot get a head for {kind} ({first[:120]}); take an encoder."
         ) from None
     if plan:
-        cut(made, plan, dialects=rows)
+        cut(made, plan, specs=rows)
     made = made.to(device=model.device, dtype=model.dtype)
     goal = getattr(made, made.base_model_prefix)
     weights, places = body.state_dict(), goal.state_dict()
@@ -248,7 +248,7 @@ def _some(names: Sequence[str]) -> str:
 # -- born again ----------------------------------------------------------------------------------------------------------
 
 
-def reborn(model: nn.Module, seed: int = 0) -> Any:
+def reinitialized(model: nn.Module, seed: int = 0) -> Any:
     """The same architecture with the same units cut, and fresh weights drawn by the seed, where the model is.
 
     Trained from there it is the control "as sparse, and never trained while whole" (Budhraja et al. 2020). The weights are
@@ -261,7 +261,7 @@ def reborn(model: nn.Module, seed: int = 0) -> Any:
     with _drawn_by(seed):
         made = type(root)(config)
     if plan:
-        cut(made, plan, dialects=rows)
+        cut(made, plan, specs=rows)
     if getattr(root, "generation_config", None) is not None:
         made.generation_config = copy.deepcopy(root.generation_config)
     return made.to(device=root.device, dtype=root.dtype).train(root.training)

@@ -253,7 +253,7 @@ def _averaged_and_clipped(work: Work) -> Tensor:
     """Average the gradients over the processes, clip them, and give their length.
 
     By hand and not by a wrapper around the model: a process may have no examples in a step, and a layer that is dropped or
-    closed no gradient. A parameter that has none anywhere keeps none, so that its optimiser leaves it alone.
+    masked no gradient. A parameter that has none anywhere keeps none, so that its optimiser leaves it alone.
     """
     if work.optimizer is None:
         return torch.zeros(1, device=work.device)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headcount as hc
-from headcount.data.losses import Goal
+from headcount.data.losses import LogitsAndTargets
 from headcount.importance import gradients
 from headcount.importance.lrp.interception import check_graph, propagating
 from headcount.importance.lrp.relevance import RULES, SMALLEST, flow
@@ -230,12 +230,12 @@ def test_queries_and_keys_get_nothing() -> None:
 # -- conservation ------------------------------------------------------------------------------------------------------
 
 
-def goal(model: nn.Module, batch: dict[str, Any]) -> Goal:
+def goal(model: nn.Module, batch: dict[str, Any]) -> LogitsAndTargets:
     logits = zoo.judged(model(**{name: value for name, value in batch.items() if name != "whole"}))
-    return Goal(logits, torch.zeros(logits.shape[:-1], dtype=torch.long))
+    return LogitsAndTargets(logits, torch.zeros(logits.shape[:-1], dtype=torch.long))
 
 
-def family(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, hc.Task]:
+def family(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, hc.data.Task]:
     model, task = zoo_task(name, dtype)
     return model, replace(task, goal=goal)
 
@@ -292,13 +292,13 @@ def test_what_has_no_rule_is_refused_by_name(rule: Rule) -> None:
             return 2 * g
 
     for f, name in ((torch.exp, "Exp"), (Doubled.apply, "Doubled"), (lambda x: torch.cumprod(x, 0), "Cumprod")):
-        with says(hc.Refused, about=f"({name})"):
+        with says(hc.errors.Refused, about=f"({name})"):
             propagated(f, rule, numbers(3))
     model, task = family("wavlm", torch.float32)
-    with says(hc.Refused, about="never calls its output projection"):
+    with says(hc.errors.Refused, about="never calls its output projection"):
         hc.score(model, task, "lrp-epsilon")
     model, task = family("xlm")
-    with says(hc.NotFound, about="has no layers"):
+    with says(hc.errors.NotFound, about="has no layers"):
         flow(model, task, rule)
 
 
@@ -307,22 +307,22 @@ def test_what_has_no_rule_is_refused_by_name(rule: Rule) -> None:
 every_criterion = pytest.mark.parametrize("by", RULES)
 
 
-def class_goal(model: nn.Module, batch: dict[str, Tensor]) -> Goal:
+def class_goal(model: nn.Module, batch: dict[str, Tensor]) -> LogitsAndTargets:
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    return Goal(model(**inputs).logits, batch["labels"].flatten())
+    return LogitsAndTargets(model(**inputs).logits, batch["labels"].flatten())
 
 
-def pair_goal(model: nn.Module, batch: dict[str, Tensor]) -> Goal:
-    return Goal(model(**batch).logits, batch["labels"])
+def pair_goal(model: nn.Module, batch: dict[str, Tensor]) -> LogitsAndTargets:
+    return LogitsAndTargets(model(**batch).logits, batch["labels"])
 
 
-def pairs() -> tuple[nn.Module, hc.Task]:
+def pairs() -> tuple[nn.Module, hc.data.Task]:
     model, _ = zoo.build("bart")
     model.config.pad_token_id = 1
     return model, replace(ragged_pairs(), goal=pair_goal)
 
 
-def by_hand(model: nn.Module, task: hc.Task, rule: Rule) -> np.ndarray:
+def by_hand(model: nn.Module, task: hc.data.Task, rule: Rule) -> np.ndarray:
     """The relevance of each head for each example alone, from hooks on the writers."""
     rows = []
     for number in range(task.size):
@@ -348,7 +348,7 @@ def by_hand(model: nn.Module, task: hc.Task, rule: Rule) -> np.ndarray:
 
 @pytest.mark.parametrize("by", ["lrp-epsilon", "lrp-alpha-beta"])
 @pytest.mark.parametrize("made", [lambda: (classifier(), replace(ragged_texts(), goal=class_goal)), pairs])
-def test_relevance_of_heads(made: Callable[[], tuple[nn.Module, hc.Task]], by: str) -> None:
+def test_relevance_of_heads(made: Callable[[], tuple[nn.Module, hc.data.Task]], by: str) -> None:
     model, task = made()
     model.double()  # the rules divide by sums that nearly cancel, and rounding of float32 is not small beside those
     before = Fingerprint(model)
@@ -368,7 +368,7 @@ def test_relevance_of_heads(made: Callable[[], tuple[nn.Module, hc.Task]], by: s
 
 
 @pytest.mark.parametrize("made", [lambda: (classifier(), replace(ragged_texts(), goal=class_goal)), pairs])
-def test_gradient_activation_is_taylor_of_the_top_logit(made: Callable[[], tuple[nn.Module, hc.Task]]) -> None:
+def test_gradient_activation_is_taylor_of_the_top_logit(made: Callable[[], tuple[nn.Module, hc.data.Task]]) -> None:
     model, task = made()
 
     def top(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -386,9 +386,12 @@ def test_gradient_activation_is_taylor_of_the_top_logit(made: Callable[[], tuple
 
 def test_numbers_start_from_the_one_output() -> None:
     model = classifier(num_labels=1).double()
-    task = replace(class_task(4), goal=lambda m, b: Goal(m(input_ids=b["input_ids"]).logits[:, 0], b["labels"].float()))
+    task = replace(
+        class_task(4), goal=lambda m, b: LogitsAndTargets(m(input_ids=b["input_ids"]).logits[:, 0], b["labels"].float())
+    )
     one = replace(
-        task, goal=lambda m, b: Goal(m(input_ids=b["input_ids"]).logits, torch.zeros(len(b["labels"])).long())
+        task,
+        goal=lambda m, b: LogitsAndTargets(m(input_ids=b["input_ids"]).logits, torch.zeros(len(b["labels"])).long()),
     )
     for by in RULES:
         assert close(hc.score(model, task, by).samples, hc.score(model, one, by).samples)
@@ -399,12 +402,12 @@ def test_a_run_is_resumed_and_the_criteria_keep_apart(by: str, tmp_path, monkeyp
     monkeypatch.setattr(gradients, "CHUNK", 3)
     asked: list[int] = []
 
-    def counted(model: nn.Module, batch: dict[str, Tensor]) -> Goal:
+    def counted(model: nn.Module, batch: dict[str, Tensor]) -> LogitsAndTargets:
         asked.append(torch.is_grad_enabled())
         return class_goal(model, batch)
 
     model, task = classifier(), replace(class_task(7), goal=counted)
-    with hc.Run.open(tmp_path / "run", {"by": "all"}) as run:
+    with hc.runs.Run.open(tmp_path / "run", {"by": "all"}) as run:
         first = {name: hc.score(model, task, name, run=run).raw for name in RULES}
         hc.score(model, task, run=run)
         del asked[:]
@@ -427,21 +430,21 @@ def test_planted_heads_are_the_relevant_ones(made: Any, seed: int, by: str) -> N
 @every_criterion
 def test_what_cannot_be_asked(by: str) -> None:
     model = classifier()
-    with says(hc.Refused, about="does not show logits"):
+    with says(hc.errors.Refused, about="does not show logits"):
         hc.score(model, class_task(4), by)
-    with says(hc.BadPlan, about="heads and neurons"):
+    with says(hc.errors.BadPlan, about="heads and neurons"):
         hc.score(model, replace(class_task(4), goal=class_goal), by, units="heads,layers")
-    with says(hc.BadPlan, about="give a task"):
+    with says(hc.errors.BadPlan, about="give a task"):
         hc.score(model, by=by)
 
 
 def test_the_epsilon_rule_needs_more_than_bfloat16() -> None:
     """It divides by what may be almost zero; on a real classifier its order in bfloat16 was another one."""
-    with says(hc.Refused, about="bfloat16"):
+    with says(hc.errors.Refused, about="bfloat16"):
         hc.score(classifier().to(torch.bfloat16), class_task(4), "lrp-epsilon")
     mixed = classifier()
     mixed.bert.encoder.to(torch.bfloat16)
-    with says(hc.Refused, about="bfloat16"):
+    with says(hc.errors.Refused, about="bfloat16"):
         hc.score(mixed, class_task(4), "lrp-epsilon")
 
 
@@ -454,7 +457,7 @@ def test_the_command(by: str, tmp_path) -> None:
     lines = [f"{text}\t{int(kind == 'warm')}" for text, kind in weather(12, 0)]
     (tmp_path / "data.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n")
     asked = ("score", tmp_path / "model", "--data", tmp_path / "data.tsv", "--by", by, "-o", tmp_path / "run")
-    found = hc.Scores.from_json(ran_json(*asked))
+    found = hc.documents.Scores.from_json(ran_json(*asked))
     task = hc.task("classification", tmp_path / "data.tsv", tokenizer=tokenizer)
     assert close(found.raw, hc.score(model, task, by).raw, 1e-4)
 
@@ -466,10 +469,12 @@ def test_texts_alone_and_beside_others() -> None:
     mask = torch.ones_like(ids)
     mask[2:, 6:] = 0
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-    task = hc.own_task([batch], loss=lambda m, b: b["input_ids"].sum(1))
+    task = hc.custom_task([batch], loss=lambda m, b: b["input_ids"].sum(1))
 
-    def said(model: nn.Module, batch: dict[str, Tensor]) -> Goal:
-        return Goal(model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"])
+    def said(model: nn.Module, batch: dict[str, Tensor]) -> LogitsAndTargets:
+        return LogitsAndTargets(
+            model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"]
+        )
 
     task = replace(task, goal=said)
     for by in RULES:

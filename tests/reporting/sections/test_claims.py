@@ -61,7 +61,7 @@ def folder(path: Path, data: Any, finished: bool = True) -> Path:
     return path
 
 
-def told(tmp_path: Path, *documents: Mapping[str, Any]) -> list[claims.Told]:
+def told(tmp_path: Path, *documents: Mapping[str, Any]) -> list[claims.ExperimentResult]:
     return claims.retold([folder(tmp_path / f"run-{n}", one) for n, one in enumerate(documents)])
 
 

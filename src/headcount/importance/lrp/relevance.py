@@ -31,7 +31,7 @@ from .rules import AlphaBeta, Epsilon, Ledger, Rule
 
 if TYPE_CHECKING:
     from ...data.tasks import Task
-    from ...model.architectures import Dialect
+    from ...model.architectures import ModuleSpec
     from ...runs import Run
 
 RULES: dict[str, Rule | None] = {
@@ -128,10 +128,10 @@ class Flow(NamedTuple):
 
 
 def flow(
-    model: nn.Module, task: Task, rule: Rule, *, batch_size: int | None = None, dialects: Iterable[Dialect] = ()
+    model: nn.Module, task: Task, rule: Rule, *, batch_size: int | None = None, specs: Iterable[ModuleSpec] = ()
 ) -> list[Flow]:
     """Where relevance went, layer by layer, as the mean over the examples of the task: shows that it is conserved."""
-    root, anatomy = unwrap(model), find(model, tuple(dialects))
+    root, anatomy = unwrap(model), find(model, tuple(specs))
     ledger = Ledger()
     came, left = defaultdict[str, float](float), defaultdict[str, float](float)
     blocks = [(unit, block) for stack in anatomy.stacks for unit, block in zip(stack.units, stack.blocks, strict=True)]

@@ -14,7 +14,7 @@ from ..architectures import LAYOUTS
 from .per_head import uses_attention_interface
 
 
-class Sharing(NamedTuple):
+class KVGroups(NamedTuple):
     """How surviving query heads share key-value heads: kv head of each, original id of each kv head, and whether the
     groups are uneven, so that key-value heads are repeated by an index while the model runs."""
 
@@ -30,23 +30,23 @@ def survivors(site: Site | Stack, drop: Iterable[int]) -> tuple[int, ...]:
     return tuple(position for position in range(len(site)) if position not in gone)
 
 
-def share(site: Site, keep: tuple[int, ...]) -> Sharing:
+def share(site: Site, keep: tuple[int, ...]) -> KVGroups:
     """How the survivors share key-value heads; it depends on who survives, not on the order of cuts.
 
     Even groups need nothing. Uneven ones are repeated by an index after the cache, which costs no parameter and no
     cache; where the attention does not go through transformers' attention interface, the site is padded (`needs_padding`).
     """
-    if site.kind == "neuron" or site.dialect.layout == "per_head":
-        return Sharing(keep, tuple(range(len(keep))), tuple(range(len(keep))))
+    if site.kind == "neuron" or site.spec.layout == "per_head":
+        return KVGroups(keep, tuple(range(len(keep))), tuple(range(len(keep))))
     origins = _origins(site, keep)
     order = list(dict.fromkeys(origins))
-    return Sharing(keep, tuple(order.index(origin) for origin in origins), tuple(order), indexed=_uneven(origins))
+    return KVGroups(keep, tuple(order.index(origin) for origin in origins), tuple(order), indexed=_uneven(origins))
 
 
 def needs_padding(site: Site, keep: tuple[int, ...]) -> bool:
     """Whether the survivors' groups are uneven in an attention that cannot repeat key-value heads by an index."""
-    indexable = site.dialect.layout in ("split", "stacked") and uses_attention_interface(site.module)
-    grouped = site.kind == "head" and site.dialect.layout != "per_head"
+    indexable = site.spec.layout in ("split", "stacked") and uses_attention_interface(site.module)
+    grouped = site.kind == "head" and site.spec.layout != "per_head"
     return grouped and not indexable and _uneven(_origins(site, keep))
 
 
@@ -65,10 +65,10 @@ def original_kv(site: Site) -> tuple[int, ...]:
     return kept.kv_ids if kept and kept.kv_ids is not None else tuple(range(site.kv_heads))
 
 
-def layout_rows(site: Site, sharing: Sharing) -> list[int]:
+def layout_rows(site: Site, groups: KVGroups) -> list[int]:
     """How many rows each reader has in a layout with this sharing."""
-    kv_of = torch.tensor(sharing.kv_of, dtype=torch.long)
-    tables = LAYOUTS[site.dialect.layout](kv_of, len(sharing.kv_ids), site.widths)
+    kv_of = torch.tensor(groups.kv_of, dtype=torch.long)
+    tables = LAYOUTS[site.spec.layout](kv_of, len(groups.kv_ids), site.widths)
     return [max((int(table.max()) + 1 for table in parts if table.numel()), default=0) for parts in tables]
 
 
@@ -77,12 +77,12 @@ def used_rows(site: Site, keep: tuple[int, ...]) -> list[Tensor]:
     return [torch.cat([table[list(keep)].flatten() for table in tables]).unique() for tables in site.tables()]
 
 
-def sources(site: Site, sharing: Sharing) -> Iterator[Tensor]:
+def sources(site: Site, groups: KVGroups) -> Iterator[Tensor]:
     """For each reader, the old row that every new row comes from."""
-    kv_of = torch.tensor(sharing.kv_of, dtype=torch.long)
-    new = LAYOUTS[site.dialect.layout](kv_of, len(sharing.kv_ids), site.widths)
-    for old_tables, new_tables, count in zip(site.tables(), new, layout_rows(site, sharing), strict=True):
+    kv_of = torch.tensor(groups.kv_of, dtype=torch.long)
+    new = LAYOUTS[site.spec.layout](kv_of, len(groups.kv_ids), site.widths)
+    for old_tables, new_tables, count in zip(site.tables(), new, layout_rows(site, groups), strict=True):
         source = torch.empty(count, dtype=torch.long)
         for old, now in zip(old_tables, new_tables, strict=True):
-            source[now] = old[list(sharing.keep)]
+            source[now] = old[list(groups.keep)]
         yield source

@@ -11,7 +11,7 @@ from torch import nn
 from ...plans import Plan
 from .. import source_code
 from ..anatomy import Anatomy, Site, Stack
-from .transaction import Journal
+from .transaction import Transaction
 
 POSITION_NAMES = ("layer_idx", "layer_id")
 COUNT_NAMES = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
@@ -52,7 +52,7 @@ def _layers_depend_on_each_other(stack: Stack, sites: tuple[Site, ...]) -> str |
     for site in _inside(stack, sites):
         if getattr(getattr(site.module, "config", None), "num_kv_shared_layers", 0):
             return "its layers lend keys and values to later ones"
-        if site.columns is None or None in site.matrices or site.dialect.layout == "per_head":
+        if site.columns is None or None in site.matrices or site.spec.layout == "per_head":
             continue
         taken, given = site.matrices[0].shape[1], site.columns.shape[0]
         if taken != given and site.attention != "cross":
@@ -146,28 +146,28 @@ def _inside(stack: Stack, sites: tuple[Site, ...]) -> list[Site]:
     return [site for site in sites if site.kind == "head" and site.path.startswith(stack.path + ".")]
 
 
-def delete(journal: Journal, root: nn.Module, stack: Stack, drop: set[int]) -> None:
+def delete(transaction: Transaction, root: nn.Module, stack: Stack, drop: set[int]) -> None:
     """Delete the layers at the positions in `drop`, renumber the rest, and write the new numbers into the config."""
     keep = [position for position in range(len(stack)) if position not in drop]
     names = list(stack.container._modules)
     numbered = all(name.isdigit() for name in names)
-    _move_position_bias(journal, stack, keep)
+    _move_position_bias(transaction, stack, keep)
     children = {str(n) if numbered else names[p]: stack.blocks[p] for n, p in enumerate(keep)}
-    journal.set_children(stack.container, children)
+    transaction.set_children(stack.container, children)
     for new, old in enumerate(keep):
         for module in stack.blocks[old].modules():
             for name in POSITION_NAMES:
                 if type(module.__dict__.get(name)) is int and module.__dict__[name] == old != new:
-                    journal.set(module, name, new)
+                    transaction.set(module, name, new)
     for config, name, value in _true_config(root, stack, keep):
-        journal.set(config, name, value)
+        transaction.set(config, name, value)
 
 
-def _move_position_bias(journal: Journal, stack: Stack, keep: list[int]) -> None:
+def _move_position_bias(transaction: Transaction, stack: Stack, keep: list[int]) -> None:
     """T5: the first layer makes the position bias for all; if it goes, the next one to stay takes the table over."""
     for maker, taker in _bias_heirs(stack, keep):
-        journal.set(taker, "relative_attention_bias", maker.relative_attention_bias)
-        journal.set(taker, "has_relative_attention_bias", True)
+        transaction.set(taker, "relative_attention_bias", maker.relative_attention_bias)
+        transaction.set(taker, "has_relative_attention_bias", True)
 
 
 def moved_parameters(stack: Stack, keep: Sequence[int]) -> int:

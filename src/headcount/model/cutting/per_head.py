@@ -60,7 +60,7 @@ PER_HEAD: dict[str, int] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Claim:
+class PerHeadTensor:
     """A tensor, or a list of modules (`name` is None), with an entry per query head or per kv head."""
 
     owner: nn.Module
@@ -77,7 +77,7 @@ class Claim:
         return sum(p.numel() for p in self.owner.parameters()) // max(1, len(self.owner._modules))
 
 
-def claims(site: Site) -> list[Claim]:
+def per_head_tensors(site: Site) -> list[PerHeadTensor]:
     """What a head site has per head besides its readers and its writer, and a rule knows how to cut."""
     if site.kind != "head" or not len(site):
         return []
@@ -87,7 +87,7 @@ def claims(site: Site) -> list[Claim]:
         if isinstance(owner, nn.ModuleList):
             per = next((per for per, count in counts.items() if len(owner) == count), None)
             if per is not None:
-                found.append(Claim(owner, None, 0, per))
+                found.append(PerHeadTensor(owner, None, 0, per))
     shared_bias = makes_bias_for_all(site.module)
     for path, owner, name, tensor in other_tensors(site):
         where = f"{path}.{name}".lstrip(".")
@@ -95,11 +95,11 @@ def claims(site: Site) -> list[Claim]:
             continue  # stays whole: layers above are given all of it
         axis = next((axis for end, axis in PER_HEAD.items() if where == end or where.endswith("." + end)), None)
         if axis is not None and axis < tensor.dim() and tensor.shape[axis] % len(site) == 0:
-            found.append(Claim(owner, name, axis))
+            found.append(PerHeadTensor(owner, name, axis))
         elif "norm" in type(owner).__name__.lower() and tensor.dim() == 2:
             per = next((per for per, count in counts.items() if tensor.shape[0] == count), None)
             if per is not None:  # a norm with weights of its own for every head
-                found.append(Claim(owner, name, 0, per))
+                found.append(PerHeadTensor(owner, name, 0, per))
     return found
 
 
@@ -119,8 +119,8 @@ def other_tensors(site: Site) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
 
 def _other_part(site: Site, path: str) -> bool:
     """Whether `path`, below an MLP's module, belongs to something else: in some dialects that module is the whole layer."""
-    inner = {name.split(".")[0] for name in (*site.dialect.reads, *site.dialect.writes)}
-    whole_layer = any("." in name for name in site.dialect.reads)
+    inner = {name.split(".")[0] for name in (*site.spec.reads, *site.spec.writes)}
+    whole_layer = any("." in name for name in site.spec.reads)
     return bool(path) and whole_layer and path.split(".")[0] not in inner
 
 

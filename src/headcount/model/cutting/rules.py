@@ -22,7 +22,7 @@ from .. import source_code
 from ..anatomy import Anatomy, Site, Stack
 from . import layers
 from .kv_groups import needs_padding
-from .per_head import claims, makes_bias_for_all, other_tensors
+from .per_head import makes_bias_for_all, other_tensors, per_head_tensors
 
 # Modules inside an attention that work on what comes in, before the readers: they see no heads.
 INPUT_SIDE = (
@@ -79,11 +79,11 @@ def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, scales: Mapping[str, T
         else:
             reason = reason or "a scale cannot be folded into its output weights, which are packed or grouped"
         if reason is not None:
-            raise Refused(f"{name} cannot be cut exactly: {reason}; it can still be closed.")
+            raise Refused(f"{name} cannot be cut exactly: {reason}; it can still be masked.")
 
 
 def refusal(part: Site | Stack, anatomy: Anatomy, root: nn.Module) -> str | None:
-    """Why units of this site cannot be removed exactly (they can still be closed), or None if they can."""
+    """Why units of this site cannot be removed exactly (they can still be masked), or None if they can."""
     if isinstance(part, Stack):
         return layers.refusal(part, anatomy, root)
     if not part.calls_writer:
@@ -105,7 +105,7 @@ def masks_every_head(kind: type) -> bool:
 
 def _keys_and_values_differ(site: Site) -> bool:
     """Whether the key's rows per kv head, counted by the value's heads, are not what the module says a head has."""
-    split = site.kind == "head" and site.dialect.layout == "split" and len(site.widths) == 3 and site.whole is None
+    split = site.kind == "head" and site.spec.layout == "split" and len(site.widths) == 3 and site.whole is None
     return split and len(site) > 0 and getattr(site.module, "head_dim", None) == site.width != site.widths[1]
 
 
@@ -135,7 +135,7 @@ def mixes_units(site: Site) -> str | None:
 
 def _between(site: Site) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     """The parameters that may stand between the readers and the writer and that no companion rule claims."""
-    claimed = {(id(claim.owner), claim.name) for claim in claims(site)}
+    claimed = {(id(claim.owner), claim.name) for claim in per_head_tensors(site)}
     for path, owner, name, tensor in other_tensors(site):
         if (id(owner), name) not in claimed and set(path.split(".")).isdisjoint(INPUT_SIDE):
             yield path, owner, name, tensor
@@ -150,7 +150,7 @@ def _stands_between(where: str) -> bool:
 
 def is_padded(site: Site, keep: tuple[int, ...] | None = None) -> bool:
     """Whether this site is cut in the padded manner (down to the units at the positions in `keep`)."""
-    if site.whole is not None or site.dialect.layout == "sharded" or (keep is not None and needs_padding(site, keep)):
+    if site.whole is not None or site.spec.layout == "sharded" or (keep is not None and needs_padding(site, keep)):
         return True
     if site.kind == "head" and (counts_on_width(type(site.module)) or _hands_bias_on(site)):
         return True

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from ...errors import BadPlan, CheckFailed
 from ...plans import Plan, Unit
 from ..anatomy import STAMP, Anatomy, Kept, Site, Stack, Whole
-from ..architectures import Dialect
+from ..architectures import ModuleSpec
 from ..discovery import find, unwrap
 from ..equivalence import block_outputs, differs, first_difference, run
 from ..gates import gated, gates_of
 from ..matrices import Bypass, Matrix, Padded, features, take
 from ..multihead import OpenMultiheadAttention, closed_attentions
 from . import layers, per_head, rules
-from .kv_groups import Sharing, layout_rows, original_kv, share, sources, survivors, used_rows
+from .kv_groups import KVGroups, layout_rows, original_kv, share, sources, survivors, used_rows
 from .per_head import KERNEL, ConfigView, Counts
-from .transaction import Journal
+from .transaction import Transaction
 
 
 def cut(
@@ -31,16 +31,16 @@ def cut(
     *,
     check: Any = None,
     scale: Mapping[str, Tensor] | None = None,
-    dialects: Iterable[Dialect] = (),
+    specs: Iterable[ModuleSpec] = (),
 ) -> Plan:
     """Remove units from the model, in place; returns the plan that was carried out.
 
-    The cut model computes what the model computes with these units closed. `check` is a batch on which this is proved
+    The cut model computes what the model computes with these units masked. `check` is a batch on which this is proved
     on the spot: on any difference the model is put back bit for bit and `CheckFailed` says where they part. `scale`
     maps site names to gates `(units,)`, folded into the writers of the units that stay. What cannot be cut exactly
     is `Refused` with its reason, before anything is changed.
     """
-    root, rows = unwrap(model), tuple(dialects)
+    root, rows = unwrap(model), tuple(specs)
     anatomy = find(root, rows)
     plan = anatomy.plan(what)
     scales = _checked_scales(anatomy, scale or {})
@@ -50,20 +50,20 @@ def cut(
         gates[name] = values * gates.get(name, torch.ones(len(values)))
     want = None
     if check is not None:
-        with gated(model, gates, dialects=rows):
+        with gated(model, gates, specs=rows):
             want = run(model, check)
-    journal = Journal()
+    transaction = Transaction()
     try:
         with torch.device("cpu"):  # indices are made here, also while a model is being born on no device at all
-            _carry_out(journal, root, anatomy, plan, scales, rows)
+            _carry_out(transaction, root, anatomy, plan, scales, rows)
         if want is not None and (difference := differs(want, run(model, check))):
             places = block_outputs(model, check, rows)
-            journal.undo()
-            with gated(model, gates, dialects=rows):
+            transaction.undo()
+            with gated(model, gates, specs=rows):
                 where = first_difference(block_outputs(model, check, rows), places)
-            raise CheckFailed(f"The cut model differs from the closed one by {difference}, {where}; nothing was cut.")
+            raise CheckFailed(f"The cut model differs from the masked one by {difference}, {where}; nothing was cut.")
     except BaseException:
-        journal.undo()
+        transaction.undo()
         raise
     return plan
 
@@ -95,49 +95,49 @@ def _checked_scales(anatomy: Anatomy, scale: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _carry_out(
-    journal: Journal,
+    transaction: Transaction,
     root: nn.Module,
     anatomy: Anatomy,
     plan: Plan,
     scales: Mapping[str, Tensor],
-    rows: tuple[Dialect, ...],
+    rows: tuple[ModuleSpec, ...],
 ) -> None:
-    _stamp_all(journal, anatomy)
+    _stamp_all(transaction, anatomy)
     if any(site.kind == "head" and isinstance(site.module, nn.MultiheadAttention) for site in anatomy):
         for attention in closed_attentions(root):
-            journal.set_class(attention, OpenMultiheadAttention)
+            transaction.set_class(attention, OpenMultiheadAttention)
         for module in root.modules():
             if isinstance(module, nn.TransformerEncoder):
-                journal.set(module, "use_nested_tensor", False)
+                transaction.set(module, "use_nested_tensor", False)
     inside = {id(module) for block in layers.deleted_blocks(anatomy, plan) for module in block.modules()}
     chosen = plan.by_site()
     parents = {id(child): (module, name) for module in root.modules() for name, child in module.named_children()}
     for site in anatomy:
         if (site.name in chosen or site.name in scales) and id(site.module) not in inside:
             keep = survivors(site, site.positions(chosen.get(site.name, ())))
-            _cut_site(journal, root, site, keep, scales.get(site.name), parents)
+            _cut_site(transaction, root, site, keep, scales.get(site.name), parents)
     before = _config_values(root)
     for stack in anatomy.stacks:
         if stack.name in chosen:
             drop = set(stack.positions(chosen[stack.name]))
             ids = tuple(index for position, index in enumerate(stack.ids) if position not in drop)
-            layers.delete(journal, root, stack, drop)
-            journal.set(stack.container, STAMP, Kept(stack.name, ids, stack.of))
-    _write_record(journal, root, plan.why, rows, before)
+            layers.delete(transaction, root, stack, drop)
+            transaction.set(stack.container, STAMP, Kept(stack.name, ids, stack.of))
+    _write_record(transaction, root, plan.why, rows, before)
 
 
-def _stamp_all(journal: Journal, anatomy: Anatomy) -> None:
+def _stamp_all(transaction: Transaction, anatomy: Anatomy) -> None:
     """Write every site's name and original indices on it, because paths and counts are about to change."""
     for site in anatomy:
         if not hasattr(site.writer, STAMP):
-            journal.set(site.writer, STAMP, Kept(site.name, site.ids, site.of, site.width))
+            transaction.set(site.writer, STAMP, Kept(site.name, site.ids, site.of, site.width))
     for stack in anatomy.stacks:
         if not hasattr(stack.container, STAMP):
-            journal.set(stack.container, STAMP, Kept(stack.name, stack.ids, stack.of))
+            transaction.set(stack.container, STAMP, Kept(stack.name, stack.ids, stack.of))
 
 
 def _cut_site(
-    journal: Journal,
+    transaction: Transaction,
     root: nn.Module,
     site: Site,
     keep: tuple[int, ...],
@@ -153,50 +153,50 @@ def _cut_site(
     stamp = Kept(site.name, tuple(site.ids[position] for position in keep), site.of, site.width)
     home = site.writer
     if len(keep) == len(site):
-        _replace(journal, writer, tensors)
+        _replace(transaction, writer, tensors)
         return
     if rules.is_padded(site, keep):
-        home = _pad(journal, site, keep, columns, tensors, parents)
+        home = _pad(transaction, site, keep, columns, tensors, parents)
         whole = Whole(tuple(site.ids), tuple(site.kv_of), site.kv_heads, site.widths)
-        journal.set(home, STAMP, replace(stamp, whole=site.whole or whole))
+        transaction.set(home, STAMP, replace(stamp, whole=site.whole or whole))
         return
-    sharing = share(site, keep)
-    _cut_claims(journal, site, sharing)
+    groups = share(site, keep)
+    _cut_per_head_tensors(transaction, site, groups)
     if keep:
-        for reader, source in zip(site.matrices, sources(site, sharing), strict=True):
+        for reader, source in zip(site.matrices, sources(site, groups), strict=True):
             assert reader is not None
-            _replace(journal, reader, reader.rows(source))
-        _replace(journal, writer, tensors)
+            _replace(transaction, reader, reader.rows(source))
+        _replace(transaction, writer, tensors)
     else:
-        home = _empty(journal, site, writer, parents)
+        home = _empty(transaction, site, writer, parents)
     if site.kind == "head":
-        _tell_companions(journal, root, site, sharing)
+        _update_counts(transaction, root, site, groups)
     for name in per_head.NEURON_COUNTS if site.kind == "neuron" else ():
         if type(site.module.__dict__.get(name)) is int and site.module.__dict__[name] == len(site):
-            journal.set(site.module, name, max(1, len(keep)))
-    kv_of = sharing.kv_of if sharing.indexed else None
-    journal.set(home, STAMP, replace(stamp, kv_of=kv_of, kv_ids=sharing.kv_ids))
+            transaction.set(site.module, name, max(1, len(keep)))
+    kv_of = groups.kv_of if groups.indexed else None
+    transaction.set(home, STAMP, replace(stamp, kv_of=kv_of, kv_ids=groups.kv_ids))
 
 
-def _cut_claims(journal: Journal, site: Site, sharing: Sharing) -> None:
+def _cut_per_head_tensors(transaction: Transaction, site: Site, groups: KVGroups) -> None:
     """Cut what the attention has per head, or per kv head, besides its matrices."""
-    heads = sharing.keep or (0,)  # an empty attention runs one phantom head
+    heads = groups.keep or (0,)  # an empty attention runs one phantom head
     ids = original_kv(site)
-    kv = tuple(ids.index(origin) for origin in sharing.kv_ids) or (0,)
-    for claim in per_head.claims(site):
+    kv = tuple(ids.index(origin) for origin in groups.kv_ids) or (0,)
+    for claim in per_head.per_head_tensors(site):
         chosen, had = (heads, len(site)) if claim.per == "head" else (kv, site.kv_heads)
         if claim.name is None:
             children = list(claim.owner.children())
-            journal.set_children(claim.owner, {str(n): children[position] for n, position in enumerate(chosen)})
+            transaction.set_children(claim.owner, {str(n): children[position] for n, position in enumerate(chosen)})
             continue
         tensor = getattr(claim.owner, claim.name).detach()
         entries = torch.arange(tensor.shape[claim.axis]).view(had, -1)[list(chosen)].flatten()
-        journal.set_tensor(claim.owner, claim.name, take(tensor, entries, claim.axis))
-        _write_features(journal, claim.owner)
+        transaction.set_tensor(claim.owner, claim.name, take(tensor, entries, claim.axis))
+        _write_features(transaction, claim.owner)
 
 
 def _pad(
-    journal: Journal,
+    transaction: Transaction,
     site: Site,
     keep: tuple[int, ...],
     columns: Tensor,
@@ -207,14 +207,14 @@ def _pad(
     for reader, rows in zip(site.matrices, used_rows(site, keep), strict=True):
         assert reader is not None
         parent, name = parents[id(reader.owner)]
-        journal.set(
+        transaction.set(
             parent, name, Padded(reader, reader.rows(rows), *_places(reader.owner, rows, reader.shape[0]), True)
         )
     writer = site.columns
     assert writer is not None
     parent, name = parents[id(site.writer)]
     padded = Padded(writer, tensors, *_places(site.writer, columns, writer.shape[1]), False)
-    journal.set(parent, name, padded)
+    transaction.set(parent, name, padded)
     return padded
 
 
@@ -225,73 +225,77 @@ def _places(module: nn.Module, chosen: Tensor, of: int) -> tuple[tuple[int, ...]
     return tuple(module.places[position] for position in chosen.tolist()), module.of
 
 
-def _replace(journal: Journal, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
+def _replace(transaction: Transaction, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        journal.set_tensor(matrix.owner, name, tensor)
-    _write_features(journal, matrix.owner)
+        transaction.set_tensor(matrix.owner, name, tensor)
+    _write_features(transaction, matrix.owner)
 
 
-def _write_features(journal: Journal, module: nn.Module) -> None:
+def _write_features(transaction: Transaction, module: nn.Module) -> None:
     for name, size in features(module).items():
-        journal.set(module, name, size)
+        transaction.set(module, name, size)
 
 
-def _empty(journal: Journal, site: Site, writer: Matrix, parents: dict[int, tuple[nn.Module, str]]) -> nn.Module:
+def _empty(
+    transaction: Transaction, site: Site, writer: Matrix, parents: dict[int, tuple[nn.Module, str]]
+) -> nn.Module:
     """Replace the matrices of a site that loses every unit; returns the new writer."""
     none = torch.zeros(0, dtype=torch.long)
-    one = Sharing((0,), (0,), (0,))
+    one = KVGroups((0,), (0,), (0,))
     for reader, rows in zip(site.matrices, layout_rows(site, one), strict=True):
         assert reader is not None
         if reader.owner is site.module:
-            _replace(journal, reader, reader.rows(none))
+            _replace(transaction, reader, reader.rows(none))
         else:
             parent, name = parents[id(reader.owner)]
-            journal.set(parent, name, Bypass(reader, reader.rows(none), rows))
+            transaction.set(parent, name, Bypass(reader, reader.rows(none), rows))
     parent, name = parents[id(site.writer)]
     bypass = Bypass(writer, writer.columns(none), writer.shape[0])
-    journal.set(parent, name, bypass)
+    transaction.set(parent, name, bypass)
     return bypass
 
 
-def _tell_companions(journal: Journal, root: nn.Module, site: Site, sharing: Sharing) -> None:
+def _update_counts(transaction: Transaction, root: nn.Module, site: Site, groups: KVGroups) -> None:
     """Make true what the attention and its parts say about heads, and filter what reaches it from outside per head."""
     module = site.module
-    heads, kv = max(1, len(sharing.keep)), max(1, len(sharing.kv_ids))
-    keep = tuple(site.ids[position] for position in sharing.keep) or (0,)
+    heads, kv = max(1, len(groups.keep)), max(1, len(groups.kv_ids))
+    keep = tuple(site.ids[position] for position in groups.keep) or (0,)
     makes_bias = per_head.makes_bias_for_all(module)
     outside = per_head.outside_biases(module, root)
     if outside and not makes_bias:
-        _filter_bias(journal, site, outside, keep)
-    counts = Counts(heads, kv, site.width, 1 if sharing.indexed else heads // kv)
+        _filter_bias(transaction, site, outside, keep)
+    counts = Counts(heads, kv, site.width, 1 if groups.indexed else heads // kv)
     for owner, name, value in per_head.stale_numbers(site, counts):
         # an attention that makes the bias for the layers above makes it for all heads; `attend` picks its own
         if not (makes_bias and owner is module and name in per_head.HEAD_COUNTS):
-            journal.set(owner, name, value)
+            transaction.set(owner, name, value)
     own: dict[str, Any] = {}
     config = getattr(module, "config", None)
     base = config.base if isinstance(config, ConfigView) else config
     if per_head.reads_counts_from_config(module):
         own |= {name: n for name, n in counts.named().items() if name in per_head.CONFIG_COUNTS and hasattr(base, name)}
-    if sharing.indexed or makes_bias:
+    if groups.indexed or makes_bias:
         per_head.register_kernel()
         own["_attn_implementation"] = KERNEL
-        journal.set(module, "headcount_kv_of", sharing.kv_of if sharing.indexed else None)
-        journal.set(module, "headcount_bias_of", keep if makes_bias else None)
+        transaction.set(module, "headcount_kv_of", groups.kv_of if groups.indexed else None)
+        transaction.set(module, "headcount_bias_of", keep if makes_bias else None)
     elif getattr(module, "headcount_kv_of", None) is not None:
-        journal.set(module, "headcount_kv_of", None)  # uneven before, and even again: its own code repeats them
+        transaction.set(module, "headcount_kv_of", None)  # uneven before, and even again: its own code repeats them
     if own or isinstance(config, ConfigView):
-        journal.set(module, "config", ConfigView(base, **own) if own else base)
+        transaction.set(module, "config", ConfigView(base, **own) if own else base)
 
 
-def _filter_bias(journal: Journal, site: Site, arguments: tuple[per_head.Outside, ...], keep: tuple[int, ...]) -> None:
+def _filter_bias(
+    transaction: Transaction, site: Site, arguments: tuple[per_head.Outside, ...], keep: tuple[int, ...]
+) -> None:
     hooks = site.module._forward_pre_hooks
     earlier = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is per_head.slice_bias]
     if earlier:  # an earlier cut's filter: this one replaces it
-        journal.set(
+        transaction.set(
             site.module, "_forward_pre_hooks", type(hooks)((k, v) for k, v in hooks.items() if k not in earlier)
         )
     hook = partial(per_head.slice_bias, arguments, keep, site.of)
-    journal.add_hook(site.module.register_forward_pre_hook(hook, with_kwargs=True))
+    transaction.add_hook(site.module.register_forward_pre_hook(hook, with_kwargs=True))
 
 
 # -- the record in the config -------------------------------------------------------------------------------------------
@@ -316,7 +320,7 @@ def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _write_record(
-    journal: Journal, root: nn.Module, why: str, rows: tuple[Dialect, ...], before: dict[str, Any]
+    transaction: Transaction, root: nn.Module, why: str, rows: tuple[ModuleSpec, ...], before: dict[str, Any]
 ) -> None:
     """Write down what has been removed, in the config where there is one: any folder saved from the model can be loaded."""
     old = record(root)
@@ -328,7 +332,7 @@ def _write_record(
         "config": {**changed, **old["config"]},
     }
     config = getattr(root, "config", None)
-    journal.set(config if hasattr(config, "to_dict") else root, "headcount", new)
+    transaction.set(config if hasattr(config, "to_dict") else root, "headcount", new)
 
 
 def record(model: nn.Module) -> dict[str, Any]:

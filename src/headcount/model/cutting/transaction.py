@@ -10,7 +10,7 @@ from torch import Tensor, nn
 _MISSING = object()
 
 
-class Journal:
+class Transaction:
     """A list of changes, newest last, each with the way back."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...formatting import Column, Table, listed, markdown_text
 from ..findings import Part
-from ..provenance import Again, how
+from ..provenance import Provenance, how
 from ..run_reader import Document, checked, documents_of, is_of_a_paper, records_of
 
 FORMAT = 1
@@ -42,7 +42,7 @@ class Statement(NamedTuple):
     rule: str
 
 
-class Told(NamedTuple):
+class ExperimentResult(NamedTuple):
     """A table or figure of a paper, run again."""
 
     anchor: str
@@ -58,7 +58,7 @@ class Told(NamedTuple):
     tables: tuple[tuple[str, Table], ...]  # the published numbers and ours, with their names in the page
     commands: tuple[str, ...]
     left_out: tuple[str, ...]
-    again: Again
+    again: Provenance
 
     @property
     def source(self) -> str:
@@ -97,7 +97,7 @@ class Told(NamedTuple):
         return [*([(f"{self.anchor}-claims", self.statements)] if self.claims else ()), *self.tables]
 
 
-def retold(folders: Sequence[Path]) -> list[Told]:
+def retold(folders: Sequence[Path]) -> list[ExperimentResult]:
     """Every experiment in run folders, or in folders that hold run folders one level down; in their order."""
     found = [document for record in records_of(folders) if is_of_a_paper(record) for document in documents_of(record)]
     found = [document for document in found if document.kind == "claims"]
@@ -107,7 +107,7 @@ def retold(folders: Sequence[Path]) -> list[Told]:
     ]
 
 
-def _told(data: dict[str, Any], document: Document, anchor: str) -> Told:
+def _told(data: dict[str, Any], document: Document, anchor: str) -> ExperimentResult:
     if data["format"] != FORMAT:
         raise ValueError(f"format {data['format']!r:.20}, and this version reads {FORMAT}")
     told = [Statement(*(_text(row[name]) for name in Statement._fields)) for row in _list(data["claims"])]
@@ -118,7 +118,7 @@ def _told(data: dict[str, Any], document: Document, anchor: str) -> Told:
     seeds, full = tuple(_list(data["seeds"])), data["full"]
     if not isinstance(full, bool) or any(isinstance(seed, bool) or not isinstance(seed, int) for seed in seeds):
         raise ValueError("full or seeds are not what they should be")
-    return Told(
+    return ExperimentResult(
         anchor,
         _text(data["experiment"]),
         _text(data["paper"]),
@@ -163,7 +163,7 @@ def _list(value: Any) -> list[Any]:
 # -- in words --------------------------------------------------------------------------------------------------------------
 
 
-def summary(told: Sequence[Told]) -> str:
+def summary(told: Sequence[ExperimentResult]) -> str:
     """How many statements there are, and what became of them: "Of 9 statements 5 are confirmed, 2 differ and ..."."""
     found = [claim.verdict for one in told for claim in one.claims]
     if not found:
@@ -180,7 +180,7 @@ def summary(told: Sequence[Told]) -> str:
     return f"Of {len(found)} statements {listed(parts)}."
 
 
-def title(told: Sequence[Told]) -> str:
+def title(told: Sequence[ExperimentResult]) -> str:
     """What a page about these experiments is called."""
     papers = {one.paper for one in told}
     if len(papers) > 1:
@@ -188,7 +188,7 @@ def title(told: Sequence[Told]) -> str:
     return f"{told[0].source if len({one.shows for one in told}) == 1 else told[0].paper}, again"
 
 
-def markdown(told: Sequence[Told]) -> str:
+def markdown(told: Sequence[ExperimentResult]) -> str:
     """The statements of all experiments as one table in Markdown, under the sentence that counts them and what it was run on."""
     rows = [(one.source, claim.paper, claim.here, claim.verdict) for one in told for claim in one.claims]
     columns = tuple(map(Column, ("paper", "published", "here", "verdict")))

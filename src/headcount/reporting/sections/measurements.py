@@ -327,7 +327,7 @@ def one_head(part: Part) -> list[Section]:
         sets, base = str(document.data.get("sets", "")), checked(document, lambda data: data["base"])
         caption = f"{base['metric']} with one head per attention; whole model {result_text(base)}, n = {base['n']}."
         about = (
-            "Each attention in turn keeps only its best head, and all its others are closed. The head is chosen on other "
+            "Each attention in turn keeps only its best head, and all its others are masked. The head is chosen on other "
             "examples than those it is reported on" + (f": {sets}." if sets else ".")
         )
         table = Table("all-but-one", caption, columns, tuple(rows))
@@ -358,7 +358,7 @@ def transfers(part: Part) -> list[Section]:
             cells = tuple(
                 (str(k["name"]), *(number(k[c]) for c in ("value", "low", "high", "p")), int(k["n"])) for k in kinds
             )
-            caption = f"Damage of closing each unit on {one} and on {other}."
+            caption = f"Damage of masking each unit on {one} and on {other}."
             about = (
                 f"Each point is one of the {len(rows)} {noun}: what is lost without it on {one}, and on {other}. Where the "
                 "points lie along a line, the same ones matter on both."
