@@ -106,10 +106,10 @@ def inspect(
         headcount inspect google-bert/bert-base-uncased --json
     """
     quieten()
-    from ..model.checkpoints import skeleton
+    from ..model.checkpoints import load
     from ..model.discovery import find
 
-    empty = skeleton(model, trust_remote_code=trust_remote_code)
+    empty = load(model, weights=False, trust_remote_code=trust_remote_code)
     anatomy = find(empty, specs_of(spec))
     rows = [_site_row(site, anatomy, empty) for site in anatomy]
     total = sum(p.numel() for p in empty.parameters())
@@ -188,7 +188,7 @@ def cut(
     from ..model.discovery import find
 
     rows = specs_of(spec)
-    subject = (checkpoints.skeleton if dry_run else checkpoints.load)(model, trust_remote_code=trust_remote_code)
+    subject = checkpoints.load(model, weights=not dry_run, trust_remote_code=trust_remote_code)
     wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
     cut_effects = list_effects(subject, wanted, specs=rows)
     before = sum(p.numel() for p in subject.parameters())
@@ -371,8 +371,8 @@ def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
 
 def _price_table(cut_effects: list[Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "units", "left", "manner", "parameters", "kv heads in the cache"):
-        table.add_column(title, justify="left" if title in ("site", "manner") else "right")
+    for title in ("site", "units", "left", "mode", "parameters", "kv heads in the cache"):
+        table.add_column(title, justify="left" if title in ("site", "mode") else "right")
     for price in cut_effects:
         cache = f"{price.kv_heads} -> {price.kv_left}" if price.kv_heads else ""
         table.add_row(price.name, str(price.units), str(price.left), price.mode, f"-{_n(price.parameters)}", cache)

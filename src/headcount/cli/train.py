@@ -231,11 +231,11 @@ def with_labels(name: str, given: Given, new_head: bool) -> tuple[Any, bool]:
     import torch
 
     from ..data.columns import read_table
-    from ..model.checkpoints import load, skeleton
+    from ..model.checkpoints import load
     from ..training.new_models import HEADS, ordered, with_head
 
     trust = given.trust_remote_code
-    empty = skeleton(name, trust_remote_code=trust)
+    empty = load(name, weights=False, trust_remote_code=trust)
     kind = given.task or kind_of(empty)
     if kind not in HEADS:
         if new_head:

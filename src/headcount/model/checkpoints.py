@@ -1,6 +1,6 @@
 """Saving a cut model and loading it again: an ordinary `save_pretrained` folder with the plan inside its config.
 
-`load` lets the model be *born cut*: while its class's constructor runs, the plan is carried out on the empty skeleton, and
+`load` lets the model be *born cut*: while its class's constructor runs, the plan is carried out on the empty model, and
 transformers' own loader then fills it, so key renaming, tying, dtypes, shards and device maps stay transformers' business.
 """
 
@@ -95,12 +95,37 @@ def may_be_written(target: Path, force: bool, keep: Iterable[Path] = (), only_mo
         raise BadCheckpoint(f"{target} is or holds {what}, so it is not replaced; choose another folder.")
 
 
-def load(name: str | Path, *, into: nn.Module | None = None, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+def load(
+    name: str | Path,
+    *,
+    into: nn.Module | None = None,
+    weights: bool = True,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> Any:
     """The model in a folder or of that name on the hub, cut as it was saved, in evaluation mode.
 
     The class is the one that was saved; keywords such as `dtype` and `device_map` go to `from_pretrained`. A folder that
-    was never cut loads as usual. `into` is a fresh model for a folder saved from a plain `torch.nn` module.
+    was never cut loads as usual. `into` is a fresh model for a folder saved from a plain `torch.nn` module. With
+    `weights=False` the model is empty (on the meta device): enough to look at, in no memory.
+
+    Args:
+        name: A folder or a name on the hub.
+        into: A fresh model to load into, for a folder saved from a plain `torch.nn` module.
+        weights: Whether to read the weights.
+        trust_remote_code: Whether code that comes with the model may run.
+        kwargs: Handed on to `from_pretrained`.
+
+    Returns:
+        The model, of the class that was saved.
+
+    Example:
+        >>> model = hc.load("smaller")  # doctest: +SKIP
     """
+    if not weights:
+        if into is not None:
+            raise BadCheckpoint("`into` takes weights in; leave out weights=False, or into.")
+        return _empty(name, trust_remote_code, kwargs)
     if into is not None or ((Path(name) / RECORD).is_file() and not (Path(name) / "config.json").is_file()):
         return _load_plain(Path(name), into)
     config = _read_config(name, trust_remote_code, kwargs)
@@ -137,7 +162,7 @@ def _from_pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
         raise BadCheckpoint(f"{name} does not load ({type(error).__name__}: {first[:300]}).") from error
 
 
-def skeleton(name: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+def _empty(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) -> Any:
     """The model of a folder or hub name without its weights, cut as it was saved: enough to look at, in no memory."""
     config = _read_config(name, trust_remote_code, kwargs)
     written = getattr(config, "headcount", None)
@@ -300,7 +325,7 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
 
 
 def restore_config(config: Any, written: dict[str, Any]) -> None:
-    """Give the config back the numbers of layers it had before the cut, so that the whole skeleton is built first."""
+    """Give the config back the numbers of layers it had before the cut, so that the whole model is built first."""
     values = written.get("config", {})
     if not isinstance(values, dict):
         raise BadPlan('The record\'s "config" must map names to values.')

@@ -118,7 +118,7 @@ def prune(
             want = outputs(changed, batch)
         smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
         if difference := differs(want, outputs(smaller, batch)):
-            what = "closed" if changed is None else "tuned" if recover is None else "trained"
+            what = "masked" if changed is None else "tuned" if recover is None else "trained"
             raise CheckFailed(f"The checkpoint, loaded again, differs from the {what} model by {difference}; not kept.")
         after = result_of(report, evaluate(smaller, report).rows, before.signature + "|cut")
         pair = {"whole": model, "smaller": smaller}
