@@ -9,7 +9,7 @@ from ..lazy import lazy_attributes
 if TYPE_CHECKING:
     from .gates import Gates, learning
     from .pipeline import Learned, learn
-    from .trainer_callback import trainer_callback
+    from .callback import trainer_callback
 
 __all__ = [
     "Gates",
@@ -26,6 +26,6 @@ __getattr__ = lazy_attributes(
         "Learned": ".pipeline",
         "learn": ".pipeline",
         "learning": ".gates",
-        "trainer_callback": ".trainer_callback",
+        "trainer_callback": ".callback",
     },
 )
