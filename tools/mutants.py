@@ -45,7 +45,7 @@ GROUPS = {
     "importance/attention importance/lrp/rules importance/lrp/relevance evaluation/replay "
     "importance/layer_orders learned_gates/relaxations",
     "pruning": "pruning/budget pruning/selection efficiency/costs efficiency/flops pruning/curves pruning/knapsack "
-    "plans pruning/pipeline pruning/mask_rearrangement documents/scores data/splits pruning/plan_tests "
+    "plans pruning/pipeline pruning/mask_rearrangement documents/scores data/places data/splits pruning/plan_tests "
     "pruning/mask_tuning",
 }
 

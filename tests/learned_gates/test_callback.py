@@ -18,8 +18,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import headcount as hc
 from headcount.errors import BadCheckpoint, Refused
-from headcount.learned_gates.gates import Gates, learning
 from headcount.learned_gates.callback import trainer_callback
+from headcount.learned_gates.gates import Gates, learning
 
 ROUNDING = 1e-6  # of gates, which are float32, and of what is trained through them; a step of a weight has 1e-4
 EXAMPLES = Path(__file__).parents[2] / "examples"

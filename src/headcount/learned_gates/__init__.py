@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from .callback import trainer_callback
     from .gates import Gates, learning
     from .pipeline import Learned, learn
-    from .callback import trainer_callback
 
 __all__ = [
     "Gates",
