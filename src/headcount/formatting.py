@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 MINUS = "−"
 _LATEX = {
@@ -198,12 +198,27 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}×"
 
 
-def result_text(result: dict[str, Any], interval: bool = True) -> str:
+class Interval(Protocol):
+    """A value with its interval."""
+
+    @property
+    def value(self) -> float:
+        """The value."""
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+
+
+def result_text(result: Interval, interval: bool = True) -> str:
     """A result's value with its interval: "0.887 [0.850, 0.923]"."""
-    low, high = float(result["low"]), float(result["high"])
-    digits = digits_of(high - low, 3)
-    span = f" [{fixed(low, digits)}, {fixed(high, digits)}]" if interval else ""
-    return f"{fixed(float(result['value']), digits)}{span}"
+    digits = digits_of(result.high - result.low, 3)
+    span = f" [{fixed(result.low, digits)}, {fixed(result.high, digits)}]" if interval else ""
+    return f"{fixed(result.value, digits)}{span}"
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

@@ -14,10 +14,10 @@ from transformers import BertConfig, BertModel
 
 import headcount as hc
 from headcount.cli import lottery
+from headcount.documents.lottery_study import Lottery
 from headcount.errors import BadData, BadRun, Refused
 from headcount.lottery_ticket import study as lottery_study
 from headcount.runs import read
-from headcount.stats.agreement import Lottery
 
 TRAINS = ["--task", "classification", "--steps", "6", "--lr", "1e-2", "--batch-size", "16", "--seeds", "0,1"]
 

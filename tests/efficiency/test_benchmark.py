@@ -20,7 +20,7 @@ from headcount.cli.text import bench_text
 from headcount.efficiency import benchmark, random_inputs
 from headcount.efficiency import flops as flop_counts
 from headcount.efficiency.benchmark import Bench, Speed, Subject, Time, bench
-from headcount.errors import BadMeasure, OutOfMemory
+from headcount.errors import BadMeasure, BadRun, OutOfMemory
 from headcount.runs import Run
 
 CPU = torch.device("cpu")
@@ -404,7 +404,7 @@ def test_json_is_the_document_that_reports_read() -> None:
     head = {"device": "cpu, 2 threads", "dtype": "float32", "compile": False, "torch": "2.13.0", "repeats": 7}
     assert data == {**head, "notes": []}
     for broken in (None, [], {}, {**FOUND.to_json(), "rows": [{"model": "a"}]}, {**FOUND.to_json(), "models": [1]}):
-        with says(BadMeasure):
+        with says(BadRun):
             Bench.from_json(broken)
 
 

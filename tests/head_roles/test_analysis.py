@@ -332,8 +332,8 @@ def agrees(found: Roles, counted: dict[str, Counts], passages: Passages) -> None
                 assert head.local == pytest.approx(want, abs=3e-6)
             assert head.rare is not None
             for name in ("rarest", "two"):
-                assert head.rare[name] == pytest.approx(ratio(counts, name, number), abs=3e-6)
-            assert head.rare["chance"] == pytest.approx(ratio(counts, "chance", number)[0], abs=3e-6)
+                assert getattr(head.rare, name) == pytest.approx(ratio(counts, name, number), abs=3e-6)
+            assert head.rare.chance == pytest.approx(ratio(counts, "chance", number)[0], abs=3e-6)
         told = {(one.relation, one.direction): one for one in found.relations if one.type == kind}
         want = relations(counts, len(heads), told, passages)
         assert set(told) == set(want)
@@ -342,8 +342,8 @@ def agrees(found: Roles, counted: dict[str, Counts], passages: Passages) -> None
         for name, (baseline, size, sentences, accuracy, gains, best, fresh) in want.items():
             one = told[name]
             assert one.best is not None
-            assert one.best["unit"] == heads[best].unit
-            assert one.best["numbers"] == pytest.approx(np.clip(fresh, -1, 1), abs=3e-6)
+            assert one.best.unit == heads[best].unit
+            assert one.best.numbers == pytest.approx(np.clip(fresh, -1, 1), abs=3e-6)
             assert (one.pairs, one.sentences, one.baseline) == (size, sentences, pytest.approx(baseline, abs=1e-6))
             for number, head in enumerate(heads):
                 numbers = [accuracy[number], *gains[number][:3]]
@@ -535,19 +535,19 @@ def test_an_attention_that_all_layers_share_is_the_mean_over_them() -> None:
 def test_examples_are_short_sentences_with_the_weights_of_every_head(case: str) -> None:
     model, passages = CASES[case][0](), CASES[case][1]()
     found = roles(model, passages, examples=2, seed=3)
-    assert Counter(one["type"] for one in found.examples) == {head.type: 2 for head in found.heads}
+    assert Counter(one.type for one in found.examples) == {head.type: 2 for head in found.heads}
     for one in found.examples:
-        source = one["type"] == "encoder" or passages.read is None
-        number = next(n for n, other in enumerate(passages.source.sentences) if other.name == one["name"])
-        rows = len(one["queries"])
-        columns = rows if one["keys"] is None else len(one["keys"])
+        source = one.type == "encoder" or passages.read is None
+        number = next(n for n, other in enumerate(passages.source.sentences) if other.name == one.name)
+        rows = len(one.queries)
+        columns = rows if one.keys is None else len(one.keys)
         assert max(rows, columns) <= 14
         ids = (passages.source if source else passages.read).ids[number]  # type: ignore[union-attr]
-        assert one["queries"] == [f"t{token}" for token in ids]
-        want = attentions(model, passages, number)[one["type"]]
-        units = [head.unit for head in found.heads if head.type == one["type"]]
-        assert list(one["attention"]) == units
-        for head, text in enumerate(one["attention"].values()):
+        assert list(one.queries) == [f"t{token}" for token in ids]
+        want = attentions(model, passages, number)[one.type]
+        units = [head.unit for head in found.heads if head.type == one.type]
+        assert list(one.attention) == units
+        for head, text in enumerate(one.attention.values()):
             got = np.frombuffer(bytes.fromhex(text), np.uint8).reshape(rows, columns) / 255
             assert np.abs(got - want[head]).max() < 0.5 / 255 + 1e-5
     assert roles(model, passages, examples=0).examples == ()
@@ -647,7 +647,7 @@ def test_planted_heads_are_named_and_a_uniform_one_is_not(rule: str, padding: st
         f"{relation}, {DIRECTIONS[0]}" for relation in TESTED
     }
     assert all(role.value == 1.0 for role in found.of("0:2") if role.role == "syntactic")
-    assert found.heads[3].rare["rarest"] == (1.0, 1.0, 1.0)  # type: ignore[index]
+    assert found.heads[3].rare.rarest == (1.0, 1.0, 1.0)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])

@@ -81,8 +81,8 @@ def test_the_rare_word_is_always_found_where_there_is_one(bert, found) -> None:
         second = sorted(counts[word.form] for word in one.words)[1]
         sets.append(sum(counts[word.form] <= second for word in one.words))
     head = next(head for head in found.heads if head.unit == unit(bert, "rare"))
-    assert head.rare["rarest"][0] == head.rare["two"][0] == 1.0
-    assert head.rare["chance"] == pytest.approx(sum(sets) / sum(len(one.words) for one in rare), abs=1e-6)
+    assert head.rare.rarest[0] == head.rare.two[0] == 1.0
+    assert head.rare.chance == pytest.approx(sum(sets) / sum(len(one.words) for one in rare), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

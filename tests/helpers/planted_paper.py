@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headcount.documents.ablation import AblationDocument
+from headcount.documents.results import ResultDocument
 from headcount.reproduction.experiment import CONFIRMED, NOT_CONFIRMED, Claim, Experiment, Found, Setting, Sheet, Step
 
 
@@ -25,13 +27,13 @@ def steps(setting: Setting) -> list[Step]:
 
 
 def claims(found: Found) -> list[Claim]:
-    whole, each = found.document("planted-whole", "result"), found.document("planted-each", "ablation")
+    whole, each = found.document("planted-whole", ResultDocument), found.document("planted-each", AblationDocument)
     made = []
     if whole is not None:
-        n = whole["n"]
+        n = whole.n
         made.append(Claim("There are 24.", f"{n} are here.", CONFIRMED if n == 24 else NOT_CONFIRMED, "If n is 24."))
     if each is not None:
-        closed = " ".join(row["closed"] for row in each["ablations"])
+        closed = " ".join(row.closed for row in each.ablations)
         made.append(Claim("Each of 4 heads.", closed, CONFIRMED, "Always."))
     return made
 

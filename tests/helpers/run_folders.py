@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headcount.documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
+from headcount.documents.bench import Bench
+from headcount.documents.curves import CurvesDocument, OverDocument
+from headcount.documents.learned import LearnedDocument
+from headcount.documents.lottery import LotteryDocument
+from headcount.documents.prune import PruneDocument
+from headcount.documents.reading import JsonDocument
+from headcount.documents.results import ResultDocument
+from headcount.documents.roles import RolesDocument
 from headcount.documents.scores import Scores
+from headcount.documents.training import TrainingDocument
 from headcount.plans import Plan, Unit
 from headcount.runs import Run
 from headcount.stats.results import Comparison
@@ -21,6 +32,11 @@ TRANSLATOR: Sites = {
     "decoder.0": ("head", "decoder", 4),
     "decoder.0.cross": ("head", "cross", 4),
 }
+
+
+def _as(kind: type[JsonDocument], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A document as its class writes it; it has to be one."""
+    return kind.from_json(json.loads(json.dumps(data))).to_json()
 
 
 def units(sites: Sites) -> tuple[Unit, ...]:
@@ -37,12 +53,15 @@ def scores(sites: Sites = CLASSIFIER, by: str = "taylor", seed: int = 0, samples
 
 
 def scores_document(made: Scores) -> dict[str, Any]:
-    return {**made.to_json(), "stability": [row._asdict() for row in made.stability(resamples=10)]}
+    return made.document(made.stability(resamples=10)).to_json()
 
 
 def result(value: float, n: int = 200, metric: str = "accuracy") -> dict[str, Any]:
     span = {"low": value - 0.04, "high": value + 0.04}
-    return {"metric": metric, "value": value, **span, "level": 0.95, "n": n, "signature": f"model:tiny|n:{n}"}
+    return _as(
+        ResultDocument,
+        {"metric": metric, "value": value, **span, "level": 0.95, "n": n, "signature": f"model:tiny|n:{n}"},
+    )
 
 
 def comparison(
@@ -79,7 +98,7 @@ def ablation(names: Sequence[str], base: float = 0.9, seed: int = 1, metric: str
         elif n == 3:  # would be called significant if it were the only one
             after, p, holm = base - 0.012, 0.02, 0.22
         rows.append({"closed": name, **comparison(base, after, p, holm, metric=metric)})
-    return {"base": result(base, metric=metric), "test": "randomization", "ablations": rows}
+    return _as(AblationDocument, {"base": result(base, metric=metric), "test": "randomization", "ablations": rows})
 
 
 def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str = "taylor") -> dict[str, Any]:
@@ -87,7 +106,9 @@ def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str 
     for seed in range(seeds):
         shuffled = [order[n] for n in np.random.default_rng(seed).permutation(len(order))]
         made.append(_curve("random", shuffled, steps, 0.2 + 0.05 * seed))
-    return {"sets": "chosen on 100 examples of train.tsv, reported on 200 of dev.tsv", "curves": made}
+    return _as(
+        CurvesDocument, {"sets": "chosen on 100 examples of train.tsv, reported on 200 of dev.tsv", "curves": made}
+    )
 
 
 def _curve(by: str, order: Sequence[Unit], steps: Sequence[int], slope: float, base: float = 0.9) -> dict[str, Any]:
@@ -120,24 +141,27 @@ def learned(
         | {"open": of - (of - keep) * step / 40 - seed / 100}
         for step in range(0, 41, 5)
     ]
-    return {
-        "label": label,
-        "method": label.split(",")[0],
-        "units": "heads",
-        "keep": keep,
-        "of": of,
-        "seed": seed,
-        "trained": {"epochs": 3.0, "lr": 3e-5, "seed": seed, "steps": 40},
-        "plan": plan.to_json(),
-        "full": result(0.9),
-        "learned": result(0.9 - lost) | {"signature": f"model:tiny|learned:{label}"},
-        "comparison": comparison(0.9, 0.9 - lost, 0.03 + lost),
-        "history": history,
-        "sets": "learned on 100 examples of train.tsv, reported on 200 of dev.tsv",
-        "penalty": 0.0123,
-        "open": keep + 0.5,
-        **other,
-    }
+    return _as(
+        LearnedDocument,
+        {
+            "label": label,
+            "method": label.split(",")[0],
+            "units": "heads",
+            "keep": keep,
+            "of": of,
+            "seed": seed,
+            "trained": {"epochs": 3.0, "lr": 3e-5, "seed": seed, "steps": 40},
+            "plan": plan.to_json(),
+            "full": result(0.9),
+            "learned": result(0.9 - lost) | {"signature": f"model:tiny|learned:{label}"},
+            "comparison": comparison(0.9, 0.9 - lost, 0.03 + lost),
+            "history": history,
+            "sets": "learned on 100 examples of train.tsv, reported on 200 of dev.tsv",
+            "penalty": 0.0123,
+            "open": keep + 0.5,
+            **other,
+        },
+    )
 
 
 def over(
@@ -150,11 +174,14 @@ def over(
         made = [_curve("taylor", order, steps, 0.3 / place, base)]
         made += [_curve("random", order[::-1], steps, slope / place, base) for slope in (0.4, 0.5)]
         stages.append({"name": name, "place": place, "curves": made})
-    return {
-        "sets": "chosen on 100 examples of train.tsv, reported on 200 of dev.tsv",
-        "checkpoints": stages,
-        "skipped": [],
-    }
+    return _as(
+        OverDocument,
+        {
+            "sets": "chosen on 100 examples of train.tsv, reported on 200 of dev.tsv",
+            "checkpoints": stages,
+            "skipped": [],
+        },
+    )
 
 
 def training() -> dict[str, Any]:
@@ -163,14 +190,17 @@ def training() -> dict[str, Any]:
         | {"dev": 0.6 + step / 1000 if step % 40 == 0 else None}
         for step in range(0, 121, 4)
     ]
-    return {
-        "history": history,
-        "recipe": {"epochs": 3.0, "batch_size": 32, "lr": 3e-5, "schedule": "linear"},
-        "before": result(0.51),
-        "after": result(0.72) | {"signature": "model:tiny|trained"},
-        "comparison": comparison(0.51, 0.72, 0.001),
-        "sets": "trained on 1280 examples of train.tsv, reported on 200 of dev.tsv",
-    }
+    return _as(
+        TrainingDocument,
+        {
+            "history": history,
+            "recipe": {"epochs": 3.0, "batch_size": 32, "lr": 3e-5, "schedule": "linear"},
+            "before": result(0.51),
+            "after": result(0.72) | {"signature": "model:tiny|trained"},
+            "comparison": comparison(0.51, 0.72, 0.001),
+            "sets": "trained on 1280 examples of train.tsv, reported on 200 of dev.tsv",
+        },
+    )
 
 
 def one_head(sites: Sites = CLASSIFIER) -> dict[str, Any]:
@@ -183,7 +213,10 @@ def one_head(sites: Sites = CLASSIFIER) -> dict[str, Any]:
         }
         for n, site in enumerate(sites)
     ]
-    return {"base": result(0.9), "test": "randomization", "sets": "chosen on 50, reported on 50", "attentions": rows}
+    return _as(
+        AllButOneDocument,
+        {"base": result(0.9), "test": "randomization", "sets": "chosen on 50, reported on 50", "attentions": rows},
+    )
 
 
 def transfer(names: Sequence[str]) -> dict[str, Any]:
@@ -193,7 +226,10 @@ def transfer(names: Sequence[str]) -> dict[str, Any]:
         for name, value in (("pearson", 0.31), ("spearman", 0.27))
     }
     damage = {"one": x[0].tolist(), "other": x[1].tolist()}
-    return {"one": result(0.9), "other": result(0.8, 190), **kinds, "units": list(names), "damage": damage}
+    return _as(
+        TransferDocument,
+        {"one": result(0.9), "other": result(0.8, 190), **kinds, "units": list(names), "damage": damage},
+    )
 
 
 def bench(whole: str = "tiny", smaller: str = "smaller", length: int | None = 32) -> dict[str, Any]:
@@ -226,7 +262,7 @@ def bench(whole: str = "tiny", smaller: str = "smaller", length: int | None = 32
         {"name": smaller, "class": "Tiny", "parameters": 1_500_000, "bytes": 6_000_000},
     ]
     about = {"device": "cpu, 2 threads", "dtype": "float32", "compile": False, "torch": "2.13.0", "repeats": 7}
-    return {**about, "models": models, "rows": rows, "notes": []}
+    return _as(Bench, {**about, "models": models, "rows": rows, "notes": []})
 
 
 def prune(order: Sequence[Unit], removed: int, sites: Sites = CLASSIFIER) -> dict[str, Any]:
@@ -263,31 +299,34 @@ def prune(order: Sequence[Unit], removed: int, sites: Sites = CLASSIFIER) -> dic
         }
         for name, ids in gone.items()
     ]
-    return {
-        "how": {"kind": "max-drop", "value": 1.0},
-        "sentence": f"{removed} of {len(order)} heads can go, and at most one point of accuracy with them.",
-        "model": "tiny",
-        "class": "Tiny",
-        "by": "taylor",
-        "units": "heads",
-        "sets": sets,
-        "guarantee": promise,
-        "order": [str(unit) for unit in order],
-        "plan": plan.to_json(),
-        "removed": removed,
-        "of": len(order),
-        "before": result(0.9, 150),
-        "after": result(0.894, 150) | {"signature": "model:tiny|n:150|cut"},
-        "comparison": comparison(0.9, 0.894, 0.44, n=150),
-        "parameters": [2_000_000, 1_500_000],
-        "bytes": [8_000_000, 6_000_000],
-        "speed": bench(),
-        "sites": places,
-        "output": "smaller",
-        "command": "headcount prune tiny --data dev.tsv --max-drop 1.0 -o smaller",
-        "signature": "prune|tiny",
-        "versions": {"headcount": "0.1.0"},
-    }
+    return _as(
+        PruneDocument,
+        {
+            "how": {"kind": "max-drop", "value": 1.0},
+            "sentence": f"{removed} of {len(order)} heads can go, and at most one point of accuracy with them.",
+            "model": "tiny",
+            "class": "Tiny",
+            "by": "taylor",
+            "units": "heads",
+            "sets": sets,
+            "guarantee": promise,
+            "order": [str(unit) for unit in order],
+            "plan": plan.to_json(),
+            "removed": removed,
+            "of": len(order),
+            "before": result(0.9, 150),
+            "after": result(0.894, 150) | {"signature": "model:tiny|n:150|cut"},
+            "comparison": comparison(0.9, 0.894, 0.44, n=150),
+            "parameters": [2_000_000, 1_500_000],
+            "bytes": [8_000_000, 6_000_000],
+            "speed": bench(),
+            "sites": places,
+            "output": "smaller",
+            "command": "headcount prune tiny --data dev.tsv --max-drop 1.0 -o smaller",
+            "signature": "prune|tiny",
+            "versions": {"headcount": "0.1.0"},
+        },
+    )
 
 
 BERT = {str(n): ("head", "encoder", 12) for n in range(12)} | {f"{n}.mlp": ("neuron", None, 3072) for n in range(12)}
@@ -332,26 +371,29 @@ def structured(
         if name in sites
     ]
     units = "heads,neurons,layers" if deleted else "heads,neurons"
-    return {
-        **prune(list(plan), 1, {unit.site: ("head", None, 1) for unit in plan}),
-        "how": {"kind": "flops", "value": "50%"},
-        "sentence": "Half of the FLOPs are gone: accuracy went from 0.900 to 0.894 on 150 examples.",
-        "units": units,
-        "guarantee": None,
-        "order": [],
-        "plan": plan.to_json(),
-        "removed": len(plan),
-        "of": sum(site[2] for site in sites.values()) + (depth if deleted else 0),
-        "sites": places,
-        "structure": structure,
-        "layers": [{"name": "layers", "units": depth, "gone": list(deleted)}],
-        "budget": {**budget, "multiples": {"head": 1, "neuron": 16}},
-        "flops": [22_400_000_000, 11_120_000_000],
-        "tuned": {"examples": 300, "positions": 8000, "sites": fits},
-        "rearranged": 31,
-        "recovered": {"before": 0.871, "epochs": 1.0, "examples": 5000, "distilled": True, "steps": 156},
-        **other,
-    }
+    return _as(
+        PruneDocument,
+        {
+            **prune(list(plan), 1, {unit.site: ("head", None, 1) for unit in plan}),
+            "how": {"kind": "flops", "value": "50%"},
+            "sentence": "Half of the FLOPs are gone: accuracy went from 0.900 to 0.894 on 150 examples.",
+            "units": units,
+            "guarantee": None,
+            "order": [],
+            "plan": plan.to_json(),
+            "removed": len(plan),
+            "of": sum(site[2] for site in sites.values()) + (depth if deleted else 0),
+            "sites": places,
+            "structure": structure,
+            "layers": [{"name": "layers", "units": depth, "gone": list(deleted)}],
+            "budget": {**budget, "multiples": {"head": 1, "neuron": 16}},
+            "flops": [22_400_000_000, 11_120_000_000],
+            "tuned": {"examples": 300, "positions": 8000, "sites": fits},
+            "rearranged": 31,
+            "recovered": {"before": 0.871, "epochs": 1.0, "examples": 5000, "distilled": True, "steps": 156},
+            **other,
+        },
+    )
 
 
 def lottery(
@@ -412,33 +454,36 @@ def lottery(
                 else dict.fromkeys(("kappa", "q", "p"))
             )
             agreement.append({"task": task, "kind": kind, **known, "in_all": int(rows.all(0).sum()), "size": size})
-    return {
-        "format": 1,
-        "model": "all-MiniLM-L6-v2",
-        "class": "BertForSequenceClassification",
-        "threshold": 0.9,
-        "step": 0.1,
-        "seeds": list(seeds),
-        "recipe": {"epochs": 3.0, "lr": 2e-5},
-        "tasks": [
-            {"name": task, "metric": "accuracy", "higher_is_better": True, "majority": 0.51 + n / 100}
-            | {
-                "sets": f"trained on 4000 examples of {task}/train.tsv, chosen on 400, reported on 872 of {task}/dev.tsv"
-            }
-            for n, task in enumerate(tasks)
-        ],
-        "sites": [
-            {"name": name, "kind": site[0], "type": site[1], "layer": n, "units": site[2]}
-            for n, (name, site) in enumerate(sites.items())
-        ],
-        "draws": draws,
-        "survivors": survivors,
-        "overlap": overlap,
-        "agreement": agreement,
-        "table": _lottery_table(tasks, draws, several, magnitude),
-        "sentence": "Good sub-networks, retrained, come within a point of the full model; bad ones come close, too.",
-        "versions": {"headcount": "0.1.0"},
-    }
+    return _as(
+        LotteryDocument,
+        {
+            "format": 1,
+            "model": "all-MiniLM-L6-v2",
+            "class": "BertForSequenceClassification",
+            "threshold": 0.9,
+            "step": 0.1,
+            "seeds": list(seeds),
+            "recipe": {"epochs": 3.0, "lr": 2e-5},
+            "tasks": [
+                {"name": task, "metric": "accuracy", "higher_is_better": True, "majority": 0.51 + n / 100}
+                | {
+                    "sets": f"trained on 4000 examples of {task}/train.tsv, chosen on 400, reported on 872 of {task}/dev.tsv"
+                }
+                for n, task in enumerate(tasks)
+            ],
+            "sites": [
+                {"name": name, "kind": site[0], "type": site[1], "layer": n, "units": site[2]}
+                for n, (name, site) in enumerate(sites.items())
+            ],
+            "draws": draws,
+            "survivors": survivors,
+            "overlap": overlap,
+            "agreement": agreement,
+            "table": _lottery_table(tasks, draws, several, magnitude),
+            "sentence": "Good sub-networks, retrained, come within a point of the full model; bad ones come close, too.",
+            "versions": {"headcount": "0.1.0"},
+        },
+    )
 
 
 def _draw(task: str, seed: int, full: float, left: Any, of: Any, magnitude: bool) -> dict[str, Any]:
@@ -568,20 +613,23 @@ def roles(
             # chosen on other sentences than it is told on, so another head than the first, and other numbers
             fresh = {"unit": best[1], "numbers": [value - 0.01 for value in found[best[1]][:4]]} if n < 4 else None
             relations.append({**told, **counts, "heads": found, "earned": won, "best": fresh})
-    return {
-        "format": 1,
-        "model": "Tiny",
-        "sentences": 2001,
-        "tokens": 25148,
-        "sets": "2,001 sentences of dev.conllu with gold parses; from a word's first token, to all of its tokens",
-        "roles": texts,
-        "heads": heads,
-        "relations": relations,
-        "examples": examples,
-        "rules": {"positional": 0.9, "gain": 0.1},
-        "versions": {"headcount": "0.1.0"},
-        **other,
-    }
+    return _as(
+        RolesDocument,
+        {
+            "format": 1,
+            "model": "Tiny",
+            "sentences": 2001,
+            "tokens": 25148,
+            "sets": "2,001 sentences of dev.conllu with gold parses; from a word's first token, to all of its tokens",
+            "roles": texts,
+            "heads": heads,
+            "relations": relations,
+            "examples": examples,
+            "rules": {"positional": 0.9, "gain": 0.1},
+            "versions": {"headcount": "0.1.0"},
+            **other,
+        },
+    )
 
 
 def folder(

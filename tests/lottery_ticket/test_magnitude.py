@@ -11,6 +11,7 @@ from helpers.small_models import class_task, classifier
 from torch import Tensor, nn
 
 import headcount as hc
+from headcount.documents.lottery import WeightStep
 from headcount.lottery_ticket import magnitude
 from headcount.training.recipe import Recipe
 
@@ -79,8 +80,8 @@ def test_a_tenth_of_what_is_left_goes_until_it_is_too_much() -> None:
     left, steps = magnitude.search(1000, value, 0.7)
     assert seen == [900, 810, 729, 657]  # 72.9 go from 729: 72
     assert left == 729
-    assert [step["kept"] for step in steps] == [True, True, True, False]
-    assert steps[-1] == {"left": 0.657, "value": 0.657, "kept": False}
+    assert [step.kept for step in steps] == [True, True, True, False]
+    assert steps[-1] == WeightStep(0.657, 0.657, False)
 
 
 def test_ten_steps_are_the_most_and_nothing_goes_where_a_tenth_is_nothing() -> None:

@@ -21,14 +21,13 @@ from torch import nn
 
 import headcount as hc
 from headcount.data.tasks import Task
+from headcount.documents.lottery_study import Lottery
 from headcount.lottery_ticket import study as lottery_study
 from headcount.lottery_ticket.search import Field, importance, networks, search
 from headcount.lottery_ticket.study import LotteryTask, lottery, majority
 from headcount.model.cutting import surgery
 from headcount.runs import Run
-from headcount.stats.agreement import Lottery
 from headcount.stats.metrics import metric
-from headcount.stats.results import Comparison
 from headcount.training.recipe import Recipe
 
 GENTLE = Recipe(steps=1, batch_size=16, lr=1e-6)  # what was planted stays
@@ -60,7 +59,7 @@ def a_lot(name: str = "planted") -> LotteryTask:
 
 def sizes(draw: Any) -> list[tuple[int, int]]:
     """(heads, MLPs) of the sub-networks."""
-    return [(one["heads"], one["mlps"]) for one in draw["networks"]]
+    return [(one.heads, one.mlps) for one in draw.networks]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def test_the_good_network_holds_the_heads_that_the_task_cannot_do_without(study:
 
 
 def test_good_networks_are_good_and_bad_ones_are_not(study: Lottery) -> None:
-    rows = {(row["kind"], row["what"], row["how"]): row["mean"] for row in study.table()}
+    rows = {(row.kind, row.what, row.how): row.mean for row in study.table()}
     for how in ("pruned", "retrained"):
         assert rows["structured", "good", how] >= 0.9 * rows["structured", "full", "whole"]
         assert rows["structured", "bad", how] < 0.7
@@ -89,35 +88,35 @@ def test_good_networks_are_good_and_bad_ones_are_not(study: Lottery) -> None:
 
 def test_the_search_never_stops_below_the_threshold(study: Lottery) -> None:
     for draw in study.draws:
-        floor = 0.9 * draw["full"]["select"]
-        assert draw["full"]["select"] > 0.9
-        for step in (*draw["steps"], *draw["magnitude"]["steps"]):
-            assert step["kept"] == (step["value"] >= floor)
-        last = [step for step in draw["steps"] if step["kept"]][-1]
-        assert (last["heads"], last["mlps"]) == (draw["left"]["heads"], draw["left"]["mlps"])
-        phases = [[step["kept"] for step in draw["steps"] if step["phase"] == phase] for phase in (1, 2, 3)]
+        floor = 0.9 * draw.full.select
+        assert draw.full.select > 0.9
+        for step in (*draw.steps, *draw.magnitude.steps):
+            assert step.kept == (step.value >= floor)
+        last = [step for step in draw.steps if step.kept][-1]
+        assert (last.heads, last.mlps) == (draw.left.heads, draw.left.mlps)
+        phases = [[step.kept for step in draw.steps if step.phase == phase] for phase in (1, 2, 3)]
         assert all(all(kept[:-1]) for kept in phases)  # one that is not kept ends its phase
 
 
 def test_all_sub_networks_say_their_size_and_are_compared_with_the_full_model_of_the_seed(study: Lottery) -> None:
     for draw in study.draws:
-        assert sizes(draw) == [(draw["left"]["heads"], draw["left"]["mlps"])] * 6
-        magnitude = draw["magnitude"]
-        assert {one["left"] for one in magnitude["networks"]} == {magnitude["left"]}
-        for one in (*draw["networks"], *magnitude["networks"]):
-            compared = Comparison.from_json(one["comparison"])
-            assert (compared.before, compared.after) == (draw["full"]["report"], one["value"])
-            assert one["n"] == compared.n == 48
+        assert sizes(draw) == [(draw.left.heads, draw.left.mlps)] * 6
+        magnitude = draw.magnitude
+        assert {one.left for one in magnitude.networks} == {magnitude.left}
+        for one in (*draw.networks, *magnitude.networks):
+            compared = one.comparison
+            assert (compared.before, compared.after) == (draw.full.report, one.value)
+            assert one.n == compared.n == 48
 
 
 def test_what_is_left_is_what_a_cut_leaves(study: Lottery) -> None:
     draw = study.draws[0]
     model = build(0)
     field = Field.of(model)
-    alive = {hc.Unit(name, index) for name, indices in draw["alive"].items() for index in indices}
-    assert field.alive(set(field.heads + field.mlps) - alive) == draw["alive"]
+    alive = {hc.Unit(name, index) for name, indices in draw.alive.items() for index in indices}
+    assert field.alive(set(field.heads + field.mlps) - alive) == draw.alive
     hc.cut(model, field.plan([unit for unit in field.heads + field.mlps if unit not in alive]))
-    assert sum(one.numel() for one in model.parameters()) == draw["parameters"][1] < draw["parameters"][0]
+    assert sum(one.numel() for one in model.parameters()) == draw.parameters[1] < draw.parameters[0]
 
 
 def test_the_document_has_what_was_agreed_and_comes_back(study: Lottery) -> None:
@@ -138,8 +137,8 @@ def test_without_retraining_there_are_networks_as_found_only(monkeypatch: pytest
     small_models.refuses(monkeypatch, "0")  # such a head can be masked, not cut
     found = lottery(build, a_lot(), seeds=(3,), recipe=GENTLE, retrain=False)
     (draw,) = found.draws
-    assert [one["how"] for one in draw["networks"]] == ["pruned"] * 3
-    assert draw["magnitude"] is None
+    assert [one.how for one in draw.networks] == ["pruned"] * 3
+    assert draw.magnitude is None
     assert "as found" in found.sentence()
 
 
@@ -157,7 +156,7 @@ def test_sub_networks_are_trained_from_the_pretrained_model_by_the_same_recipe(m
     assert list(seen) == ["planted-7-full", *(f"planted-7-{kind}" for kind in kinds)]
     assert {used for _, used in seen.values()} == {replace(recipe, seed=7)}
     field, whole = Field.of(build(7)), build(7).state_dict()
-    alive = {hc.Unit(name, index) for name, indices in draw["alive"].items() for index in indices}
+    alive = {hc.Unit(name, index) for name, indices in draw.alive.items() for index in indices}
     small_one = build(7)
     hc.cut(small_one, field.plan([unit for unit in field.heads + field.mlps if unit not in alive]))
     began = {name: state for name, (state, _) in seen.items()}
@@ -326,23 +325,23 @@ def test_phases_take_heads_and_mlps_then_half_as_many_heads_then_mlps() -> None:
     gone, steps, asked = searched(needed)
     # 20 heads: 4 a step with one MLP, until MLPs run out after 3; then 2 heads a step; then MLPs, of which none can go
     want = [(1, 16, 4), (1, 12, 3), (1, 8, 2), (1, 4, 1), (2, 6, 2), (2, 4, 2), (2, 2, 2), (2, 0, 2), (3, 2, 1)]
-    assert [(step["phase"], step["heads"], step["mlps"]) for step in steps] == want
-    assert [step["kept"] for step in steps] == [True, True, True, False, True, True, True, False, False]
+    assert [(step.phase, step.heads, step.mlps) for step in steps] == want
+    assert [step.kept for step in steps] == [True, True, True, False, True, True, True, False, False]
     assert set(gone) == {*HEADS, *MLPS} - needed
     # importance only of what was kept, once each; phases begin with that of the last kept one
     assert asked == [0, 5, 10, 15, 17, 19, 21]
 
 
 def test_a_step_is_rounded_down_and_at_least_one() -> None:
-    assert searched({HEADS[0]}, step=0.19)[1][0]["heads"] == 17
-    assert searched({HEADS[0]}, step=0.01)[1][0]["heads"] == 19
-    assert searched({HEADS[0]}, step=0.15)[1][0]["heads"] == 17  # 0.15 * 20 is 3 in float, too
+    assert searched({HEADS[0]}, step=0.19)[1][0].heads == 17
+    assert searched({HEADS[0]}, step=0.01)[1][0].heads == 19
+    assert searched({HEADS[0]}, step=0.15)[1][0].heads == 17  # 0.15 * 20 is 3 in float, too
 
 
 def test_all_that_is_not_needed_can_go() -> None:
     gone, steps, _ = searched({MLPS[0]})
     assert set(gone) == {*HEADS, *MLPS} - {MLPS[0]}
-    assert steps[-1]["heads"] == 0
+    assert steps[-1].heads == 0
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -16,6 +16,7 @@ from model.test_discovery import HEADS, MLP, Stranger, X
 from torch import Tensor, nn
 
 import headcount as hc
+from headcount.documents.curves import CurvesDocument
 from headcount.pruning import curves
 from headcount.pruning.curves import counts
 
@@ -262,11 +263,13 @@ def test_a_run_goes_on_where_it_stopped(tmp_path) -> None:
 def test_json_and_text() -> None:
     model, task = classifier(), class_task(7)
     made = hc.curve(model, task, scored(model), step=6)
-    data = curves.to_json(made)
-    assert [row["removed"] for row in data["points"]] == [0, 6, 12]
-    assert hc.Plan.from_json(data["points"][1]["plan"]) == made.points[1].plan
-    assert hc.stats.Comparison.from_json(data["points"][2]["comparison"]) == made.points[2].comparison
-    assert data["points"][1]["result"]["value"] == made.points[1].result.value
+    document = CurvesDocument(curves=(curves.curve_of(made),))
+    assert CurvesDocument.from_json(document.to_json()) == document
+    points = document.curves[0].points
+    assert [point.removed for point in points] == [0, 6, 12]
+    assert points[1].plan == made.points[1].plan
+    assert points[2].comparison == made.points[2].comparison
+    assert points[1].result.value == made.points[1].result.value
     lines = str(made).splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("    6 of 12  ")

@@ -36,6 +36,7 @@ from headcount.cli.options import Given
 from headcount.cli.prune import sets_from
 from headcount.data import example_sets, splits
 from headcount.data.places import place as place_of
+from headcount.documents.prune import PruneDocument
 from headcount.efficiency import latency
 from headcount.pruning import budget, pipeline, selection
 from headcount.reporting import model_card
@@ -679,7 +680,7 @@ def test_no_name_breaks_out_of_the_card(place: Path, tmp_path: Path) -> None:
     told |= {"model": nasty, "output": nasty, "command": nasty, "signature": nasty, "class": nasty, "sentence": nasty}
     told["sets"] = [{"role": "score", "data": nasty, "n": 3, "what": nasty}]
     told["left_alone"] = [{"site": "1", "reason": nasty}]
-    text = model_card.card(told)
+    text = model_card.card(PruneDocument.from_json(told))
     front, body = text.split("\n---\n", 1)
     known = yaml.safe_load(front.removeprefix("---\n"))
     assert set(known) == {"library_name", "tags", "pipeline_tag", "license", "language"}
@@ -691,7 +692,7 @@ def test_no_name_breaks_out_of_the_card(place: Path, tmp_path: Path) -> None:
     rows = [line for line in body.splitlines() if line.startswith("|")]
     for line in rows:
         assert line.endswith("|")
-    hub = model_card.card({**told, "model": "google-bert/bert-base-uncased"})
+    hub = model_card.card(PruneDocument.from_json({**told, "model": "google-bert/bert-base-uncased"}))
     assert yaml.safe_load(hub.split("---")[1])["base_model"] == "google-bert/bert-base-uncased"
 
 

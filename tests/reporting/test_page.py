@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from typer.testing import CliRunner
 
 from headcount import formatting
 from headcount.cli.app import app
+from headcount.documents.ablation import TransferDocument
+from headcount.documents.learned import LearnedDocument
 from headcount.errors import BadRun
 from headcount.formatting import Column, Table
 from headcount.plans import Plan, kind_of, type_of
@@ -257,7 +260,8 @@ def test_a_difference_that_was_never_corrected_is_not_beyond_chance_anywhere(tmp
 
 def test_whether_the_same_units_matter_elsewhere_is_said_from_r_and_p() -> None:
     def told(r: float, p: float) -> str:
-        return summary.related({"pearson": {"value": r, "p": p}})
+        made = TransferDocument.from_json(run_folders.transfer(["0:0", "0:1"]))
+        return summary.related(replace(made, pearson=replace(made.pearson, value=r, p=p)))
 
     assert told(0.684, 0.00002) == "Units that matter on one matter on the other (r = 0.68, p < 0.0001)."
     assert told(-0.5, 0.04) == "Units that matter more on one matter less on the other (r = −0.50, p = 0.04)."
@@ -1031,8 +1035,9 @@ def test_trainings_are_told_apart_in_few_words() -> None:
     assert run_labels.differences(square)[:2] == ["lr 0.1, batch size 8", "lr 0.1, batch size 16"]
     assert run_labels.differences([{"lr": 0.1}, {"lr": 0.1}]) == ["", ""]
     # a document from before settings were noted is not said to have had none
-    old = run_labels.training_of({"trained": {"steps": 4}}, {})
-    new = run_labels.training_of({"trained": {"steps": 4}, "settings": {"settle": 0.2}}, {})
+    document = LearnedDocument.from_json(run_folders.learned(trained={"steps": 4}))
+    old = run_labels.training_of(document, {})
+    new = run_labels.training_of(replace(document, settings={"settle": 0.2}), {})
     assert run_labels.differences([old, new]) == ["", ""]
 
 
@@ -1255,7 +1260,7 @@ def test_a_damaged_document_of_a_training_is_one_sentence_too(name, damage, taug
 
 
 def test_hostile_labels_of_a_training_stay_text(taught, page, tmp_path) -> None:
-    learned = poisoned(taught[1]["learn-l0-4-0"]) | {"seed": HOSTILE}
+    learned = poisoned(taught[1]["learn-l0-4-0"])
     for n, (name, document) in enumerate(
         (("learned", learned), ("over", poisoned(taught[1]["over"])), ("training", poisoned(taught[1]["training"])))
     ):

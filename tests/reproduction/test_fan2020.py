@@ -104,7 +104,8 @@ def _curve(
         ends |= {"level": 0.95, "p": 0.5, "test": "randomization"}
         numbers = {"metric": metric, "before": before, "after": here, "difference": here - before, "n": 1000}
         compared = Comparison(**numbers, **ends, higher_is_better=metric == "bleu", points=1.0)
-        result = {"value": here, "low": here - 2 * reach, "high": here + 2 * reach}  # not paired, and so wider
+        # not paired, and so wider
+        result = {"metric": metric, "value": here, "low": here - 2 * reach, "high": here + 2 * reach, "n": 1000}
         points.append({"removed": gone, "plan": Plan().to_json(), "result": result, "comparison": compared.to_json()})
     return {"by": by, "of": of, "points": points}
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import typer
 from conftest import says
+from helpers import run_folders
 from helpers.small_models import WEATHER, ran, weather, word_tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -54,7 +55,8 @@ def _run(gain: float, kept: int, opened: int | None = None, reach: float = 0.1) 
     }
     compared = Comparison(**sizes, **span, n=872, higher_is_better=True, points=100.0)
     plan = Plan.removing({"0": range(HEADS - kept)}).to_json()
-    return {"of": HEADS, "keep": kept, "open": opened, "plan": plan, "comparison": compared.to_json()}
+    told = {"of": HEADS, "keep": kept, "open": opened, "plan": plan, "comparison": compared.to_json()}
+    return {**run_folders.learned(), **told}
 
 
 def _write(setting: Setting, name: str, data: object) -> None:

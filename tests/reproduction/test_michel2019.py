@@ -433,7 +433,8 @@ def _transfer(
     }
     sides = {"one": _result(metric), "other": _result(metric)}
     ends = {"ceiling": ceiling, "ceiling_low": ceiling - room, "ceiling_high": ceiling + room}
-    return {**sides, "pearson": one, "spearman": {**one, "name": "spearman"}, **ends}
+    damage = {"units": ["0:0"], "damage": {"one": [0.1], "other": [0.2]}}
+    return {**sides, "pearson": one, "spearman": {**one, "name": "spearman"}, **ends, **damage}
 
 
 def _older(document: dict[str, Any]) -> dict[str, Any]:

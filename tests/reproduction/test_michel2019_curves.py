@@ -15,6 +15,7 @@ import typer
 from conftest import says
 
 from headcount.cli.app import app
+from headcount.documents.curves import CurvesDocument
 from headcount.efficiency.benchmark import Bench, Speed, Subject
 from headcount.errors import BadRun
 from headcount.plans import Plan
@@ -143,7 +144,9 @@ def _curve(
         ends = (difference - reach * model.before, difference + reach * model.before)
         one = replace(model, after=after, difference=difference, low=ends[0], high=ends[1])
         one = replace(one, p=p if one.worse else 1.0)
-        points.append({"removed": share * OF // 100, "comparison": one.to_json()})
+        result = {"metric": model.metric, "value": after, "low": after + ends[0], "high": after + ends[1], "n": model.n}
+        place = {"removed": share * OF // 100, "plan": Plan().to_json()}
+        points.append({**place, "result": result, "comparison": one.to_json()})
     return {"by": by, "of": OF, "signature": "", "points": points}
 
 
@@ -243,7 +246,7 @@ def test_a_loss_is_beyond_chance_if_it_is_one_and_after_holm() -> None:
     made = _curve("taylor", lambda share: 1.1 if share == 20 else 0.9, step=20)
     for point, p in zip(made["points"][1:], (0.0001, 0.02, 0.012, 0.03, 0.9), strict=True):
         point["comparison"]["p"] = p
-    line = line_of(made)
+    line = line_of(CurvesDocument.from_json({"curves": [made]}).curves[0])
     # in order 0.0001, 0.012, 0.02, 0.03, 0.9: times 5, 4, 3, 2, 1 the first two are below 0.05, and the first is a gain
     assert line.lost == {60}
     assert line.shown == 40
@@ -305,7 +308,8 @@ def test_a_real_curve_is_read_as_it_is_written() -> None:
     results = [Result(metric("accuracy"), every) for every in rows]
     plans = [Plan(), Plan.of("0:0"), Plan.of("0:0-2")]
     points = [curves.Point(plan, one, compare(results[0], one)) for plan, one in zip(plans, results, strict=True)]
-    line = line_of(json.loads(json.dumps(curves.to_json(curves.Curve("taylor", 3, tuple(points))))))
+    written = CurvesDocument(curves=(curves.curve_of(curves.Curve("taylor", 3, tuple(points))),)).to_json()
+    line = line_of(CurvesDocument.from_json(json.loads(json.dumps(written))).curves[0])
     assert [*line.points] == [33, 100]
     assert (line.at(40).after, line.at(99).after, line.whole.before) == (0.5, 0.0, 0.75)
 

@@ -15,13 +15,16 @@ from helpers.small_models import WEATHER, ran, weather, word_tokenizer
 from transformers import BertConfig, BertModel
 
 from headcount.cli.app import app
+from headcount.documents.lottery import Draw, LotterySite, TaskSettings
+from headcount.documents.lottery_study import Lottery
+from headcount.documents.reading import read
 from headcount.errors import BadRun
 from headcount.formatting import MINUS
 from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting
 from headcount.reproduction.inputs import Corpus, Material
 from headcount.reproduction.prasanna2020 import claims as prasanna_claims
 from headcount.reproduction.prasanna2020 import tables
-from headcount.stats.agreement import Lottery, fleiss_kappa
+from headcount.stats.agreement import fleiss_kappa
 from headcount.stats.results import Comparison
 
 NAMES = ("SST-2", "STS-B", "MRPC")
@@ -74,9 +77,14 @@ def _document(
     living = {"0": [0, 1], "1": [0, 1], "0.mlp": [0], "1.mlp": [], **(alive or {})}
     magnitude = None if weights is None else {"left": 0.4, "steps": [], "networks": _networks(weights, full, reach)}
     draw = {"task": task, "seed": seed, "full": {"select": full, "report": full}, "alive": living}
+    draw |= {"left": {"heads": 4, "mlps": 1}, "of": {"heads": 2 * HEADS, "mlps": 2}, "parameters": [9, 5]}
     draw |= {"networks": _networks(anew, full, reach), "magnitude": magnitude, "steps": []}
     about = {"name": task, "metric": "accuracy", "higher_is_better": True, "majority": MAJORITY[task], "sets": ""}
-    return Lottery("encoder", "Bert", 0.9, 0.1, (about,), tuple(sites), (draw,), {}).to_json()
+    tasks, places, draws = (
+        read(tuple[kind, ...], json.loads(json.dumps(some)))
+        for kind, some in ((TaskSettings, [about]), (LotterySite, sites), (Draw, [draw]))
+    )
+    return Lottery("encoder", "Bert", 0.9, 0.1, tasks, places, draws, {}).to_json()
 
 
 def _write(setting: Setting, task: str, seed: int, data: object) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from conftest import says
+from helpers import run_folders
 
+from headcount.documents.training import TrainingDocument
 from headcount.errors import BadRun
 from headcount.reproduction.experiment import Found, Setting, Step
 from headcount.reproduction.inputs import Material
@@ -24,7 +26,12 @@ def _trained(found: Found, name: str, value: float, metric: str = "bleu", after:
     folder = Path(found.setting.run(name))
     folder.mkdir(parents=True)
     (folder / "training.json").write_text(
-        json.dumps({"after": {"metric": metric, "value": value, "low": value - 0.5, "high": value + 0.5}})
+        json.dumps(
+            {
+                "history": [],
+                "after": {**run_folders.result(value, metric=metric), "low": value - 0.5, "high": value + 0.5},
+            }
+        )
     )
     return Step(name, ("train", "new-marian", "--epochs", "3", "--seed", name[-1], "--run", str(folder)), after)
 
@@ -38,8 +45,8 @@ def test_a_training_below_half_of_the_best_seeds_score_is_passed_over_with_all_t
     assert failed.told.keys() == {"train-x-0"}
     assert "train-x-0 came to bleu 19.9, where another seed came to bleu 40.0: it did" in failed.told["train-x-0"]
     read = replace(found, without=failed.steps)
-    assert read.document("train-x-0", "training") is None
-    assert read.document("train-x-2", "training") is not None
+    assert read.document("train-x-0", TrainingDocument) is None
+    assert read.document("train-x-2", TrainingDocument) is not None
 
 
 def test_other_trainings_are_no_measure_and_neither_is_a_loss(found: Found) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 from conftest import says
+from helpers import run_folders
 
 from headcount.cli.app import app
 from headcount.documents.scores import how_many
@@ -58,7 +59,7 @@ def compared(
 
 def learned(kept: int, of: int, gain: float, gone: Iterable[str] = (), **how: Any) -> dict[str, Any]:
     plan = Plan.of(*gone).to_json()
-    return {"keep": kept, "of": of, "plan": plan, "comparison": compared(38.0, gain, **how)}
+    return {**run_folders.learned(), "keep": kept, "of": of, "plan": plan, "comparison": compared(38.0, gain, **how)}
 
 
 def only(claims: Iterable[Claim], word: str) -> Claim:
@@ -235,12 +236,13 @@ def _all(
         for n in range(kept(type_, layer))
     ]
     heads = [f"{site}:{n}" for own in SITES.values() for site in own for n in range(8)]
-    sites = {site: {"units": list(range(8))} for own in SITES.values() for site in own}
+    scored = {"kind": "head", "units": list(range(8)), "raw": [1.0] * 8, "score": [1.0] * 8}
+    sites = {site: {**scored, "type": type_} for type_, own in SITES.items() for site in own}
     for share in ("52.1", "25"):
         for seed, gain in enumerate(gains):
             document = learned(len(left), 144, gain, [unit for unit in heads if unit not in left])
             write(folder, f"voita-all-l0-{share}-{seed}", "learned", document)
-            write(folder, f"voita-all-l0-{share}-{seed}", "scores", {"sites": sites})
+            write(folder, f"voita-all-l0-{share}-{seed}", "scores", {"by": "l0", "sites": sites})
         for seed, gain in enumerate(fresh):
             write(folder, f"voita-all-scratch-{share}-{seed}", "learned", learned(len(left), 144, gain))
     return all_types.claims(Found(setting(folder)))
@@ -324,13 +326,17 @@ HEADS = [f"encoder.{layer}:{n}" for layer in range(6) for n in range(8)]
 
 def _roles(mains: Mapping[str, str], rare: Mapping[str, float] = {}, relations: Any = ()) -> dict[str, Any]:
     def head(unit: str) -> dict[str, Any]:
-        roles = [{"role": mains[unit], "text": f"is {mains[unit]}"}] if unit in mains else []
+        roles = [role | {"role": mains[unit], "text": f"is {mains[unit]}"}] if unit in mains else []
         two = rare.get(unit)
         seen = None if two is None else {"rarest": [two / 2] * 3, "two": [two, two - 0.05, two + 0.05], "chance": 0.2}
-        return {"unit": unit, "type": "encoder", "main": mains.get(unit, "none"), "roles": roles, "rare": seen}
+        about = {"unit": unit, "site": unit.partition(":")[0], "type": "encoder", "main": mains.get(unit, "none")}
+        spans = {"confidence": [0.5, 0.4, 0.6], "entropy": [1.0, 0.9, 1.1], "offsets": {}, "mass": {}}
+        return {**about, **spans, "roles": roles, "rare": seen}
 
+    role = {"what": "", "value": 0.9, "low": 0.8, "high": 1.0, "baseline": None, "p": None, "sure": True}
     cross = {"type": "cross", "relation": "read", "direction": "target to source", "earned": ["x"], "heads": {}}
-    return {"sentences": 90, "heads": [head(unit) for unit in HEADS], "relations": [cross, *relations]}
+    told = [{"offset": 0, "baseline": 0.4, "pairs": 90, "sentences": 90, **one} for one in (cross, *relations)]
+    return {"sentences": 90, "roles": {}, "heads": [head(unit) for unit in HEADS], "relations": told}
 
 
 def _survivors(folder: Path, mains: Mapping[str, str], kept: Iterable[str]) -> Claim:

@@ -12,8 +12,10 @@ from statsmodels.stats.contingency_tables import cochrans_q
 from statsmodels.stats.inter_rater import aggregate_raters
 from statsmodels.stats.inter_rater import fleiss_kappa as their_kappa
 
+from headcount.documents.lottery import Draw, FullModel, LotterySite, Network, TaskSettings, UnitCounts
+from headcount.documents.lottery_study import Lottery
 from headcount.errors import BadRun
-from headcount.stats.agreement import Lottery, cochran_q, fleiss_kappa, in_all, in_words, mean_sd, overlap
+from headcount.stats.agreement import cochran_q, fleiss_kappa, in_all, in_words, mean_sd, overlap
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -64,8 +66,8 @@ def test_a_single_sample_has_no_deviation() -> None:
 # --- a study --------------------------------------------------------------------------------------------------------
 
 SITES = (
-    {"name": "0", "kind": "head", "type": "encoder", "layer": 0, "units": 3},
-    {"name": "0.mlp", "kind": "mlp", "type": None, "layer": 0, "units": 1},
+    LotterySite(name="0", kind="head", type="encoder", layer=0, units=3),
+    LotterySite(name="0.mlp", kind="mlp", type=None, layer=0, units=1),
 )
 VALUES = {"good": (0.8, 0.9), "random": (0.6, 0.7), "bad": (0.5, 0.4)}
 
@@ -73,21 +75,24 @@ VALUES = {"good": (0.8, 0.9), "random": (0.6, 0.7), "bad": (0.5, 0.4)}
 def made_up(task: str, alive: dict[int, tuple[list[int], list[int]]], **other: Any) -> Lottery:
     """A study whose draws keep these heads of site 0 and this MLP, by seed."""
     draws = [
-        {
-            "task": task,
-            "seed": seed,
-            "full": {"select": 1.0, "report": 1.0},
-            "alive": {"0": heads, "0.mlp": mlp},
-            "networks": [
-                {"what": what, "how": how, "value": value}
+        Draw(
+            task=task,
+            seed=seed,
+            full=FullModel(1.0, 1.0),
+            left=UnitCounts(len(heads), len(mlp)),
+            of=UnitCounts(3, 1),
+            parameters=(10, 5),
+            alive={"0": tuple(heads), "0.mlp": tuple(mlp)},
+            steps=(),
+            networks=tuple(
+                Network(what=what, how=how, value=value, n=9)
                 for what, both in VALUES.items()
                 for how, value in zip(("pruned", "retrained"), both, strict=True)
-            ],
-            "magnitude": None,
-        }
+            ),
+        )
         for seed, (heads, mlp) in alive.items()
     ]
-    about = {"name": task, "metric": "accuracy", "recipe": {"lr": 1.0, "epochs": len(task)}}
+    about = TaskSettings(name=task, metric="accuracy", recipe={"lr": 1.0, "epochs": len(task)})
     fields = {"model": "m", "kind": "C", "threshold": 0.9, "step": 0.1, "versions": {}} | other
     return Lottery(**{"tasks": (about,), "sites": SITES, "draws": tuple(draws), **fields})
 
@@ -195,7 +200,7 @@ def test_studies_of_other_seeds_or_of_the_same_task_are_not_joined() -> None:
         (lambda told: {**told, "format": 9}, "I got 9"),
         (lambda told: {**told, "sites": None}, "sites is None"),
         (lambda told: {**told, "draws": told["draws"][:1]}, "draws are damaged"),
-        (lambda told: {**told, "draws": [{}, *told["draws"]]}, "draws are damaged"),
+        (lambda told: {**told, "draws": [{}, *told["draws"]]}, "draws[0].task is missing"),
     ],
 )
 def test_a_damaged_document_is_refused_in_a_sentence(damage: Any, about: str) -> None:

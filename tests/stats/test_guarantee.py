@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import says
+from helpers import run_folders
 from scipy import optimize, special, stats
 
 import headcount as hc
 from headcount.cli.text import guarantee_text
+from headcount.documents.prune import PruneDocument
 from headcount.pruning import plan_tests
 from headcount.reporting import model_card
 from headcount.reporting.sections import pruning
@@ -784,29 +786,36 @@ def test_the_table_has_the_examples_beyond_the_cap_and_the_smallest_drop() -> No
     assert plain.endswith("on 400 examples no drop below 0.75 points could be shown, even if nothing changed")
 
 
+def promising(guarantee: dict[str, Any]) -> PruneDocument:
+    """What `prune` wrote, with this guarantee."""
+    document = run_folders.prune(run_folders.scores().order(), 4)
+    return PruneDocument.from_json({**document, "guarantee": guarantee})
+
+
 def test_the_card_says_how_sure_it_is_and_reads_what_earlier_versions_wrote() -> None:
     told = capped_promise().to_json()
-    text = model_card._promise({"guarantee": told})
+    text = model_card._promise(promising(told))
     for words in ("(in mean), no example counted for more than 1, each", "bounded by a betting test", "in at most 5 %"):
         assert words in text
-    approximate = model_card._promise({"guarantee": {**told, "test": "bootstrap", "cap": None}})
+    approximate = model_card._promise(promising({**told, "test": "bootstrap", "cap": None}))
     assert "in about 5 % of the repetitions" in approximate
     old = {key: value for key, value in told.items() if key not in ("least", "cap", "groups")}
     old["steps"] = [{key: value for key, value in step.items() if key != "beyond"} for step in told["steps"]]
     for test in ("exact", "bootstrap"):
-        text = model_card._promise({"guarantee": {**old, "test": test}})
+        text = model_card._promise(promising({**old, "test": test}))
         assert "counted for more" not in text
         assert "no drop below" not in text
 
 
 def test_the_page_says_it_too() -> None:
     told = capped_promise().to_json()
-    data = {"guarantee": told, "units": "heads", "comparison": {"n": 150}}
-    section = pruning._guarantee(data, "")
+    data = promising(told)
+    section = pruning._guarantee(data, data.guarantee, "")
     assert section.tables[0].caption.endswith("(n = 500, bounded by betting).")
     assert "In the plan kept, 3 examples changed by more than 1 and counted as that." in section.notes
     assert any(note.startswith("On 500 examples no drop below ") for note in section.notes)
-    grouped = pruning._guarantee({**data, "guarantee": {**told, "groups": 100, "test": "bootstrap"}}, "")
+    many = promising({**told, "groups": 100, "test": "bootstrap"})
+    grouped = pruning._guarantee(many, many.guarantee, "")
     assert grouped.tables[0].caption.endswith("(n = 500 in 100 groups, approximate, by a bootstrap).")
 
 

@@ -16,9 +16,8 @@ from .options import Given, command_line, load_model, out, quieten, weights_of
 from .text import bench_text
 
 if TYPE_CHECKING:
+    from ..documents.bench import Bench
     from ..runs import Run
-
-BENCH = "bench"  # the document in the run folder
 
 
 def bench(
@@ -92,26 +91,31 @@ def bench(
             stack.enter_context(progress.quiet())
         run = stack.enter_context(Run.open(output or default_folder(question), question))
         before = run.finished
-        data = run.read_json(BENCH) if before else _measured(run, loaded, asked)
+        data = _before(run) if before else _measured(run, loaded, asked)
         if not before:
             run.write_json("command", {"command": command_line(context)}, replace=True)
             run.finish()
         if as_json:
-            print(json.dumps({**data, "run": str(run.folder)}, indent=2))
+            print(json.dumps({**data.to_json(), "run": str(run.folder)}, indent=2))
             return
-        from ..efficiency.benchmark import Bench
-
-        out.print(bench_text(Bench.from_json(data)), soft_wrap=True, markup=False)
+        out.print(bench_text(data), soft_wrap=True, markup=False)
         note = f" (measured on {run.created[:10]}; to measure anew, give another folder with -o)" if before else ""
         out.print(f"run folder: {run.folder}{note}", soft_wrap=True, markup=False)
 
 
-def _measured(run: Run, loaded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def _before(run: Run) -> Bench:
+    """What was measured before."""
+    from ..documents.bench import Bench
+
+    return Bench.from_json(run.read_json(Bench.NAME), f"{run.folder / Bench.NAME}.json")
+
+
+def _measured(run: Run, loaded: dict[str, Any], asked: dict[str, Any]) -> Bench:
     """What is measured now, written into the run folder; a command that fails at once leaves none."""
     from ..efficiency.benchmark import bench
 
     try:
-        data = bench(loaded, **asked, run=run).to_json()
+        data = bench(loaded, **asked, run=run)
     except HeadcountError:
         run.discard_if_empty()
         raise
@@ -119,7 +123,7 @@ def _measured(run: Run, loaded: dict[str, Any], asked: dict[str, Any]) -> dict[s
         kept = f"{run.folder} keeps what is done: the same command goes on from there."
         sys.stderr.write(f"headcount: stopped; {kept}\n")
         raise
-    run.write_json(BENCH, data, replace=True)
+    run.write_json(data.NAME, data.to_json(), replace=True)
     return data
 
 

@@ -18,6 +18,7 @@ from .training_options import FRESH_RATE, TrainingOptions, flag, held_out, is_ma
 if TYPE_CHECKING:
     from ..data.splits import Uses
     from ..data.tasks import Task
+    from ..documents.learned import LearnedDocument
     from ..learned_gates.pipeline import Learned
     from ..stats.results import Comparison, Result
 
@@ -195,7 +196,7 @@ def learn(
         if found.scores is not None:
             folder.write_json("scores", found.scores.to_json(), replace=True)
         folder.write_json("plan", found.plan.to_json(), replace=True)
-        folder.write_json("learned", told, replace=True)
+        folder.write_json(told.NAME, told.to_json(), replace=True)
         if output is not None:
             checkpoints.save(found.model, output, source=model, force=force)
         _show(told, found, (full, after, compared), given, output, folder.folder)
@@ -237,37 +238,42 @@ def _told(
     results: tuple[Result, Result, Comparison],
     how: tuple[Any, dict[str, Any]],
     sets: str,
-) -> dict[str, Any]:
+) -> LearnedDocument:
     """learned.json."""
+    from ..documents.learned import LearnedDocument, RecoveryTraining
+    from ..documents.reading import read
+    from ..documents.results import ResultDocument
+    from ..documents.training import TrainingStep
+
     (full, after, compared), (recipe, extra) = results, how
     history: Sequence[Any] = () if found.trained is None else found.trained.history
     trained = None if recipe is None or found.trained is None else {**asdict(recipe), "steps": found.trained.steps}
     if trained is not None:  # what had no say is left out
         silent = ["epochs"] * (recipe.steps is not None) + ["distill", "temperature"] * (extra["teacher"] is None)
         trained = {name: value for name, value in trained.items() if name not in silent}
-    return {
-        "label": found.label,
-        "method": method,
-        "units": found.units,
-        "settings": {name: value for name, value in extra.items() if value not in (None, False, [], 0.0)},
-        "keep": found.kept,
-        "of": found.of,
-        "seed": given.seed,
-        "trained": trained,
-        "recovered": None if found.recovered is None else {"steps": found.recovered.steps},
-        "plan": found.plan.to_json(),
-        "full": full.to_json(),
-        "learned": after.to_json(),
-        "comparison": compared.to_json(),
-        "history": list(history),
-        "sets": sets,
-        "penalty": found.price,
-        "open": found.open,
-    }
+    return LearnedDocument(
+        label=found.label,
+        method=method,
+        units=found.units,
+        settings={name: value for name, value in extra.items() if value not in (None, False, [], 0.0)},
+        keep=found.kept,
+        of=found.of,
+        seed=given.seed,
+        trained=trained,
+        recovered=None if found.recovered is None else RecoveryTraining(steps=found.recovered.steps),
+        plan=found.plan,
+        full=ResultDocument.of(full),
+        learned=ResultDocument.of(after),
+        comparison=compared,
+        history=read(tuple[TrainingStep, ...], list(history)),
+        sets=sets,
+        penalty=found.price,
+        open=found.open,
+    )
 
 
 def _show(
-    told: dict[str, Any],
+    told: LearnedDocument,
     found: Learned,
     results: tuple[Result, Result, Comparison],
     given: Given,
@@ -275,13 +281,17 @@ def _show(
     folder: Path,
 ) -> None:
     if given.as_json:
-        print(json.dumps({**told, "output": None if output is None else str(output), "run": str(folder)}, indent=2))
+        print(
+            json.dumps(
+                {**told.to_json(), "output": None if output is None else str(output), "run": str(folder)}, indent=2
+            )
+        )
         return
     full, after, compared = results
-    lines = [told["sets"], "", f"{found.label}: {found.kept} of {found.of} {told['units']} stay"]
+    lines = [told.sets, "", f"{found.label}: {found.kept} of {found.of} {told.units} stay"]
     if found.price is not None:
         lines.append(f"an open gate cost {found.price:.3g} in the end; {found.open} were open by themselves")
-        if told["settings"].get("l0") is None and abs((found.open or 0) - found.kept) > 0.1 * found.of:
+        if "l0" not in (told.settings or {}) and abs((found.open or 0) - found.kept) > 0.1 * found.of:
             lines.append(
                 "note: that is far from what was asked for, so which ones stay is uncertain; give it more steps"
             )

@@ -17,8 +17,9 @@ from .train import with_labels
 from .training_options import TrainingOptions, flag, held_out
 
 if TYPE_CHECKING:
+    from ..documents.lottery import Draw, LotteryDocument, NetworkMean, SeedAgreement, TaskSettings
+    from ..documents.lottery_study import Lottery
     from ..lottery_ticket.study import LotteryTask
-    from ..stats.agreement import Lottery
 
 DRAWS = "The lottery"
 NAMES = {"structured": "", "magnitude": "weights, "}  # before the name of a sub-network
@@ -171,9 +172,9 @@ def _joined(folders: Sequence[str], given: Given, dev_data: str | None) -> None:
     """Join finished studies into a run folder of their own."""
     if given.data is not None or dev_data is not None:
         raise typer.BadParameter("--join reads finished studies and nothing else; leave --data and --dev-data out.")
+    from ..documents.lottery_study import Lottery
     from ..hashing import fingerprint
     from ..runs import Run, default_folder, read
-    from ..stats.agreement import Lottery
 
     if len(folders) < 2:
         raise typer.BadParameter("--join puts two or more run folders together; give all of them.")
@@ -218,20 +219,20 @@ def _document(folder: str) -> Any:
 
 
 def _show(found: Lottery, given: Given, folder: Path) -> None:
-    told = found.to_json()
+    told = found.document()
     if given.as_json:
-        print(json.dumps({**told, "run": str(folder)}, indent=2))
+        print(json.dumps({**told.to_json(), "run": str(folder)}, indent=2))
         return
-    lines = [line for task in told["tasks"] for line in [*_of_task(task, told), ""]]
-    out.print("\n".join([*lines, told["sentence"], f"run folder: {folder}"]), soft_wrap=True, markup=False)
+    lines = [line for task in told.tasks for line in [*_of_task(task, told), ""]]
+    out.print("\n".join([*lines, told.sentence, f"run folder: {folder}"]), soft_wrap=True, markup=False)
 
 
-def _of_task(task: dict[str, Any], told: dict[str, Any]) -> list[str]:
+def _of_task(task: TaskSettings, told: LotteryDocument) -> list[str]:
     """The lines of one task: its table, how many survive, and whether the seeds agree."""
-    rows = {(row["kind"], row["what"], row["how"]): row for row in told["table"] if row["task"] == task["name"]}
-    draws = [draw for draw in told["draws"] if draw["task"] == task["name"]]
-    seeds = f"mean ± deviation over {len(draws)} seeds" if len(draws) > 1 else f"seed {draws[0]['seed']}"
-    lines = [f"{task['name']}: {task['metric']}, {seeds}", task["sets"], ""]
+    rows = {(row.kind, row.what, row.how): row for row in told.table if row.task == task.name}
+    draws = [draw for draw in told.draws if draw.task == task.name]
+    seeds = f"mean ± deviation over {len(draws)} seeds" if len(draws) > 1 else f"seed {draws[0].seed}"
+    lines = [f"{task.name}: {task.metric}, {seeds}", task.sets, ""]
     anew = "fine-tuned anew" if any(how == "retrained" for _, _, how in rows) else ""
     lines.append(f"{'':<18}{'as found':>16}{anew:>18}".rstrip())
     lines.append(f"{'full model':<18}{_number(rows['structured', 'full', 'whole']):>16}")
@@ -240,37 +241,35 @@ def _of_task(task: dict[str, Any], told: dict[str, Any]) -> list[str]:
             both = [rows.get((kind, what, how)) for how in ("pruned", "retrained")]
             if both[0] is not None:
                 lines.append(f"{word + what:<18}{_number(both[0]):>16}{_number(both[1]):>18}".rstrip())
-    if task["majority"] is not None:
-        lines.append(f"{'majority class':<18}{task['majority']:>16.3f}")
+    if task.majority is not None:
+        lines.append(f"{'majority class':<18}{task.majority:>16.3f}")
     lines.append("")
-    lines += [_agreed(one, draws) for one in told["agreement"] if one["task"] == task["name"]]
-    shares = [draw["magnitude"]["left"] for draw in draws if draw["magnitude"] is not None]
+    lines += [_agreed(one, draws) for one in told.agreement if one.task == task.name]
+    shares = [draw.magnitude.left for draw in draws if draw.magnitude is not None]
     if shares:
         lines.append(f"weights: {sum(shares) / len(shares):.0%} stay, by magnitude")
     return lines
 
 
-def _number(row: dict[str, Any] | None) -> str:
+def _number(row: NetworkMean | None) -> str:
     if row is None:
         return ""
-    return f"{row['mean']:.3f}" + ("" if row["sd"] is None else f" ± {row['sd']:.3f}")
+    return f"{row.mean:.3f}" + ("" if row.sd is None else f" ± {row.sd:.3f}")
 
 
-def _agreed(one: dict[str, Any], draws: Sequence[dict[str, Any]]) -> str:
+def _agreed(one: SeedAgreement, draws: Sequence[Draw]) -> str:
     """How many of a kind survive, and whether the seeds agree, in words."""
     from ..stats.agreement import in_words
 
-    size, of = one["size"], draws[0]["of"][one["kind"]]
-    word = "MLPs" if one["kind"] == "mlps" else one["kind"]
-    spread = "" if size["sd"] is None else f" ± {size['sd']:.1f}"
-    said = [
-        f"{word}: {size['mean']:.1f}{spread} of {of} stay" if spread else f"{word}: {size['mean']:.0f} of {of} stay"
-    ]
+    size, of = one.size, draws[0].of.of(one.kind)
+    word = "MLPs" if one.kind == "mlps" else one.kind
+    spread = "" if size.sd is None else f" ± {size.sd:.1f}"
+    said = [f"{word}: {size.mean:.1f}{spread} of {of} stay" if spread else f"{word}: {size.mean:.0f} of {of} stay"]
     if len(draws) > 1:
-        said.append(f"{one['in_all']} under every seed")
-    if one["kappa"] is not None:
-        said.append(f"agreement of the seeds on which: {in_words(one['kappa'])} (Fleiss' kappa {one['kappa']:.2f})")
-    if one["p"] is not None:
-        differ = "seeds keep different numbers" if one["p"] <= 0.05 else "no sign that seeds keep different numbers"
-        said.append(f"{differ} (Cochran's Q = {one['q']:.1f}, p = {one['p']:.2g})")
+        said.append(f"{one.in_all} under every seed")
+    if one.kappa is not None:
+        said.append(f"agreement of the seeds on which: {in_words(one.kappa)} (Fleiss' kappa {one.kappa:.2f})")
+    if one.p is not None:
+        differ = "seeds keep different numbers" if one.p <= 0.05 else "no sign that seeds keep different numbers"
+        said.append(f"{differ} (Cochran's Q = {one.q:.1f}, p = {one.p:.2g})")
     return "; ".join(said)

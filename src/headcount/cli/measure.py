@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +34,7 @@ from .text import ablation_text, curve_text, limit_notes, one_head_table, over_t
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
+    from ..documents.reading import JsonDocument
     from ..runs import Run
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
@@ -53,12 +54,13 @@ def evaluate(model: Model, given: Given) -> None:
         headcount evaluate my-translator --data test.de --target test.en --num-beams 5
     """
     subject, task = _ready(model, given)
+    from ..documents.results import ResultDocument
     from ..evaluation import evaluator
 
     with running("evaluate", model, subject, given, {"data": task}) as run:
         result = evaluator.evaluate(subject, task, run=run)
         text = f"{result}\n{result.signature}{_notes(task)}{limit_notes({'': result.unfinished}, result.n)}"
-        keep(run, "result", result.to_json(), given, text)
+        keep(run, ResultDocument.of(result), given, text)
 
 
 def score(
@@ -103,10 +105,10 @@ def score(
         stability = scores.stability(seed=given.seed)
         if scores.samples is not None and len(scores) <= 100_000:
             run.write("samples", {"samples": scores.samples.astype("float32")})
-        found = {**scores.to_json(), "stability": [row._asdict() for row in stability]}
+        document = scores.document(stability)
         if task is not None:  # a curve by these scores is not reported on them
-            found["seen"] = seen_examples.noted({"score": seen_examples.marks(task)})
-        keep(run, "scores", found, given, scores_text(scores, stability) + (_notes(task) if task else ""))
+            document = replace(document, seen=seen_examples.noted({"score": seen_examples.marks(task)}))
+        keep(run, document, given, scores_text(scores, stability) + (_notes(task) if task else ""))
 
 
 def ablate(
@@ -141,6 +143,8 @@ def ablate(
     if each and all_but_one:
         raise typer.BadParameter("choose one of --each and --all-but-one.")
     subject, task = _ready(model, given)
+    from ..documents.ablation import AblationDocument, AllButOneDocument, ClosedUnit, OneHeadLeft
+    from ..documents.results import ResultDocument
     from ..evaluation import ablation
 
     limit = int(memory * 2**30)
@@ -151,11 +155,11 @@ def ablate(
                 subject, task, units, block=block, memory=limit, run=run, specs=specs_of(given.spec)
             )
             comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
-            listed = [{"closed": name, **one.to_json()} for name, one in zip(found.names, comparisons, strict=True)]
-            for row, count in zip(listed, found.unfinished, strict=False):
-                row["unfinished"] = count
-            made = {"base": found.base.to_json(), "test": test, "ablations": listed}
-            keep(run, "ablation", made, given, ablation_text(found, comparisons) + _notes(task), replace=True)
+            counts: list[int | None] = [*found.unfinished] or [None] * len(found.names)
+            listed = zip(found.names, comparisons, counts, strict=True)
+            closed = [ClosedUnit(closed=name, comparison=one, unfinished=count) for name, one, count in listed]
+            document = AblationDocument(base=ResultDocument.of(found.base), test=test, ablations=tuple(closed))
+            keep(run, document, given, ablation_text(found, comparisons) + _notes(task), replace=True)
         return
     select, report, how = _two_sets(model, subject, given, task, "select", select_data, select_limit)
     with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
@@ -170,13 +174,18 @@ def ablate(
             run=run,
             specs=specs_of(given.spec),
         )
-        listed = [
-            {"site": r.site, "head": r.head.index, "chosen_on": r.chosen_on, **r.comparison.to_json()} for r in rows
-        ]
-        whole = {"base": base.to_json(), "select": chosen.base.to_json()}
-        made = {**whole, "test": test, "sets": how, "attentions": listed}
+        attentions = tuple(
+            OneHeadLeft(site=r.site, head=r.head.index, chosen_on=r.chosen_on, comparison=r.comparison) for r in rows
+        )
+        made = AllButOneDocument(
+            base=ResultDocument.of(base),
+            select=ResultDocument.of(chosen.base),
+            test=test,
+            sets=how,
+            attentions=attentions,
+        )
         ended = limit_notes({" of the whole model": base.unfinished}, base.n)
-        keep(run, "all-but-one", made, given, f"{base}\n{how}\n" + one_head_table(rows) + ended, replace=True)
+        keep(run, made, given, f"{base}\n{how}\n" + one_head_table(rows) + ended, replace=True)
 
 
 def transfer(
@@ -195,6 +204,8 @@ def transfer(
         headcount transfer my-model --data mnli/dev_matched.tsv --other-data mnli/dev_mismatched.tsv
     """
     subject, task = _ready(model, given)
+    from ..documents.ablation import Damages, TransferDocument
+    from ..documents.results import ResultDocument
     from ..evaluation import ablation
 
     other_data, group = own_groups(given, other_data)
@@ -205,19 +216,19 @@ def transfer(
     note = f"note: {uses.left_out}\n" if uses.left_out else ""
     with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
         found = ablation.transfer(subject, (task, there), units, run=run, seed=given.seed, specs=specs_of(given.spec))
-        made = {
-            "sets": splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
-            "one": found.one.base.to_json(),
-            "other": found.other.base.to_json(),
-            "pearson": asdict(found.pearson),
-            "spearman": asdict(found.spearman),
-            "ceiling": found.ceiling,
-            "ceiling_low": found.ceiling_low,
-            "ceiling_high": found.ceiling_high,
-            "units": list(found.one.names),
-            "damage": {"one": found.one.damage.tolist(), "other": found.other.damage.tolist()},
-        }
-        keep(run, "transfer", made, given, note + transfer_text(found), replace=True)
+        made = TransferDocument(
+            sets=splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
+            one=ResultDocument.of(found.one.base),
+            other=ResultDocument.of(found.other.base),
+            pearson=found.pearson,
+            spearman=found.spearman,
+            ceiling=found.ceiling,
+            ceiling_low=found.ceiling_low,
+            ceiling_high=found.ceiling_high,
+            units=found.one.names,
+            damage=Damages(one=tuple(found.one.damage.tolist()), other=tuple(found.other.damage.tolist())),
+        )
+        keep(run, made, given, note + transfer_text(found), replace=True)
 
 
 def curve(
@@ -281,6 +292,7 @@ def curve(
     if over is None and checkpoints is not None:
         raise typer.BadParameter("--checkpoints chooses among those of a folder: name it with --over.")
     from ..data.task_types import KINDS
+    from ..documents.curves import CurvesDocument, OverDocument
     from ..documents.scores import Scores
     from ..pruning import curves
 
@@ -328,14 +340,13 @@ def curve(
             stages = curves.over(
                 lambda path: load_model(str(path), given), stored, report, select, asked, run=run, specs=rows
             )
-            each = [{**one._asdict(), "curves": [curves.to_json(made) for made in one.curves]} for one in stages]
-            made = {"sets": how, "checkpoints": each, "skipped": skipped}
-            keep(run, "over", made, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
+            every = OverDocument(sets=how, checkpoints=tuple(map(curves.checkpoint_of, stages)), skipped=tuple(skipped))
+            keep(run, every, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
         return
     with running("curve", model, subject, given, tasks, **options) as run:
         found = curves.curves(subject, report, select, asked, fixed=fixed, run=run, specs=rows)
-        made = {"sets": how, "curves": [curves.to_json(one) for one in found]}
-        keep(run, "curves", made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
+        made = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, found)))
+        keep(run, made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------------
@@ -390,9 +401,10 @@ def _notes(task: Task) -> str:
     return "".join(f"\nnote: {note}" for note in notes)
 
 
-def keep(run: Run, name: str, data: dict[str, Any], given: Running, text: str, replace: bool = False) -> None:
+def keep(run: Run, document: JsonDocument, given: Running, text: str, replace: bool = False) -> None:
     """Write what was found into the run folder, and show it: as a text for people, or as JSON."""
-    run.write_json(name, data, replace=replace)
+    data = document.to_json()
+    run.write_json(document.NAME, data, replace=replace)
     if given.as_json:
         print(json.dumps({**data, "run": str(run.folder)}, indent=2))
     else:

@@ -33,6 +33,7 @@ from .training_options import Recovery
 if TYPE_CHECKING:
     from ..data.seen_examples import Seen
     from ..data.tasks import Task
+    from ..documents.prune import PruneDocument
     from ..plans import Plan
     from ..pruning.selection import Choice
     from ..runs import Run
@@ -155,6 +156,7 @@ def prune(
         raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
     others = (score_data, score_limit, select_data, select_limit)
     quieten()
+    from ..documents.prune import ExampleSet, PruneDocument
     from ..importance.criteria import NEED_NO_DATA
     from ..pruning import ledger, pipeline, selection
     from ..stats.guarantee import check_promise
@@ -219,11 +221,11 @@ def prune(
             _show_plan(subject, choice, sets, given, folder, rows, about)
             return
         assert output is not None
-        about["sets"] = [
-            {"role": role, "data": tasks[role].name, "n": tasks[role].size, "what": USES[role]}
+        about["sets"] = tuple(
+            ExampleSet(role=role, data=tasks[role].name, n=tasks[role].size, what=USES[role])
             for role in USES
             if role in tasks
-        ]
+        )
         missing = [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]
 
         def page(draft: Path) -> None:
@@ -250,8 +252,8 @@ def prune(
             page=page if report and not missing else None,
             recover=recovery.trainer(lesson, subject, given, folder),
         )
-        told = {**folder.read_json("prune"), "run": str(folder.folder)}
-        _show(told, choice, sets, given, output, missing if report else None)
+        told = PruneDocument.from_json(folder.read_json("prune"), f"{folder.folder / 'prune'}.json")
+        _show(told, folder.folder, choice, sets, given, output, missing if report else None)
 
 
 def _sane(
@@ -327,6 +329,7 @@ def _plan_file(
 def _show_plan(
     model: Any, choice: Choice, sets: Sets, given: Given, run: Run, rows: list[Any], about: dict[str, Any]
 ) -> None:
+    from ..documents.reading import write
     from ..evaluation.evaluator import evaluate
     from ..model.cutting.effects import cut_effects
     from ..plans import Plan
@@ -341,7 +344,12 @@ def _show_plan(
     gone, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
     if given.as_json:
         held = None if choice.guarantee is None else choice.guarantee.to_json()
-        found = {"plan": choice.plan.to_json(), "guarantee": held, "parameters": [had, had - gone], **choice.told()}
+        found = {
+            "plan": choice.plan.to_json(),
+            "guarantee": held,
+            "parameters": [had, had - gone],
+            **write(choice.told()),
+        }
         found |= {"tries": about["tries"], "suspicion": suspicion or None, "sets_note": about["sets_note"]}
         print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
         return
@@ -366,16 +374,23 @@ def _warning(suspicion: str | None) -> list[str]:
 
 
 def _show(
-    told: dict[str, Any], choice: Choice, sets: Sets, given: Given, output: Path, missing: list[str] | None
+    told: PruneDocument,
+    run: Path,
+    choice: Choice,
+    sets: Sets,
+    given: Given,
+    output: Path,
+    missing: list[str] | None,
 ) -> None:
     from ..reporting.model_card import proved
     from .text import guarantee_text, pruned_text
 
     page = output / "report.html"
     if given.as_json:
-        print(json.dumps({**told, "report": str(page) if page.is_file() else None}, indent=2))
+        where = {"run": str(run), "report": str(page) if page.is_file() else None}
+        print(json.dumps({**told.to_json(), **where}, indent=2))
         return
-    lines = [*_warning(told["suspicion"]), *used_text(sets), ""]
+    lines = [*_warning(told.suspicion), *used_text(sets), ""]
     if choice.guarantee is not None:
         lines += [guarantee_text(choice.guarantee), *[SEVERAL] * ("," in choice.units)]
         lines += [*[choice.tried] * bool(choice.tried), ""]
@@ -383,10 +398,10 @@ def _show(
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
     lines += [f"smaller model: {output} · loaded again, it {proved(told)}; all numbers are measured on it"]
     if missing:
-        lines.append(f"no report: {missing[0]} is not installed; `headcount report {told['run']}` writes it elsewhere")
+        lines.append(f"no report: {missing[0]} is not installed; `headcount report {run}` writes it elsewhere")
     elif missing is not None:
         lines.append(f"report: {page}")
-    lines.append(f"run folder: {told['run']}")
+    lines.append(f"run folder: {run}")
     out.print("\n".join(lines), soft_wrap=True, markup=False)
 
 

@@ -17,6 +17,7 @@ from ..errors import BadRun
 from .options import HOW, WHERE, command_line, flag, out
 
 if TYPE_CHECKING:
+    from ..documents.claims import ClaimsDocument
     from ..reproduction.experiment import Setting
     from ..reproduction.inputs import Material
     from ..reproduction.registry import Planned
@@ -136,7 +137,12 @@ def reproduce(
         failed = collapsed(Found(setting), [step for one in planned for step in one.steps])
         told, problems = verdicts.judged(planned, setting, outcome, runs, failed)
         if as_json:
-            print(json.dumps({"folder": str(output), "experiments": told, "failed": outcome.failed}, indent=2))
+            print(
+                json.dumps(
+                    {"folder": str(output), "experiments": [one.to_json() for one in told], "failed": outcome.failed},
+                    indent=2,
+                )
+            )
         for document in () if as_json else told:
             _show_claims(document)
         for one in planned:
@@ -301,17 +307,17 @@ def _show_commands(planned: Sequence[Planned], as_json: bool) -> None:
     print(json.dumps({"commands": commands}, indent=2) if as_json else "\n".join(commands))
 
 
-def _show_claims(document: dict[str, Any]) -> None:
-    out.print(Text(f"\n{document['experiment']} · {document['paper']}, {document['shows']}", style="bold"))
-    out.print(Text(document["asks"]))
-    for claim in document["claims"]:
+def _show_claims(document: ClaimsDocument) -> None:
+    out.print(Text(f"\n{document.experiment} · {document.paper}, {document.shows}", style="bold"))
+    out.print(Text(document.asks))
+    for claim in document.claims:
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        for key in ("paper", "here", "rule"):
-            table.add_row(Text(f"  {key}", style="dim"), Text(claim[key]))
-        out.print(Text(f"\n{claim['verdict']}", style=COLOURS.get(claim["verdict"], "")), table, sep="\n")
-    if not document["claims"]:
+        for key, text in (("paper", claim.paper), ("here", claim.here), ("rule", claim.rule)):
+            table.add_row(Text(f"  {key}", style="dim"), Text(text))
+        out.print(Text(f"\n{claim.verdict}", style=COLOURS.get(claim.verdict, "")), table, sep="\n")
+    if not document.claims:
         out.print("No statement of the paper can be judged by what is there.")
-    for sentence in document["left_out"]:
+    for sentence in document.left_out:
         out.print(Text(sentence, style="dim"))
 
 

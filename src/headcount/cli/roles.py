@@ -93,5 +93,5 @@ def roles(
         found = analysis.roles(
             subject, read, words=words, seed=texts.seed, probe=probe, run=run, specs=specs_of(texts.spec)
         )
-        document = found.to_json()
-        keep(run, "roles", document, texts, roles_text(document), replace=True)
+        document = found.document()
+        keep(run, document, texts, roles_text(document), replace=True)

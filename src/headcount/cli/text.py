@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..documents.bench import Bench
+    from ..documents.prune import PruneDocument
+    from ..documents.results import ResultDocument
+    from ..documents.roles import Head, Relation, RolesDocument
     from ..documents.scores import Scores, Stability
-    from ..efficiency.benchmark import Bench
     from ..evaluation.ablation import Ablation, OneHead, Transfer
     from ..pruning.curves import Curve, Stage
     from ..stats.guarantee import Guarantee
@@ -77,47 +80,43 @@ def limit_notes(ended: Mapping[str, int | None], n: int) -> str:
     return "".join(f"\nnote: the length limit ended {count:,} of {n:,} translations{whose}" for whose, count in told)
 
 
-def roles_text(found: Mapping[str, Any]) -> str:
+def roles_text(found: RolesDocument) -> str:
     """A map of the heads by their main role, what earned it, and the best head for each relation."""
     from ..reporting.head_roles import KINDS, NAMES  # with numpy, which --help has no need of
 
-    lines = [str(found["sets"]), ""]
+    lines = [found.sets, ""]
     cells: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
-    for head in found["heads"]:
-        cells.setdefault(head["site"], []).append(KINDS[head["main"]][0] or ".")
-        columns.setdefault(head["site"], []).append(head["unit"].rpartition(":")[2])
+    for head in found.heads:
+        cells.setdefault(head.site, []).append(KINDS[head.main][0] or ".")
+        columns.setdefault(head.site, []).append(head.unit.rpartition(":")[2])
     lines += _map(cells, columns)
-    by_role: dict[str, list[Mapping[str, Any]]] = {role: [] for role in KINDS}
-    for head in found["heads"]:
-        by_role[head["main"]].append(head)
+    by_role: dict[str, list[Head]] = {role: [] for role in KINDS}
+    for head in found.heads:
+        by_role[head.main].append(head)
     for role, heads in by_role.items():
         if heads:
-            lines += ["", f"{NAMES[role]}: {len(heads)} of {len(found['heads'])} heads"]
-        told = [
-            (head["unit"], [one for one in head["roles"] if one["role"] == role]) for head in heads if head["roles"]
-        ]
-        told.sort(key=lambda row: -row[1][0]["value"])
+            lines += ["", f"{NAMES[role]}: {len(heads)} of {len(found.heads)} heads"]
+        told = [(head.unit, [one for one in head.roles if one.role == role]) for head in heads if head.roles]
+        told.sort(key=lambda row: -row[1][0].value)
         for unit, (best, *others) in told[:MOST_TOLD]:
-            lines.append(f"    {unit:<18} {best['text']}" + (f" (and {len(others)} more)" if others else ""))
+            lines.append(f"    {unit:<18} {best.text}" + (f" (and {len(others)} more)" if others else ""))
         lines += [f"    ... and {len(told) - MOST_TOLD} more"] * (len(told) > MOST_TOLD)
-    return "\n".join([*lines, *_relations_text(found["relations"])])
+    return "\n".join([*lines, *_relations_text(found.relations)])
 
 
-def _relations_text(relations: Sequence[Mapping[str, Any]]) -> list[str]:
+def _relations_text(relations: Sequence[Relation]) -> list[str]:
     """For every relation the head that gains most over the best fixed offset, chosen on other sentences than it is told on."""
-    rows = [(one, one["best"]["unit"], one["best"]["numbers"]) for one in relations if one["best"]]
-    rows.sort(key=lambda row: (row[1] not in row[0]["earned"], -row[2][1]))
+    rows = [(one, one.best.unit, one.best.numbers) for one in relations if one.best is not None]
+    rows.sort(key=lambda row: (row[1] not in row[0].earned, -row[2][1]))
     if not rows:
         return []
     lines = ["", "relation                                  offset  always  best head           right  gain (points)"]
     for one, unit, (accuracy, gain, low, high) in rows[:MOST_RELATIONS]:
-        name = f"{one['relation']}, {one['direction']}" if one["direction"] else one["relation"]
-        mark = "*" if unit in one["earned"] else " "
+        name = f"{one.relation}, {one.direction}" if one.direction else one.relation
+        mark = "*" if unit in one.earned else " "
         span = f"{100 * gain:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-        lines.append(
-            f"{name:<42}{one['offset']:>+5}  {accuracy - gain:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}"
-        )
+        lines.append(f"{name:<42}{one.offset:>+5}  {accuracy - gain:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}")
     more = [f"... and {len(rows) - MOST_RELATIONS} more in roles.json"] * (len(rows) > MOST_RELATIONS)
     return [
         *lines,
@@ -222,38 +221,36 @@ def _relative(values: Sequence[float] | None, whole: float) -> str:
     return f"{sum(values) / len(values) / whole:.1%}" if whole > 0 else "-"
 
 
-def pruned_text(found: Mapping[str, Any]) -> str:
-    """What `prune` did, from its JSON: before and after side by side, and what is promised."""
-    before, after = found["before"], found["after"]
+def pruned_text(found: PruneDocument) -> str:
+    """What `prune` did: before and after side by side, and what is promised."""
     from ..formatting import bytes_text, flops_text
-    from ..reporting.model_card import counts, steps_told  # numpy is not imported before it is needed
-    from ..stats.results import Comparison
+    from ..reporting.model_card import counts, recovery_told, steps_told  # numpy is not imported before it is needed
 
-    comparison = Comparison.from_json(found["comparison"])
-    (had, has), (took, takes) = found["parameters"], found["bytes"]
+    before, after = found.before, found.after
+    (had, has), (took, takes) = found.parameters, found.bytes
     rows = [
         ("", "before", "after", ""),
-        (before["metric"], _with_interval(before), _with_interval(after), str(comparison)),
+        (before.metric, _with_interval(before), _with_interval(after), str(found.comparison)),
         *((noun, f"{was:,}", f"{left:,}", f"{left / max(1, was) - 1:+.0%}") for noun, was, left in counts(found)),
         ("parameters", f"{had:,}", f"{has:,}", f"{has / had - 1:+.1%}"),
         ("on disk", bytes_text(took), bytes_text(takes), f"{takes / took - 1:+.1%}"),
     ]
-    if found.get("flops"):
-        counted, left = found["flops"]
+    if found.flops is not None:
+        counted, left = found.flops
         rows.append(
             ("FLOPs of one example", flops_text(counted), flops_text(left), f"{left / max(1, counted) - 1:+.1%}")
         )
-    if found.get("speed"):
-        first, last = found["speed"]["rows"][0], found["speed"]["rows"][-1]
-        times = f"{last['ratio']:.2f} times [{last['ratio_low']:.2f}, {last['ratio_high']:.2f}], of {last['limit']:.2f} by count"
-        shown = [f"{row['examples_per_second']:,.0f}" for row in (first, last)]
-        at = "" if last["length"] is None else f", length {last['length']}"
-        rows.append((f"examples/s (batch {last['batch']}{at})", *shown, times))
+    if found.speed is not None:
+        first, last = found.speed.rows[0], found.speed.rows[-1]
+        times = f"{last.ratio:.2f} times [{last.ratio_low:.2f}, {last.ratio_high:.2f}], of {last.limit:.2f} by count"
+        at = "" if last.length is None else f", length {last.length}"
+        speeds = (f"{first.examples_per_second:,.0f}", f"{last.examples_per_second:,.0f}")
+        rows.append((f"examples/s (batch {last.batch}{at})", *speeds, times))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-    told = steps_told(found)
-    ended = limit_notes({f", {when}": found[when].get("unfinished") for when in ("before", "after")}, before["n"])
-    return "\n".join([found["sentence"], "", *lines, *([""] if told else []), *told]) + ended
+    told = [*steps_told(found.steps), *recovery_told(found)]
+    ended = limit_notes({", before": before.unfinished, ", after": after.unfinished}, before.n)
+    return "\n".join([found.sentence, "", *lines, *([""] if told else []), *told]) + ended
 
 
 def guarantee_text(found: Guarantee) -> str:
@@ -281,8 +278,8 @@ def guarantee_text(found: Guarantee) -> str:
     return "\n".join([str(found), *lines])
 
 
-def _with_interval(result: Mapping[str, Any]) -> str:
-    return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}] (n={result['n']})"
+def _with_interval(result: ResultDocument) -> str:
+    return f"{result.value:.3f} [{result.low:.3f}, {result.high:.3f}] (n={result.n})"
 
 
 def bench_text(found: Bench) -> str:

@@ -17,6 +17,7 @@ from .training_options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, he
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
+    from ..documents.training import TrainingDocument, TrainingStep
     from ..runs import Run
     from ..stats.results import Result
 
@@ -117,7 +118,7 @@ def train(
         trained = loop.train(lesson.model, lesson.train, recipe, run=folder, **how)
         after = _measured(lesson.model, lesson.dev, folder, "after")
         told = _told(lesson, asdict(recipe), trained, before, after)
-        folder.write_json("training", told, replace=True)
+        folder.write_json(told.NAME, told.to_json(), replace=True)
         source = None if model == NEW else model
         folders.save(lesson.model, output, tokenizer=lesson.tokenizer, source=source, force=force)
         _show(told, lesson, trained, (before, after), given, output, folder.folder)
@@ -277,22 +278,27 @@ def _measured(model: Any, task: Task, run: Run, name: str) -> Result:
     return result_of(task, measure(model, task, [Plan()], run=run, name=name)[0], signature(model, task))
 
 
-def _told(lesson: Lesson, recipe: dict[str, Any], trained: Any, before: Result | None, after: Result) -> dict[str, Any]:
+def _told(
+    lesson: Lesson, recipe: dict[str, Any], trained: Any, before: Result | None, after: Result
+) -> TrainingDocument:
     """training.json."""
+    from ..documents.reading import read
+    from ..documents.results import ResultDocument
+    from ..documents.training import TrainingDocument, TrainingStep
     from ..stats.results import compare
 
-    return {
-        "history": list(trained.history),
-        "recipe": {**recipe, "steps": trained.steps},
-        "before": None if before is None else before.to_json(),
-        "after": after.to_json(),
-        "comparison": None if before is None else compare(before, after).to_json(),
-        "sets": lesson.sets,
-    }
+    return TrainingDocument(
+        history=read(tuple[TrainingStep, ...], list(trained.history)),
+        recipe={**recipe, "steps": trained.steps},
+        before=None if before is None else ResultDocument.of(before),
+        after=ResultDocument.of(after),
+        comparison=None if before is None else compare(before, after),
+        sets=lesson.sets,
+    )
 
 
 def _show(
-    told: dict[str, Any],
+    told: TrainingDocument,
     lesson: Lesson,
     trained: Any,
     results: tuple[Result | None, Result],
@@ -302,23 +308,21 @@ def _show(
 ) -> None:
     size = sum(p.numel() for p in lesson.model.parameters())
     if given.as_json:
-        found = {**told, "seconds": trained.seconds, "parameters": size}
+        found = {**told.to_json(), "seconds": trained.seconds, "parameters": size}
         print(json.dumps({**found, "output": str(output), "run": str(folder)}, indent=2))
         return
-    from ..stats.results import Comparison
-
     before, after = results
-    lines = [lesson.sets, "", *_epochs(told["history"], after.metric.name), ""]
+    lines = [lesson.sets, "", *_epochs(told.history, after.metric.name), ""]
     if before is not None:
-        lines += [f"before: {before}", f"after:  {after}", f"        {Comparison.from_json(told['comparison'])}"]
+        lines += [f"before: {before}", f"after:  {after}", f"        {told.comparison}"]
     else:
         lines.append(str(after))
     lines += [f"{size:,} parameters, {trained.steps:,} steps in {trained.seconds:,.0f} s", f"trained model: {output}"]
     out.print("\n".join([*lines, f"run folder: {folder}"]), soft_wrap=True, markup=False)
 
 
-def _epochs(history: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
+def _epochs(history: Sequence[TrainingStep], metric: str) -> list[str]:
     """A line for every time that the model was measured on the way."""
-    rows = [row for row in history if row["dev"] is not None]
+    rows = [row for row in history if row.dev is not None]
     lines = [f"{'epoch':>7}{'step':>9}{'loss':>10}{metric:>14}"] if rows else []
-    return lines + [f"{row['epoch']:>7.4g}{row['step']:>9}{row['loss']:>10.4f}{row['dev']:>14.4f}" for row in rows]
+    return lines + [f"{row.epoch:>7.4g}{row.step:>9}{row.loss:>10.4f}{row.dev:>14.4f}" for row in rows]

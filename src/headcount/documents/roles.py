@@ -7,17 +7,19 @@ a ratio of two sums over sentences, with the linearised variance of such a ratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy import special
 
-from ..errors import BadPlan
+from ..errors import BadPlan, BadRun
 from ..plans import read_json
 from ..stats.paired_tests import SMALLEST
+from .reading import JsonDocument
 
 FORMAT = 1
 LARGEST_FILE = 200_000_000  # bytes; ten thousand heads with all they can say have a tenth of that
@@ -46,13 +48,13 @@ FURTHEST = int(RULES["positional: furthest offset"])
 ORDER = ("positional", "syntactic", "alignment", "rare", "induction", "copying", "local", "punctuation", "sink", "none")
 DIRECTIONS = ("dependent to governor", "governor to dependent")
 FIRST = "first token"
+_HEX = re.compile(r"[0-9a-fA-F]*")
 PUNCTUATION = "punctuation"
 Name = tuple[
     str, ...
 ]  # of a statistic: ("confidence",), ("offset", "-1"), ("accuracy", "nsubj", "dependent to governor")
-Interval = tuple[
-    float, float | None, float | None
-]  # value, low and high, which are None where one sentence is all there is
+# value, low and high: the ends are None where one sentence is all there is, and all three where nothing was found
+Interval = tuple[float | None, float | None, float | None]
 
 
 class Estimates(NamedTuple):
@@ -142,6 +144,21 @@ class Role(NamedTuple):
         return f"{self.role} ({self.what})" if self.what else self.role
 
 
+class RareWords(NamedTuple):
+    """How often a head looks at the rarest word, and at one of the two rarest, and how often it would by chance."""
+
+    rarest: Interval | None
+    two: Interval | None
+    chance: float | None
+
+
+class BestHead(NamedTuple):
+    """A head chosen on every other sentence, with its accuracy, gain, and the ends of the gain's interval on the rest."""
+
+    unit: str
+    numbers: tuple[float | None, float | None, float | None, float | None]
+
+
 class Head(NamedTuple):
     """All that was found out about one head. `main` is the first of its roles in the order of `ORDER`, or "none"."""
 
@@ -154,10 +171,10 @@ class Head(NamedTuple):
     roles: tuple[Role, ...]
     offsets: dict[str, float]
     mass: dict[str, float]
-    local: tuple[float, float | None, float | None, float] | None
-    rare: dict[str, Any] | None
-    induction: Interval | None
-    copying: Interval | None
+    local: tuple[float, float | None, float | None, float] | None = None
+    rare: RareWords | None = None
+    induction: Interval | None = None
+    copying: Interval | None = None
 
 
 class Relation(NamedTuple):
@@ -174,9 +191,57 @@ class Relation(NamedTuple):
     baseline: float
     pairs: int
     sentences: int
-    heads: dict[str, tuple[float, ...]]
+    heads: dict[str, tuple[float | None, float | None, float | None, float | None, float | None]]
     earned: tuple[str, ...]
-    best: dict[str, Any] | None = None
+    best: BestHead | None = None
+
+
+class Example(NamedTuple):
+    """A sentence with the attention of every head of a type: hexadecimal weights, row by row. Keys are None: the queries."""
+
+    name: str
+    type: str | None
+    queries: tuple[str, ...]
+    keys: tuple[str, ...] | None
+    attention: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolesDocument(JsonDocument):
+    """roles.json: what each head does, a short text for each head with a role, and the numbers behind it."""
+
+    NAME: ClassVar[str] = "roles"
+
+    format: int = FORMAT
+    model: str = ""
+    sentences: int = 0
+    tokens: int = 0
+    sets: str = ""
+    roles: dict[str, str]
+    heads: tuple[Head, ...] = ()
+    relations: tuple[Relation, ...] = ()
+    examples: tuple[Example, ...] = ()
+    rules: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len({head.unit for head in self.heads}) < len(self.heads):
+            raise ValueError("a head is there twice")
+        for head in self.heads:
+            if head.main not in ORDER:
+                raise ValueError(f"main role {head.main!r:.30}")
+        for one in self.relations:
+            if one.best is not None and one.best.unit not in one.heads:
+                raise ValueError(f"the best head of {one.relation:.20}, {one.best.unit:.20}, is none of its heads")
+        for example in self.examples:
+            self._check_attention(example)
+
+    def _check_attention(self, example: Example) -> None:
+        rows = len(example.queries)
+        columns = rows if example.keys is None else len(example.keys)
+        for unit, weights in example.attention.items():
+            if len(weights) != 2 * rows * columns or not _HEX.fullmatch(weights):
+                raise ValueError(f"the attention of {unit:.20} is not {rows} × {columns} weights")
 
 
 @dataclass(frozen=True)
@@ -189,9 +254,9 @@ class Roles:
     sets: str
     heads: tuple[Head, ...]
     relations: tuple[Relation, ...]
-    examples: tuple[dict[str, Any], ...]
-    rules: Mapping[str, float]
-    versions: Mapping[str, str]
+    examples: tuple[Example, ...]
+    rules: dict[str, float]
+    versions: dict[str, str]
 
     @property
     def main(self) -> dict[str, str]:
@@ -220,22 +285,14 @@ class Roles:
             out.append(dict(left))
         return out
 
-    def to_json(self) -> dict[str, Any]:
+    def document(self) -> RolesDocument:
         """roles.json: everything, and for each head with a role a short text of what it does."""
-        heads = [{**head._asdict(), "roles": [role._asdict() for role in head.roles]} for head in self.heads]
-        return {
-            "format": FORMAT,
-            "model": self.model,
-            "sentences": self.sentences,
-            "tokens": self.tokens,
-            "sets": self.sets,
-            "roles": {head.unit: ", ".join(map(str, head.roles)) for head in self.heads if head.roles},
-            "heads": [{name: _plain(value) for name, value in head.items()} for head in heads],
-            "relations": [{name: _plain(value) for name, value in one._asdict().items()} for one in self.relations],
-            "examples": [dict(example) for example in self.examples],
-            "rules": dict(self.rules),
-            "versions": dict(self.versions),
-        }
+        texts = {head.unit: ", ".join(map(str, head.roles)) for head in self.heads if head.roles}
+        return RolesDocument(roles=texts, **vars(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as JSON has it."""
+        return self.document().to_json()
 
     @classmethod
     def from_json(cls, data: Any) -> Roles:
@@ -243,26 +300,14 @@ class Roles:
         seen = data.get("format") if isinstance(data, dict) else data
         if seen != FORMAT or isinstance(seen, bool):
             raise BadPlan(f"Roles are an object of format {FORMAT}; I got {seen!r:.40}: give roles of this headcount.")
+        missing = [name for name in cls.__dataclass_fields__ if name not in data]
+        if missing:
+            raise BadPlan(f"These are not roles that headcount wrote: {missing[0]} is missing; find them again.")
         try:
-            heads = tuple(_head(one) for one in data["heads"])
-            relations = tuple(map(_relation, data["relations"]))
-            wrong = [head for head in heads if head.main not in ORDER]
-            if wrong or len({head.unit for head in heads}) != len(heads):
-                raise ValueError(f"main role {wrong[0].main!r:.30}" if wrong else "a head is there twice")
-            return cls(
-                str(data["model"]),
-                int(data["sentences"]),
-                int(data["tokens"]),
-                str(data["sets"]),
-                heads,
-                relations,
-                tuple(map(dict, data["examples"])),
-                dict(data["rules"]),
-                dict(data["versions"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{type(error).__name__}: {error!s:.60}"
-            raise BadPlan(f"These are not roles that headcount wrote ({why}); find them again.") from None
+            document = RolesDocument.from_json(data)
+        except BadRun as error:
+            raise BadPlan(f"These are not roles that headcount wrote: {error}") from None
+        return cls(**{name: getattr(document, name) for name in cls.__dataclass_fields__})
 
     @classmethod
     def read(cls, path: str | Path) -> Roles:
@@ -280,26 +325,3 @@ class Roles:
 def signed(offset: int) -> str:
     """An offset as it is written: -1, 0, +1."""
     return f"{offset:+d}" if offset else "0"
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, as they come back from JSON."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
-
-
-def _relation(data: Mapping[str, Any]) -> Relation:
-    best = data.get("best") and {**data["best"], "numbers": tuple(data["best"]["numbers"])}
-    heads = {unit: tuple(values) for unit, values in data["heads"].items()}
-    return Relation(**{**data, "heads": heads, "earned": tuple(data["earned"]), "best": best})
-
-
-def _head(data: Mapping[str, Any]) -> Head:
-    def pair(value: Any) -> Any:
-        return None if value is None else tuple(value)
-
-    roles = tuple(Role(**role) for role in data["roles"])
-    rare = data["rare"] and {name: pair(v) if isinstance(v, list) else v for name, v in data["rare"].items()}
-    tuples = {name: pair(data[name]) for name in ("confidence", "entropy", "local", "induction", "copying")}
-    return Head(**{**data, **tuples, "roles": roles, "rare": rare})

@@ -8,12 +8,13 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..errors import BadPlan
 from ..plans import Plan, Unit, read_json
+from .reading import SOMETIMES, JsonDocument
 
 FORMAT = 1
 LARGEST_FILE = 500_000_000  # bytes; scores of every neuron of a 70-billion-parameter model have a tenth of that
@@ -28,6 +29,37 @@ class Stability(NamedTuple):
     low: float
     high: float
     overlap: float  # share of the less important half of the units that both have in common
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteScores:
+    """The scores of one site's units: as computed (`raw`), normalised (`score`), and their standard errors if known."""
+
+    kind: str
+    type: str | None
+    units: tuple[int, ...]
+    raw: tuple[float, ...] = ()
+    score: tuple[float, ...]
+    stderr: tuple[float, ...] | None = field(default=None, metadata=SOMETIMES)
+
+    def __post_init__(self) -> None:
+        if not len(self.units) == len(self.score) == len(self.raw or self.units) == len(self.stderr or self.units):
+            raise ValueError("units, raw, score and stderr are not equally many")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresDocument(JsonDocument):
+    """scores.json: the scores of every site, and how stable their order is where `score` computed it."""
+
+    NAME: ClassVar[str] = "scores"
+
+    format: int = FORMAT
+    by: str
+    normalize: str | None = None
+    signature: str = ""
+    sites: dict[str, SiteScores]
+    stability: tuple[Stability, ...] = field(default=(), metadata=SOMETIMES)
+    seen: dict[str, Any] | None = field(default=None, metadata=SOMETIMES)  # marks of the examples that were scored
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,21 +170,27 @@ class Scores:
         a, b = np.quantile(correlations, [0.025, 0.975])
         return Stability(size, float(np.mean(correlations)), float(a), float(b), float(np.mean(overlaps)))
 
+    def document(self, stability: Iterable[Stability] = ()) -> ScoresDocument:
+        """The scores as scores.json has them, without the samples."""
+        places: dict[str, list[int]] = {}
+        for n, unit in enumerate(self.units):
+            places.setdefault(unit.site, []).append(n)
+        values, errors, sites = self.values, self.stderr, {}
+        for name, own in places.items():
+            sites[name] = SiteScores(
+                kind=self.kinds[name],
+                type=self.types[name],
+                units=tuple(self.units[n].index for n in own),
+                raw=tuple(self.raw[own].astype(float).tolist()),
+                score=tuple(values[own].astype(float).tolist()),
+                stderr=None if errors is None else tuple(errors[own].astype(float).tolist()),
+            )
+        about = ScoresDocument(by=self.by, normalize=self.normalize, signature=self.signature, sites=sites)
+        return replace(about, stability=tuple(stability))
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form, without the samples."""
-        sites: dict[str, dict[str, Any]] = {}
-        values, errors = self.values, self.stderr
-        for n, unit in enumerate(self.units):
-            site = sites.setdefault(
-                unit.site, {"kind": self.kinds[unit.site], "type": self.types[unit.site], "units": [], "raw": []}
-            )
-            site["units"].append(unit.index)
-            site["raw"].append(float(self.raw[n]))
-            site.setdefault("score", []).append(float(values[n]))
-            if errors is not None:
-                site.setdefault("stderr", []).append(float(errors[n]))
-        head = {"format": FORMAT, "by": self.by, "normalize": self.normalize, "signature": self.signature}
-        return {**head, "sites": sites}
+        return self.document().to_json()
 
     @classmethod
     def from_json(cls, data: Any) -> Scores:

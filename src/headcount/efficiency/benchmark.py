@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
 from functools import partial
 from math import ceil
 from random import Random
@@ -19,6 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..documents.bench import Bench as Bench
+from ..documents.bench import Speed as Speed
+from ..documents.bench import Subject as Subject
+from ..documents.bench import shape_text
 from ..errors import BadMeasure, OutOfMemory
 from ..evaluation.evaluator import device_of, is_out_of_memory, to_device
 from ..model.equivalence import evaluating
@@ -42,87 +45,6 @@ class Time(NamedTuple):
 
 Clock = Callable[[Callable[[], object], torch.device], Time]
 Inputs = Callable[[nn.Module, int, int | None], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model that was measured: its name, its class, its parameters, and the bytes of its weights in memory."""
-
-    name: str
-    kind: str
-    parameters: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One model at one batch size and length. Medians over the repetitions; `low` and `high` are quartiles.
-
-    `ratio` is the speed over that of the first model, `limit` what the multiply-adds allow (`flops` are two for each),
-    `arrived` the share of that gain which was measured (None where there is none), `peak_memory` in bytes.
-    """
-
-    model: str
-    batch: int
-    length: int | None
-    examples_per_second: float
-    low: float
-    high: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    flops: int
-    limit: float
-    arrived: float | None
-    peak_memory: int | None
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Models measured side by side, the first being the one that the others are compared to; `notes` say what is missing."""
-
-    device: str
-    dtype: str
-    compile: bool
-    torch: str
-    repeats: int
-    models: tuple[Subject, ...]
-    rows: tuple[Speed, ...]
-    notes: tuple[str, ...] = ()
-
-    def sentences(self) -> list[str]:
-        """What came out for each of the other models at the largest batch and length, in plain words."""
-        found = []
-        for subject in self.models[1:]:
-            row = max(
-                (r for r in self.rows if r.model == subject.name), key=lambda r: (r.batch, r.length or 0), default=None
-            )
-            if row is not None:
-                found.append(_in_words(row, self.models[0].name))
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The document bench.json."""
-        rows = [asdict(row) for row in self.rows]
-        models = [{"class" if key == "kind" else key: v for key, v in asdict(one).items()} for one in self.models]
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**values, "models": models, "rows": rows, "notes": list(self.notes)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Bench:
-        """What `to_json` wrote, or `BadMeasure`."""
-        try:
-            models = [{"kind" if key == "class" else key: v for key, v in one.items()} for one in data["models"]]
-            rest = {f.name: data[f.name] for f in fields(cls) if f.name not in ("models", "rows", "notes")}
-            return cls(
-                **rest,
-                models=tuple(Subject(**one) for one in models),
-                rows=tuple(Speed(**row) for row in data["rows"]),
-                notes=tuple(data.get("notes", ())),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            why = f"{type(error).__name__}: {str(error)[:80]}"
-            raise BadMeasure(f"This is not what bench wrote ({why}); give the content of a bench.json.") from None
 
 
 def bench(
@@ -166,15 +88,15 @@ def bench(
         found, orders = {}, orders_of(len(names), repeats, seed)
         with Bar("measuring", repeats * sum(cost.values())) as bar:  # its unit is the second expected
             for shape in fitting:
-                bar.label = f"measuring {_shape_text(*shape)} (seconds)"
+                bar.label = f"measuring {shape_text(*shape)} (seconds)"
                 step = partial(bar.advance, cost[shape] / len(names))
                 take = partial(_measured, work, shape, looks[shape], orders, step)
                 found[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
     rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], found[shape])]
     if not rows:
-        raise OutOfMemory(f"Not even {_shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
+        raise OutOfMemory(f"Not even {shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
     left_out = [shape for shape in shapes if not any((row.batch, row.length) == shape for row in rows)]
-    notes = [f"{_shape_text(*shape).capitalize()} does not fit into memory and was left out." for shape in left_out]
+    notes = [f"{shape_text(*shape).capitalize()} does not fit into memory and was left out." for shape in left_out]
     return Bench(
         device=device_text(work.device),
         dtype=", ".join(dict.fromkeys(_dtype_text(model) for model in models.values())),
@@ -398,17 +320,6 @@ def _check(
 def _subject(name: str, model: nn.Module) -> Subject:
     count = sum(parameter.numel() for parameter in model.parameters())
     return Subject(name, type(model).__name__, count, memory_of([*model.parameters(), *model.buffers()]))
-
-
-def _in_words(row: Speed, first: str) -> str:
-    said = f"At {_shape_text(row.batch, row.length)}, {row.model} is {row.ratio:.2f} times as fast as {first}"
-    if row.arrived is None:
-        return f"{said}; by the count of multiply-adds there is no gain to expect."
-    return f"{said}, of {row.limit:.2f} that the multiply-adds allow: {max(row.arrived, 0):.0%} of the gain arrived."
-
-
-def _shape_text(batch: int, length: int | None) -> str:
-    return f"batch {batch}" + ("" if length is None else f", length {length}")
 
 
 def _file_part(shape: tuple[int, int | None]) -> str:

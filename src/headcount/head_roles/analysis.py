@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import runs
-from ..documents.roles import Observed, Roles, SentenceSums
+from ..documents.reading import read
+from ..documents.roles import Example, Observed, Roles, SentenceSums
 from ..errors import BadData, Refused
 from ..evaluation.evaluator import device_of, to_device
 from ..importance.attention import watched
@@ -88,7 +89,7 @@ def roles(
         tokens=sum(not mark for mark in marks),
         sets=watch.told(words),
         order=[str(unit) for site in watch.sites for unit in site.units],
-        examples=shown,
+        examples=read(tuple[Example, ...], shown),
     )
 
 

@@ -16,11 +16,14 @@ from ..documents.roles import (
     ORDER,
     PUNCTUATION,
     RULES,
+    BestHead,
     Estimates,
+    Example,
     Head,
     Interval,
     Name,
     Observed,
+    RareWords,
     Relation,
     Role,
     Roles,
@@ -45,7 +48,7 @@ def named(
     tokens: int,
     sets: str,
     order: Sequence[str] = (),
-    examples: Sequence[dict[str, Any]] = (),
+    examples: Sequence[Example] = (),
 ) -> Roles:
     """Roles from what was counted, by the rules in `RULES`; heads in this `order` of units."""
     heads: list[Head] = []
@@ -99,7 +102,7 @@ def _relations(seen: Observed, found: _Found) -> list[Relation]:
         told = None
         if best is not None and seen.parts is not None:
             fresh = seen.parts[1]["accuracy", *key], seen.parts[1]["gain", *key]
-            told = {"unit": seen.units[best], "numbers": _pointed(*fresh, best)}
+            told = BestHead(seen.units[best], _pointed(*fresh, best))
         out.append(Relation(seen.type, *one._replace(baseline=_round(one.baseline)), heads, earned, told))
     return out
 
@@ -111,10 +114,11 @@ def _best(seen: Observed, key: tuple[str, ...]) -> int | None:
     return None if np.isinf(seen.parts[1]["gain", *key].high).any() else int(seen.parts[0]["gain", *key].value.argmax())
 
 
-def _pointed(accuracy: Estimates, gain: Estimates, number: int) -> tuple[float, ...]:
+def _pointed(accuracy: Estimates, gain: Estimates, number: int) -> tuple[float, float, float, float]:
     """Accuracy, gain, and the ends of its interval."""
     values = (accuracy.value, gain.value, gain.low, gain.high)
-    return tuple(_round(np.clip(value[number], -1, 1)) for value in values)
+    right, more, low, high = (_round(np.clip(value[number], -1, 1)) for value in values)
+    return right, more, low, high
 
 
 def _told(seen: Observed, number: int, found: _Found, relations: Sequence[Relation]) -> Head:
@@ -131,7 +135,7 @@ def _told(seen: Observed, number: int, found: _Found, relations: Sequence[Relati
     rare = None
     if ("two",) in found.of and found.of["two",].n[number] > 0:
         chance = share("chance")
-        rare = {"rarest": share("rarest"), "two": share("two"), "chance": chance and chance[0]}
+        rare = RareWords(share("rarest"), share("two"), chance and chance[0])
     confidence, entropy = share("confidence"), share("entropy", most=np.inf)
     assert confidence is not None
     assert entropy is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from ..stats.agreement import Lottery
+    from ..documents.lottery_study import Lottery
     from .study import LotteryTask, lottery
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "Lottery": "..stats.agreement",
+        "Lottery": "..documents.lottery_study",
         "LotteryTask": ".study",
         "lottery": ".study",
     },

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..documents.lottery import WeightStep
 from ..errors import Refused
 from ..model.anatomy import Anatomy, Site
 from ..model.matrices import Matrix
@@ -58,15 +58,15 @@ def by_magnitude(parameters: Mapping[str, Tensor]) -> Tensor:
 
 def search(
     total: int, value: Callable[[int], float], floor: float, *, share: float = SHARE, most: int = MOST
-) -> tuple[int, list[dict[str, Any]]]:
+) -> tuple[int, list[WeightStep]]:
     """How many weights stay, and the steps: a share of those left goes each time, while `value(left)` is at least `floor`."""
-    left, steps = total, list[dict[str, Any]]()
+    left, steps = total, list[WeightStep]()
     for _ in range(most):
         fewer = left - int(share * left)
         if fewer == left:
             break
         found = value(fewer)
-        steps.append({"left": fewer / total, "value": found, "kept": found >= floor})
+        steps.append(WeightStep(fewer / total, found, found >= floor))
         if found < floor:
             break
         left = fewer

@@ -6,11 +6,12 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
 
+from ..documents.lottery import LotterySite, SearchStep
 from ..importance.criteria import taylor
 from ..importance.gradients import contributions
 from ..model.anatomy import Anatomy, Site
@@ -45,16 +46,16 @@ class Field:
         return tuple(Unit(site.name, 0) for site in self.anatomy.neurons)
 
     @property
-    def sites(self) -> tuple[dict[str, Any], ...]:
+    def sites(self) -> tuple[LotterySite, ...]:
         """The sites as lottery.json has them."""
         return tuple(
-            {
-                "name": site.name,
-                "kind": "head" if site.kind == "head" else "mlp",
-                "type": site.attention,
-                "layer": site.layer,
-                "units": len(site) if site.kind == "head" else 1,
-            }
+            LotterySite(
+                name=site.name,
+                kind="head" if site.kind == "head" else "mlp",
+                type=site.attention,
+                layer=site.layer,
+                units=len(site) if site.kind == "head" else 1,
+            )
             for site in self.anatomy
         )
 
@@ -66,11 +67,11 @@ class Field:
             out |= {unit} if site.kind == "head" else set(site.units)
         return Plan(frozenset(out))
 
-    def alive(self, gone: Iterable[Unit]) -> dict[str, list[int]]:
+    def alive(self, gone: Iterable[Unit]) -> dict[str, tuple[int, ...]]:
         """Site -> the indices that survive."""
         lost = set(gone)
         kept = [unit for unit in (*self.heads, *self.mlps) if unit not in lost]
-        return {site.name: [unit.index for unit in kept if unit.site == site.name] for site in self.anatomy}
+        return {site.name: tuple(unit.index for unit in kept if unit.site == site.name) for site in self.anatomy}
 
 
 def importance(
@@ -103,7 +104,7 @@ def search(
     value: Callable[[Sequence[Unit]], float],
     floor: float,
     step: float,
-) -> tuple[list[Unit], list[dict[str, Any]]]:
+) -> tuple[list[Unit], list[SearchStep]]:
     """What can go while the value is at least `floor`, in the order in which it went, and all steps that were tried.
 
     `worth(gone)` and `value(gone)` are the importance of units, and the score, of the model without some. Three phases:
@@ -111,7 +112,7 @@ def search(
     never on one that was not.
     """
     many = max(1, math.floor(step * len(heads) + 1e-9))
-    gone, steps = list[Unit](), list[dict[str, Any]]()
+    gone, steps = list[Unit](), list[SearchStep]()
     ranks: dict[Unit, float] | None = None
     for phase, (some, one) in enumerate([(many, 1), (max(1, many // 2), 0), (0, 1)], 1):
         while True:
@@ -126,7 +127,7 @@ def search(
             ]
             found = value(tried)
             sizes = {"heads": len(heads) - count(tried, heads), "mlps": len(mlps) - count(tried, mlps)}
-            steps.append({"phase": phase, **sizes, "value": found, "kept": found >= floor})
+            steps.append(SearchStep(phase=phase, **sizes, value=found, kept=found >= floor))
             if found < floor:
                 break
             gone, ranks = tried, None

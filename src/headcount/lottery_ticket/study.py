@@ -21,6 +21,16 @@ from torch import nn
 
 from .. import runs
 from ..data import splits
+from ..documents.lottery import (
+    Draw,
+    FullModel,
+    Network,
+    SearchStep,
+    TaskSettings,
+    UnitCounts,
+    WeightSearch,
+)
+from ..documents.lottery_study import WHATS, Lottery
 from ..errors import Refused
 from ..evaluation.evaluator import device_of, measure, result_of, to_device
 from ..hashing import versions
@@ -34,7 +44,6 @@ from ..model.gates import masked
 from ..plans import Plan, Unit
 from ..progress import Bar
 from ..pruning.selection import cuttable
-from ..stats.agreement import WHATS, Lottery
 from ..stats.metrics import Metric
 from ..stats.results import Result, compare
 from ..training.loop import frozen_by, train
@@ -98,21 +107,20 @@ def lottery(
     many = len(chosen) * (3 + 3 * retrain + magnitude * (1 + 3 * retrain))
     with Bar(f"lottery, {lot.name}", many) as bar:
         study = _Study(build, lot, recipe, threshold, step, magnitude, retrain, frozen, run, save_every, rows, bar)
-        draws, constants = list[dict[str, Any]](), list[float | None]()
+        draws, constants = list[Draw](), list[float | None]()
         for seed in chosen:
             draw, constant = _draw(study, seed)
             draws.append(draw)
             constants.append(constant)
             gc.collect()  # modules and their hooks refer to each other
     told = {name: value for name, value in asdict(recipe).items() if name not in ("seed", "distill", "temperature")}
-    about = {
-        "name": lot.name,
-        "metric": lot.report.metric.name,
-        "higher_is_better": True,
-        "majority": constants[0],
-        "sets": _sets(lot),
-        "recipe": {**told, "betas": list(recipe.betas)},
-    }
+    about = TaskSettings(
+        name=lot.name,
+        metric=lot.report.metric.name,
+        majority=constants[0],
+        sets=_sets(lot),
+        recipe={**told, "betas": list(recipe.betas)},
+    )
     return Lottery(model, kind, float(threshold), float(step), (about,), sites, tuple(draws), versions())
 
 
@@ -214,7 +222,7 @@ class _Study(NamedTuple):
         self.bar.label = f"lottery, {self.lot.name}, seed {seed}: {what}"
 
 
-def _draw(study: _Study, seed: int) -> tuple[dict[str, Any], float | None]:
+def _draw(study: _Study, seed: int) -> tuple[Draw, float | None]:
     """One seed: the fine-tuned model, the search, and all sub-networks; and what the majority class would reach."""
     lot, metric = study.lot, study.lot.report.metric
     study.say(seed, "fine-tuning", 0)
@@ -233,32 +241,33 @@ def _draw(study: _Study, seed: int) -> tuple[dict[str, Any], float | None]:
     plans = {what: field.plan(closings[what]) for what in WHATS}
     rows = study.measured(root, lot.report, [Plan(), *plans.values()], study.piece(seed, "report"))
     full = result_of(lot.report, rows[0])
-    left = {"heads": len(field.heads) - count(gone, field.heads), "mlps": len(field.mlps) - count(gone, field.mlps)}
+    left = UnitCounts(len(field.heads) - count(gone, field.heads), len(field.mlps) - count(gone, field.mlps))
+    size = {"heads": left.heads, "mlps": left.mlps}
     found = [
-        _network(full, each, {"what": what, "how": "pruned", **left})
+        _network(full, each, {"what": what, "how": "pruned", **size})
         for what, each in zip(plans, rows[1:], strict=True)
     ]
     study.say(seed, "fine-tuning sub-networks")
     for what in WHATS if study.retrain else ():
         found.append(
-            _network(full, _retrained(study, seed, plans[what], what), {"what": what, "how": "retrained", **left})
+            _network(full, _retrained(study, seed, plans[what], what), {"what": what, "how": "retrained", **size})
         )
         study.bar.advance()
-    size = sum(one.numel() for one in root.parameters())
+    parameters = sum(one.numel() for one in root.parameters())
     cost = _cost(root, plans["good"], study.rows)
-    told = {
-        "task": lot.name,
-        "seed": seed,
-        "full": {"select": before, "report": full.value},
-        "left": left,
-        "of": {"heads": len(field.heads), "mlps": len(field.mlps)},
-        "parameters": [size, None if cost is None else size - cost],
-        "alive": field.alive(gone),
-        "steps": steps,
-        "networks": found,
-        "magnitude": _by_magnitude(study, seed, root, field, full, before) if study.magnitude else None,
-    }
-    return told, majority(metric, full.rows)
+    draw = Draw(
+        task=lot.name,
+        seed=seed,
+        full=FullModel(before, full.value),
+        left=left,
+        of=UnitCounts(len(field.heads), len(field.mlps)),
+        parameters=(parameters, None if cost is None else parameters - cost),
+        alive=field.alive(gone),
+        steps=tuple(steps),
+        networks=tuple(found),
+        magnitude=_by_magnitude(study, seed, root, field, full, before) if study.magnitude else None,
+    )
+    return draw, majority(metric, full.rows)
 
 
 def _cost(root: nn.Module, plan: Plan, rows: tuple[ModuleSpec, ...]) -> int | None:
@@ -286,7 +295,7 @@ def _tuned(study: _Study, seed: int) -> nn.Module:
 
 def _searched(
     study: _Study, root: nn.Module, field: Field, seed: int, before: float
-) -> tuple[list[Unit], list[dict[str, Any]]]:
+) -> tuple[list[Unit], list[SearchStep]]:
     lot, some = study.lot, _scored_on(study.lot)
     tried = 0
 
@@ -332,9 +341,7 @@ def _retrained(study: _Study, seed: int, plan: Plan, what: str) -> np.ndarray:
     return _fresh(study, seed, f"{what}-retrained", change)
 
 
-def _by_magnitude(
-    study: _Study, seed: int, root: nn.Module, field: Field, full: Result, before: float
-) -> dict[str, Any]:
+def _by_magnitude(study: _Study, seed: int, root: nn.Module, field: Field, full: Result, before: float) -> WeightSearch:
     """The same with single weights, by their magnitude in the fine-tuned model."""
     lot, tensors = study.lot, magnitudes.weights(root, field.anatomy)
     order = magnitudes.by_magnitude(tensors)
@@ -348,7 +355,7 @@ def _by_magnitude(
 
     study.say(seed, "magnitude pruning", 0)
     left, steps = magnitudes.search(len(order), value, study.floor(before))
-    share, found = left / len(order), list[dict[str, Any]]()
+    share, found = left / len(order), list[Network]()
     stays = magnitudes.networks(order, left, seed)
     for what, stay in stays.items():
         found.append(_network(full, measured(stay, lot.report, what), {"what": what, "how": "pruned", "left": share}))
@@ -360,13 +367,13 @@ def _by_magnitude(
         )
         found.append(_network(full, rows, {"what": what, "how": "retrained", "left": share}))
         study.bar.advance()
-    return {"left": share, "steps": steps, "networks": found}
+    return WeightSearch(share, tuple(steps), tuple(found))
 
 
-def _network(full: Result, rows: np.ndarray, about: dict[str, Any]) -> dict[str, Any]:
+def _network(full: Result, rows: np.ndarray, about: dict[str, Any]) -> Network:
     """The value of a sub-network, and what it lost against the full model of the same seed."""
     after = Result(full.metric, rows, clusters=full.clusters)
-    return {**about, "value": after.value, "n": after.n, "comparison": compare(full, after).to_json()}
+    return Network(**about, value=after.value, n=after.n, comparison=compare(full, after))
 
 
 # -- what is said about a study ------------------------------------------------------------------------------------------

@@ -10,12 +10,14 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from ..documents.prune import BUDGETS
+from ..documents.prune import Budget as Budget
 from ..documents.scores import Scores
 from ..efficiency.benchmark import bench
 from ..efficiency.costs import Costs, one_example, operations, operations_of, parameters
@@ -30,32 +32,10 @@ from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
 from .knapsack import LayerGroup, Options, fill
 
-NAMES = {"flops": "FLOPs", "params": "parameters", "time": "time"}
 MULTIPLES = {"cpu": 16, "cuda": 64}  # neurons that a width is rounded to: see docs/results/structures.md
 PARTS = 16  # a site is never rounded more coarsely than to so many parts of it
 TRIES = 6  # plans that are cut and measured at most
 CLOSE = {"flops": 0.01, "params": 0.01, "time": 0.05}  # what may be left over of a budget without another try
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What was allowed, what the plan was reckoned to cost, and what the cut model really costs: FLOPs, parameters, seconds."""
-
-    what: str  # "flops", "params" or "time"
-    asked: str | float
-    whole: float
-    allowed: float
-    predicted: float
-    measured: float
-    multiples: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        left, room = self.measured / self.whole, self.allowed / self.whole
-        return f"{left:.1%} of the {NAMES[self.what]} are left, of {room:.1%} allowed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +97,7 @@ def within(purse: BudgetProblem, asked: str | float) -> tuple[Plan, Budget]:
     if found is None:
         raise NotShown(_not_reached(purse, asked))
     plan, real = found
-    return plan, Budget(costs.what, asked, costs.whole, allowed, costs.of(plan), real, purse.multiples)
+    return plan, Budget(costs.what, asked, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples))
 
 
 def must_reach(purse: BudgetProblem, asked: str | float) -> float:
@@ -130,7 +110,7 @@ def must_reach(purse: BudgetProblem, asked: str | float) -> float:
     least = purse.cheapest()
     if least > share * costs.whole and costs.what != "time":
         raise BadPlan(
-            f"{_percent(share)} of the {NAMES[costs.what]} cannot be reached: without all {len(purse.scores)} units "
+            f"{_percent(share)} of the {BUDGETS[costs.what]} cannot be reached: without all {len(purse.scores)} units "
             f"{_percent(least / costs.whole)} are left; ask for more, or for more kinds of units."
         )
     return share * costs.whole
@@ -200,7 +180,7 @@ def keeping(
             units = sorted(anatomy[name].units, key=lambda unit: worth[unit])  # stable: ties go as they come
             gone |= set(units[: len(units) - count])
     left = _percent(costs.of(Plan(frozenset(gone))) / costs.whole)
-    return Plan(frozenset(gone), f"what {left} of the {NAMES[costs.what]} cannot keep, by {scores.by}")
+    return Plan(frozenset(gone), f"what {left} of the {BUDGETS[costs.what]} cannot keep, by {scores.by}")
 
 
 Named = list[tuple[Unit | None, list[str]]]
@@ -325,7 +305,7 @@ def _not_reached(purse: BudgetProblem, asked: str | float) -> str:
             f"Without all {len(everything)} units that may go it ran {purse.costs.whole / real:.2f} times as fast here "
             f"({where}), not {asked:g}; ask for less, or try a larger batch, another length or more kinds of units."
         )
-    return f"I found no plan that leaves {asked} of the {NAMES[purse.costs.what]}; ask for more, or for more kinds of units."
+    return f"I found no plan that leaves {asked} of the {BUDGETS[purse.costs.what]}; ask for more, or for more kinds of units."
 
 
 def _kept_layers(purse: BudgetProblem) -> frozenset[Unit]:

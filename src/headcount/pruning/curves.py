@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from ..documents import curves as documents
+from ..documents.results import ResultDocument
 from ..documents.scores import Scores, how_many
 from ..errors import BadPlan, BadRun
 from ..evaluation.evaluator import MEMORY, measure, result_of, signature
@@ -166,22 +168,23 @@ def _grown(plan: Plan, scores: Scores, target: int, least: int) -> Plan:
     return Plan(frozenset(units), f"{len(units)} of {len(scores)} units, least {scores.by} first")
 
 
-def to_json(made: Curve) -> dict[str, Any]:
-    """A curve as JSON: a row per point, without the values of examples."""
-    return {
-        "by": made.by,
-        "of": made.of,
-        "signature": made.signature,
-        "points": [
-            {
-                "removed": point.removed,
-                "plan": point.plan.to_json(),
-                "result": point.result.to_json(),
-                "comparison": point.comparison.to_json(),
-            }
-            for point in made.points
-        ],
-    }
+def curve_of(made: Curve) -> documents.Curve:
+    """A curve as curves.json has it: a row per point, without the values of examples."""
+    points = [
+        documents.CurvePoint(
+            removed=point.removed,
+            plan=point.plan,
+            result=ResultDocument.of(point.result),
+            comparison=point.comparison,
+        )
+        for point in made.points
+    ]
+    return documents.Curve(by=made.by, of=made.of, signature=made.signature, points=tuple(points))
+
+
+def checkpoint_of(stage: Stage) -> documents.Checkpoint:
+    """A checkpoint with its curves as over.json has it."""
+    return documents.Checkpoint(name=stage.name, place=stage.place, curves=tuple(map(curve_of, stage.curves)))
 
 
 class CurvesAsked(NamedTuple):

@@ -15,13 +15,16 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..documents.prune import Fit as Fit
+from ..documents.prune import Skipped, TunedDocument
+from ..documents.reading import read, write
 from ..errors import BadData, Refused
 from ..evaluation.evaluator import device_of, fitting, fresh, halves, to_device
 from ..importance.gradients import frozen
@@ -45,21 +48,6 @@ HELD_OUT = 4  # every fourth example chooses the strength of the ridge
 STRENGTHS = tuple(10.0**power for power in range(-4, 2))  # of the ridge, as shares of the mean diagonal
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How well one site was tuned: squared distances from the whole model after it, on held-out examples.
-
-    As shares of the size of what the site itself writes; more than 1 where errors of earlier sites weigh more.
-    """
-
-    name: str
-    error: float  # as cut
-    tuned: float
-    low: float  # the smallest and the largest of its numbers
-    high: float
-    used: bool  # False where the numbers did no good on held-out examples: they stay at one
-
-
 @dataclass(frozen=True, eq=False)
 class Tuned:
     """What `tuned` found: `scale` maps sites to a number per unit, for `cut(model, plan, scale=tuned.scale)`.
@@ -74,11 +62,14 @@ class Tuned:
     sites: tuple[Fit, ...]
     skipped: tuple[tuple[str, str], ...] = ()
 
+    def document(self) -> TunedDocument:
+        """What prune.json has of it, without the numbers themselves: those are in the weights of the cut model."""
+        skipped = tuple(Skipped(name, why) for name, why in self.skipped)
+        return TunedDocument(self.examples, self.positions, self.sites, skipped)
+
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form, without the numbers themselves: those are in the weights of the cut model."""
-        skipped = [{"name": name, "why": why} for name, why in self.skipped]
-        sites = [asdict(fit) for fit in self.sites]
-        return {"examples": self.examples, "positions": self.positions, "sites": sites, "skipped": skipped}
+        """A JSON-able form of that."""
+        return dict(write(self.document()))
 
     def to_keep(self) -> dict[str, Any]:
         """A JSON-able form with the numbers, from which `kept` makes the same again."""
@@ -88,8 +79,10 @@ class Tuned:
     def kept(cls, data: dict[str, Any]) -> Tuned:
         """What `to_keep` gave."""
         scale = {name: torch.tensor(values) for name, values in data["scale"].items()}
-        skipped = tuple((one["name"], one["why"]) for one in data["skipped"])
-        return cls(scale, data["examples"], data["positions"], tuple(Fit(**one) for one in data["sites"]), skipped)
+        found: TunedDocument = read(TunedDocument, data)
+        return cls(
+            scale, found.examples, found.positions, found.sites, tuple((one.name, one.why) for one in found.skipped)
+        )
 
 
 def tuned(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,18 @@ from torch import nn
 
 from ..data.seen_examples import noted, short
 from ..data.splits import marks, without
+from ..documents.prune import (
+    CutSite,
+    GuaranteeDocument,
+    How,
+    LeftAlone,
+    PruneDocument,
+    Recovery,
+    SiteLeft,
+    StackLeft,
+)
+from ..documents.reading import read
+from ..documents.results import ResultDocument
 from ..efficiency.benchmark import Bench, bench
 from ..efficiency.costs import homes, one_example, operations_of
 from ..errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
@@ -136,8 +148,9 @@ def prune(
             facts,
             "" if choice.selected is None else known_before(choice.selected, before, seed),
         )
-        own = {"task": report.kind, "stock": stock, "sets_note": left_out or None, **_old_card(source)}
-        told = to_json(found, model, {**own, **(about or {})})
+        facts_of = {"task": report.kind, "stock": stock, "base_card": _old_card(source), "sets_note": left_out or None}
+        facts_of.update(about or {})
+        told = document_of(found, model, facts_of)
         seen = {"choose": choice.used, "report": marks(report)}
         plan = {
             **choice.plan.to_json(),
@@ -166,61 +179,60 @@ def number_format(source: str | Path, *, trust_remote_code: bool = False) -> tor
     return format_of(load(source, dtype="auto", trust_remote_code=trust_remote_code))
 
 
-def to_json(found: Pruned, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
-    """All that a card and a report need, without the values of examples."""
+def document_of(found: Pruned, model: nn.Module, about: dict[str, Any]) -> PruneDocument:
+    """All that a card and a report need, without the values of examples; `about` are more fields of it."""
     choice, root = found.choice, unwrap(model)
-    return {
-        "how": {"kind": choice.how[0], "value": choice.how[1]},
-        "sentence": sentence(found),
-        "model": str(getattr(getattr(root, "config", None), "name_or_path", "") or type(root).__name__),
-        "class": type(root).__name__,
-        "by": choice.scores.by if choice.scores is not None else None,
-        "units": choice.units,
-        "guarantee": choice.guarantee.to_json() if choice.guarantee is not None else None,
-        "order": [str(unit) for unit in choice.order[:10_000]],
-        "plan": choice.plan.to_json(),
-        "removed": len(choice.plan),
-        "of": choice.of,
-        "left_alone": [{"site": site, "reason": reason} for site, reason in choice.left_alone],
-        "before": found.before.to_json(),
-        "after": found.after.to_json(),
-        "comparison": found.comparison.to_json(),
-        "parameters": list(found.parameters),
-        "bytes": list(found.bytes),
-        "speed": found.speed.to_json() if found.speed is not None else None,
-        "flops": None if found.flops is None else list(found.flops),
-        **choice.told(),
-        "suspicion": found.suspicion or None,
-        "recovered": found.recovered,
-        **structure(model, choice.plan),
-        "sites": [
-            {"name": p.name, "units": p.units, "left": p.left, "manner": p.mode, "parameters": p.parameters}
-            for p in found.cut_effects
-        ],
-        "output": found.output.name,
-        "signature": found.before.signature,
-        "versions": versions(),
-        **about,
-    }
+    sites, stacks = structure(model, choice.plan)
+    made = PruneDocument(
+        how=How(*choice.how),
+        sentence=sentence(found),
+        model=str(getattr(getattr(root, "config", None), "name_or_path", "") or type(root).__name__),
+        class_name=type(root).__name__,
+        by=choice.scores.by if choice.scores is not None else None,
+        units=choice.units,
+        guarantee=None if choice.guarantee is None else GuaranteeDocument.of(choice.guarantee),
+        order=tuple(str(unit) for unit in choice.order[:10_000]),
+        plan=choice.plan,
+        removed=len(choice.plan),
+        of=choice.of,
+        left_alone=tuple(LeftAlone(site, reason) for site, reason in choice.left_alone),
+        before=ResultDocument.of(found.before),
+        after=ResultDocument.of(found.after),
+        comparison=found.comparison,
+        parameters=found.parameters,
+        bytes=found.bytes,
+        speed=found.speed,
+        flops=found.flops,
+        steps=choice.told(),
+        suspicion=found.suspicion or None,
+        recovered=None if found.recovered is None else read(Recovery, found.recovered),
+        structure=sites,
+        layers=stacks,
+        sites=tuple(CutSite(p.name, p.units, p.left, p.mode, p.parameters) for p in found.cut_effects),
+        output=found.output.name,
+        signature=found.before.signature,
+        versions=versions(),
+    )
+    return replace(made, **about)
 
 
-def structure(model: nn.Module, plan: Plan) -> dict[str, Any]:
+def structure(model: nn.Module, plan: Plan) -> tuple[tuple[SiteLeft, ...], tuple[StackLeft, ...]]:
     """What is left of every attention and MLP, and which layers are gone."""
     anatomy, gone = find(model), plan.by_site()
     deleted = {name for name, home in homes(anatomy).items() if home in plan}
     sites = [
-        {
-            "name": site.name,
-            "kind": site.kind,
-            "type": site.attention,
-            "layer": site.layer,
-            "units": len(site),
-            "left": 0 if site.name in deleted else len(site) - len(gone.get(site.name, ())),
-        }
+        SiteLeft(
+            name=site.name,
+            kind=site.kind,
+            type=site.attention,
+            layer=site.layer,
+            units=len(site),
+            left=0 if site.name in deleted else len(site) - len(gone.get(site.name, ())),
+        )
         for site in anatomy
     ]
-    stacks = [{"name": s.name, "units": len(s), "gone": list(gone.get(s.name, ()))} for s in anatomy.stacks]
-    return {"structure": sites, "layers": stacks}
+    stacks = [StackLeft(stack.name, len(stack), gone.get(stack.name, ())) for stack in anatomy.stacks]
+    return tuple(sites), tuple(stacks)
 
 
 def sentence(found: Pruned) -> str:
@@ -313,21 +325,21 @@ def _read_back(model: nn.Module, folder: Path) -> None:
                     state[name].copy_(tensor)
 
 
-def _old_card(source: str | Path | None) -> dict[str, Any]:
+def _old_card(source: str | Path | None) -> dict[str, Any] | None:
     """What stays true of the smaller model in the card of the whole one: its licence, language and data."""
     path = Path(source) / "README.md" if source is not None else None
     if path is None or not path.is_file():
-        return {}
+        return None
     from huggingface_hub import metadata_load
 
     try:
         known = metadata_load(path) or {}
     except (ValueError, OSError):
-        return {}
+        return None
     kept = {
         name: known[name] for name in ("license", "language", "datasets") if isinstance(known.get(name), str | list)
     }
-    return {"base_card": kept} if kept else {}
+    return kept or None
 
 
 def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
@@ -339,11 +351,11 @@ def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
 
 
 def _write_documents(
-    draft: Path, plan: dict[str, Any], told: dict[str, Any], run: Run | None, page: Callable[[Path], None] | None
+    draft: Path, plan: dict[str, Any], told: PruneDocument, run: Run | None, page: Callable[[Path], None] | None
 ) -> None:
     if run is not None:
         run.write_json("plan", plan, replace=True)
-        run.write_json("prune", told, replace=True)
+        run.write_json(told.NAME, told.to_json(), replace=True)
     try:
         (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card(told), encoding="utf-8")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import splits
+from ..documents.prune import Steps
 from ..documents.scores import Scores, how_many
 from ..documents.scores import plan as plan_by
 from ..errors import BadPlan, Refused
@@ -64,15 +65,15 @@ class Choice:
         """Numbers for the units that stay, by site, to be folded into the weights; empty where nothing was tuned."""
         return {} if self.tuned is None else self.tuned.scale
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Steps:
         """The budget, and what rearranging and tuning did, as prune.json has them."""
-        return {
-            "budget": None if self.budget is None else self.budget.to_json(),
-            "tuned": None if self.tuned is None else self.tuned.to_json(),
-            "rearranged": self.exchanged,
-            "not_tuned": self.note or None,
-            "tried": self.tried or None,
-        }
+        return Steps(
+            budget=self.budget,
+            tuned=None if self.tuned is None else self.tuned.document(),
+            rearranged=self.exchanged,
+            not_tuned=self.note or None,
+            tried=self.tried or None,
+        )
 
 
 class _Order(NamedTuple):

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..documents.ablation import AblationDocument
+from ..documents.bench import Bench
+from ..documents.curves import CurvesDocument
+from ..documents.learned import LearnedDocument
+from ..documents.prune import PruneDocument
+from ..documents.results import ResultDocument
+from ..documents.roles import RolesDocument
+from ..documents.scores import ScoresDocument
 from ..errors import BadRun
 from ..plans import by_place, in_order, kind_of, site_of, type_of
 from ..runs import Record
 from ..stats.results import Comparison
 from .run_labels import GATES, Place, differences, place_names, training_of
-from .run_reader import (
-    Document,
-    checked,
-    comparison_of,
-    documents_of,
-    is_of_a_paper,
-    number,
-    plain,
-    records_of,
-    units_of,
-)
+from .run_reader import Data, Document, documents_of, is_of_a_paper, plain, records_of
 
 MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
 MOST_IN_A_ROW = 128
@@ -36,7 +34,7 @@ class Measured(NamedTuple):
     by: str
     values: dict[str, float]
     errors: dict[str, float]
-    document: Document
+    document: Document[ScoresDocument]
 
 
 class Effect(NamedTuple):
@@ -54,10 +52,10 @@ class Lesson(NamedTuple):
     seed: str
     kept: int
     gone: tuple[str, ...]
-    full: dict[str, Any]
-    result: dict[str, Any]
+    full: ResultDocument
+    result: ResultDocument
     comparison: Comparison
-    document: Document
+    document: Document[LearnedDocument]
 
     @property
     def units(self) -> str:
@@ -72,7 +70,7 @@ class Lesson(NamedTuple):
     @property
     def gated(self) -> bool:
         """Whether gates learned what to keep; all other methods choose first."""
-        return self.document.data.get("method") in GATES
+        return self.document.data.method in GATES
 
 
 class Grid(NamedTuple):
@@ -99,27 +97,28 @@ class Part:
 
     model: str
     runs: tuple[Record, ...]
-    documents: tuple[Document, ...]
+    documents: tuple[Document[Any], ...]
 
-    def of(self, kind: str) -> list[Document]:
+    def of(self, kind: type[Data]) -> list[Document[Data]]:
         """The documents of a kind, in the order of the runs."""
-        return [one for one in self.documents if one.kind == kind]
+        return [one for one in self.documents if isinstance(one.data, kind)]
 
     @cached_property
-    def prunes(self) -> list[Document]:
+    def prunes(self) -> list[Document[PruneDocument]]:
         """What `prune` answered, the run made last first."""
-        return sorted(self.of("prune"), key=lambda one: one.run.created)[::-1]
+        return sorted(self.of(PruneDocument), key=lambda one: one.run.created)[::-1]
 
     @cached_property
-    def prune(self) -> dict[str, Any] | None:
+    def prune(self) -> PruneDocument | None:
         """What the last `prune` answered, if it was run."""
         return self.prunes[0].data if self.prunes else None
 
     @cached_property
     def scores(self) -> list[Measured]:
         """Scores of units, one per document; random ones only where there is nothing else."""
-        acted_on = {id(one.run): n for n, kind in enumerate(("curves", "prune"), 1) for one in self.of(kind)}
-        documents = sorted(self.of("scores"), key=lambda one: -acted_on.get(id(one.run), 0))  # used ones first
+        acted_on = {id(one.run): 1 for one in self.of(CurvesDocument)}
+        acted_on |= {id(one.run): 2 for one in self.prunes}
+        documents = sorted(self.of(ScoresDocument), key=lambda one: -acted_on.get(id(one.run), 0))  # used ones first
         found = [_measured(one) for one in documents]
         once: dict[Any, Measured] = {}
         for one in found:  # several runs may keep the same scores; the first run of a method that trains stands for all
@@ -132,7 +131,7 @@ class Part:
     @cached_property
     def lessons(self) -> list[Lesson]:
         """What every run of learned gates came to; runs of one method that differ in more than the seed are told apart."""
-        return _told_apart([checked(one, lambda data, one=one: _lesson(data, one)) for one in self.of("learned")])
+        return _told_apart([_lesson(one) for one in self.of(LearnedDocument)])
 
     @cached_property
     def places(self) -> dict[Place, list[Lesson]]:
@@ -147,33 +146,36 @@ class Part:
         """What to call each of them: its units, and what else tells it from the others."""
         return place_names({place: _report_name(runs[0].document) for place, runs in self.places.items()})
 
-    def lesson_of(self, document: Document) -> Lesson | None:
+    def lesson_of(self, document: Document[Any]) -> Lesson | None:
         """What the run of a document learned, if it did."""
         return next((one for one in self.lessons if one.document.run is document.run), None)
 
     def scored_by(self, lesson: Lesson) -> frozenset[str]:
         """The units that a learned run scored, which are those that it had gates for; none where it kept no scores."""
-        found = [one for one in self.of("scores") if one.run is lesson.document.run]
+        found = [one for one in self.of(ScoresDocument) if one.run is lesson.document.run]
         return frozenset(unit for one in found for unit in _measured(one).values)
 
     @cached_property
-    def effects(self) -> list[tuple[Document, list[Effect]]]:
+    def effects(self) -> list[tuple[Document[AblationDocument], list[Effect]]]:
         """Every ablation of single units: the document, and its comparisons by unit."""
-        return [(one, checked(one, _effects)) for one in self.of("ablation")]
+        return [
+            (one, [Effect(row.closed, row.comparison) for row in one.data.ablations])
+            for one in self.of(AblationDocument)
+        ]
 
     @cached_property
     def removed(self) -> frozenset[str]:
         """The units that the last `prune` removed, and those that went with their layers."""
         if self.prune is None:
             return frozenset()
-        return frozenset(checked(self.prunes[0], lambda data: [*units_of(data["plan"]), *_emptied(data)]))
+        return frozenset([*self.prune.gone, *_emptied(self.prune)])
 
     @cached_property
     def roles(self) -> dict[str, str]:
         """What is known about what a unit does."""
         out: dict[str, str] = {}
-        for one in self.of("roles"):
-            out |= checked(one, lambda data: {str(unit): str(role) for unit, role in data["roles"].items()})
+        for one in self.of(RolesDocument):
+            out |= one.data.roles
         return out
 
     @cached_property
@@ -192,30 +194,26 @@ class Part:
 
     def _sites(self) -> dict[str, tuple[str, str | None]]:
         out: dict[str, tuple[str, str | None]] = {}
-        for one in self.of("roles"):
-            out |= checked(
-                one,
-                lambda data: {str(h["site"]): ("head", h["type"] and str(h["type"])) for h in data.get("heads") or ()},
-            )
-        for one in self.of("scores"):
-            for name, site in checked(one, lambda data: data["sites"].items()):
-                out[str(name)] = (str(site["kind"]), None if site["type"] is None else str(site["type"]))
+        for roles in self.of(RolesDocument):
+            out |= {head.site: ("head", head.type) for head in roles.data.heads}
+        for scores in self.of(ScoresDocument):
+            out |= {name: (site.kind, site.type) for name, site in scores.data.sites.items()}
         return out
 
     def _units(self) -> Iterator[str]:
         """Every unit that is spoken of, each once."""
         seen = dict.fromkeys(unit for one in self.scores for unit in one.values)
         seen |= dict.fromkeys(effect.unit for _, effects in self.effects for effect in effects)
-        for one in self.of("curves"):
-            for points in checked(one, lambda data: [made["points"] for made in data["curves"]]):
-                seen |= dict.fromkeys(units_of(points[-1]["plan"]) if points else ())
-        for one in self.prunes:
-            seen |= dict.fromkeys(map(str, one.data.get("order") or ()))
+        for curves in self.of(CurvesDocument):
+            for curve in curves.data.curves:
+                seen |= dict.fromkeys(curve.points[-1].units)
+        for prune in self.prunes:
+            seen |= dict.fromkeys(prune.data.order)
         seen |= dict.fromkeys(unit for one in self.lessons for unit in one.gone)
-        for one in self.of("roles"):
-            seen |= dict.fromkeys(checked(one, lambda data: [str(h["unit"]) for h in data.get("heads") or ()]))
-        for one in self.prunes[:1]:
-            seen |= dict.fromkeys(checked(one, lambda data: [*sorted(units_of(data["plan"])), *_stacked(data)]))
+        for roles in self.of(RolesDocument):
+            seen |= dict.fromkeys(head.unit for head in roles.data.heads)
+        if self.prune is not None:
+            seen |= dict.fromkeys([*sorted(self.prune.gone), *_stacked(self.prune)])
         return iter(seen)
 
 
@@ -254,10 +252,10 @@ def _with_benches(parts: list[Part]) -> list[Part]:
     out: list[Part] = []
     waiting: list[Part] = []
     for part in parts:
-        benches = [one for one in part.documents if one.kind == "bench"]
+        benches = part.of(Bench)
         (waiting if benches and len(benches) == len(part.documents) else out).append(part)
     for part in waiting:
-        first = checked(part.of("bench")[0], lambda data: str(data["models"][0]["name"]))
+        first = part.of(Bench)[0].data.reference
         named = _benched(part.runs[0]) or [(first, "")]
         homes = (n for model in named for n, other in enumerate(out) if _is_about(other, *model))
         place = next(homes, None)
@@ -297,46 +295,36 @@ def _last(name: str) -> str:
     return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
 
 
-def _measured(one: Document) -> Measured:
-    def build(data: dict[str, Any]) -> Measured:
-        values: dict[str, float] = {}
-        errors: dict[str, float] = {}
-        for name, site in data["sites"].items():
-            units = [f"{name}:{int(index)}" for index in site["units"]]
-            values |= dict(zip(units, map(number, site["score"]), strict=True))
-            if site.get("stderr"):
-                errors |= dict(zip(units, map(number, site["stderr"]), strict=True))
-        return Measured(str(data["by"]), values, errors, one)
-
-    found: Measured = checked(one, build)
-    return found
+def _measured(document: Document[ScoresDocument]) -> Measured:
+    values: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    for name, site in document.data.sites.items():
+        units = [f"{name}:{index}" for index in site.units]
+        values |= dict(zip(units, site.score, strict=True))
+        if site.stderr:
+            errors |= dict(zip(units, site.stderr, strict=True))
+    return Measured(document.data.by, values, errors, document)
 
 
-def _emptied(data: Mapping[str, Any]) -> list[str]:
+def _emptied(prune: PruneDocument) -> list[str]:
     """The units of the sites of which nothing is left."""
-    empty = [one for one in data.get("structure") or () if not one["left"]]
-    return [f"{one['name']}:{n}" for one in empty for n in range(int(one["units"]))]
+    empty = [site for site in prune.structure if not site.left]
+    return [f"{site.name}:{n}" for site in empty for n in range(site.units)]
 
 
-def _stacked(data: Mapping[str, Any]) -> list[str]:
+def _stacked(prune: PruneDocument) -> list[str]:
     """All layers of the stacks that lost some."""
-    return [f"{one['name']}:{n}" for one in data.get("layers") or () if one["gone"] for n in range(int(one["units"]))]
+    return [f"{stack.name}:{n}" for stack in prune.layers if stack.gone for n in range(stack.units)]
 
 
-def _effects(data: dict[str, Any]) -> list[Effect]:
-    return [Effect(str(row["closed"]), comparison_of(row)) for row in data["ablations"]]
-
-
-def _lesson(data: dict[str, Any], one: Document) -> Lesson:
-    gone, of = tuple(units_of(data["plan"])), int(data["of"])
-    full, result = (
-        data[key] | {end: number(data[key][end]) for end in ("value", "low", "high")} for key in ("full", "learned")
-    )
-    only = _dict(one.run.question.get("options")).get("only")
+def _lesson(document: Document[LearnedDocument]) -> Lesson:
+    data = document.data
+    only = _dict(document.run.question.get("options")).get("only")
     within = tuple(map(str, plain(only))) if isinstance(only, list) else ()
-    place = Place(report_set(one), str(full["metric"]), int(result["n"]), str(data["units"]), of, within)
-    told = (str(data["label"]), place, str(data.get("seed", "")), int(number(data.get("keep", of - len(gone)))))
-    return Lesson(*told, gone, full, result, comparison_of(data["comparison"]), one)
+    place = Place(report_set(document), data.full.metric, data.learned.n, data.units, data.of, within)
+    seed = "" if data.seed is None else str(data.seed)
+    gone = tuple(str(unit) for unit in data.plan)
+    return Lesson(data.label, place, seed, data.kept, gone, data.full, data.learned, data.comparison, document)
 
 
 def _told_apart(lessons: list[Lesson]) -> list[Lesson]:
@@ -357,16 +345,16 @@ def _told_apart(lessons: list[Lesson]) -> list[Lesson]:
     return out
 
 
-def report_set(document: Document) -> str:
+def report_set(document: Document[Any]) -> str:
     """What tells the examples that a run reports on from others."""
     return str(_reported(document).get("fingerprint", ""))
 
 
-def _report_name(document: Document) -> str:
+def _report_name(document: Document[Any]) -> str:
     return str(plain(str(_reported(document).get("data", "other examples"))))
 
 
-def _reported(document: Document) -> dict[str, Any]:
+def _reported(document: Document[Any]) -> dict[str, Any]:
     tasks = _dict(document.run.question.get("tasks"))
     return _dict(tasks.get("report", tasks.get("data")))
 

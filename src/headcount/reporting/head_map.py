@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..documents.ablation import TransferDocument
+from ..documents.curves import Curve, CurvesDocument
+from ..documents.prune import PruneDocument
+from ..documents.scores import ScoresDocument
 from ..formatting import counted, digits_for, digits_of, fixed, probability, result_text, signed, three
 from ..plans import kind_of
 from ..stats.results import difference_text, unit_of
 from .findings import Effect, Lesson, Measured, Part
 from .head_roles import card, role_facts, role_views
 from .map_cells import Drawn, View, draw
-from .run_reader import Document, beyond_chance, checked, comparison_of, number, plain, units_of
+from .run_reader import Document, beyond_chance, plain
 
 NOUNS = {"head": "heads", "neuron": "neurons", "block": "blocks of neurons", "layer": "layers", "whole": "parts"}
 MOST_NAMED = 10_000  # units of an order that a document has
@@ -120,7 +124,7 @@ def noun(units: Iterable[str], part: Part) -> str:
     return NOUNS.get(kinds.pop(), "units") if len(kinds) == 1 else "units"
 
 
-def names_of(documents: Sequence[Document], plain_names: Sequence[str]) -> list[str]:
+def names_of(documents: Sequence[Document[Any]], plain_names: Sequence[str]) -> list[str]:
     """Names that tell documents apart: the plain ones if they do, else with the command, the data, the folder or a number."""
     out = list(plain_names)
     for name in {name for name in plain_names if plain_names.count(name) > 1}:
@@ -136,18 +140,18 @@ def names_of(documents: Sequence[Document], plain_names: Sequence[str]) -> list[
     return out
 
 
-def _command(document: Document) -> str:
+def _command(document: Document[Any]) -> str:
     command = plain(str(document.run.question.get("command", "")))
-    return f", as {command} scored it" if document.kind == "scores" else f" ({command})"
+    return f", as {command} scored it" if isinstance(document.data, ScoresDocument) else f" ({command})"
 
 
-def _data(document: Document) -> str:
+def _data(document: Document[Any]) -> str:
     tasks = document.run.question.get("tasks")
     first: Any = next(iter(tasks.values()), {}) if isinstance(tasks, dict) else {}
     return f" ({plain(str(first.get('data')))}, n = {first.get('n')})" if isinstance(first, dict) else ""
 
 
-def _folder(document: Document) -> str:
+def _folder(document: Document[Any]) -> str:
     return f" ({plain(document.run.folder.name)})"
 
 
@@ -203,67 +207,58 @@ def _among(one: Lesson, part: Part) -> str:
 def orders(part: Part, numbers: Mapping[str, int]) -> list[Track]:
     """The orders that the slider can follow, with what `prune` chose among its stops."""
     chosen = _chosen(part, numbers)
-    out, by_chosen = [], str((part.prune or {}).get("by"))
-    for document in part.of("curves"):
-        curves = checked(document, lambda data: list(data["curves"]))
-        told = [one for one in curves if one.get("by") != "random"] or curves[:1]
-        out += [checked(document, lambda _, one=one: _track(one, numbers)) for one in told]
-    if part.prune is not None and not out:
-        out += checked(part.prunes[0], lambda data: _tested(data, numbers))
-    if chosen is None:
+    out = []
+    for document in part.of(CurvesDocument):
+        curves = document.data.scored or list(document.data.curves[:1])
+        out += [_track(curve, numbers) for curve in curves]
+    if part.prune is None or chosen is None:
         return out
+    out = out or _tested(part.prune, numbers)
     for n, track in enumerate(out):
-        if track.name == by_chosen or len(out) == 1:
+        if track.name == str(part.prune.by) or len(out) == 1:
             stops = [stop for stop in track.stops if stop.removed != chosen.removed]
             out[n] = track._replace(stops=sorted([*stops, chosen], key=lambda stop: stop.removed))
             return [out[n], *out[:n], *out[n + 1 :]]
-    if out or part.prune is None:
+    if out:
         return out
-    whole = checked(part.prunes[0], lambda data: Stop(0, [], result_text(data["before"]), "the whole model"))
-    return [Track("prune", int(part.prune["of"]), [whole, chosen])]
+    whole = Stop(0, [], result_text(part.prune.before), "the whole model")
+    return [Track("prune", part.prune.of, [whole, chosen])]
 
 
 def _chosen(part: Part, numbers: Mapping[str, int]) -> Stop | None:
     if part.prune is None:
         return None
-
-    def build(data: dict[str, Any]) -> Stop:
-        gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
-        detail = difference_text(comparison_of(data["comparison"])) + " on the examples of the report"
-        return Stop(int(data["removed"]), gone, result_text(data["after"]), detail, chosen=True)
-
-    stop: Stop = checked(part.prunes[0], build)
-    return stop
+    gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
+    detail = difference_text(part.prune.comparison) + " on the examples of the report"
+    return Stop(part.prune.removed, gone, result_text(part.prune.after), detail, chosen=True)
 
 
-def _track(curve: Mapping[str, Any], numbers: Mapping[str, int]) -> Track:
+def _track(curve: Curve, numbers: Mapping[str, int]) -> Track:
     stops = []
-    for point in curve["points"]:
-        gone = sorted(numbers[unit] for unit in units_of(point["plan"]) if unit in numbers)
-        one = comparison_of(point["comparison"])
-        detail = f"{difference_text(one)}, p = {probability(one.p)}" if point["removed"] else "the whole model"
-        stops.append(Stop(int(point["removed"]), gone, result_text(point["result"]), detail))
-    return Track(str(curve["by"]), int(curve["of"]), stops)
+    for point in curve.points:
+        gone = sorted(numbers[unit] for unit in point.units if unit in numbers)
+        p = probability(point.comparison.p)
+        detail = f"{difference_text(point.comparison)}, p = {p}" if point.removed else "the whole model"
+        stops.append(Stop(point.removed, gone, result_text(point.result), detail))
+    return Track(curve.by, curve.of, stops)
 
 
-def _tested(data: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Track]:
+def _tested(prune: PruneDocument, numbers: Mapping[str, int]) -> list[Track]:
     """The sequence that a guarantee tested, as stops."""
-    found = data.get("guarantee")
-    if not found or not found["steps"]:
+    if prune.guarantee is None or not prune.guarantee.steps:
         return []
-    order = [str(unit) for unit in data["order"]]
     stops = []
-    for step in (step for step in found["steps"] if int(step["removed"]) <= len(order)):
-        gone = sorted(numbers[unit] for unit in order[: int(step["removed"])] if unit in numbers)
-        word = "shown" if step["shown"] else "not shown"
-        bound = f"{signed(-number(step['damage']))} points, at most {fixed(number(step['bound']), 1)} lost: {word}"
-        stops.append(Stop(int(step["removed"]), gone, fixed(number(step["value"]), 3), bound))
-    return [Track(f"{data['by']}, as tested", ordered(data), stops)]
+    for step in (step for step in prune.guarantee.steps if step.removed <= len(prune.order)):
+        gone = sorted(numbers[unit] for unit in prune.order[: step.removed] if unit in numbers)
+        word = "shown" if step.shown else "not shown"
+        bound = f"{signed(-step.damage)} points, at most {fixed(step.bound, 1)} lost: {word}"
+        stops.append(Stop(step.removed, gone, fixed(step.value, 3), bound))
+    return [Track(f"{prune.by}, as tested", ordered(prune), stops)]
 
 
-def ordered(data: Mapping[str, Any]) -> int:
+def ordered(prune: PruneDocument) -> int:
     """How many units `prune` put into an order; documents name the first of very many."""
-    return int(data["of"]) if len(data["order"]) >= MOST_NAMED else len(data["order"])
+    return prune.of if len(prune.order) >= MOST_NAMED else len(prune.order)
 
 
 # -- colours ---------------------------------------------------------------------------------------------------------------
@@ -356,9 +351,8 @@ def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
         facts.append(_texts(f"Without it{called}", units, {e.unit: difference_text(e.comparison) for e in effects}))
         facts.append(_texts(f"p, and corrected by Holm{called}", units, {e.unit: _ps(e) for e in effects}))
     facts += _transfer_facts(part, units)
-    if part.prune is not None and part.prune.get("order"):
-        order = [str(unit) for unit in part.prune["order"]]
-        places = {unit: f"{n} of {ordered(part.prune)}" for n, unit in enumerate(order, 1)}
+    if part.prune is not None and part.prune.order:
+        places = {unit: f"{n} of {ordered(part.prune)}" for n, unit in enumerate(part.prune.order, 1)}
         facts.append(_texts("Place in the order of removal", units, places))
     for track in [] if part.prune else orders(part, {unit: n for n, unit in enumerate(units)}):
         facts.append(Fact(f"Goes, by {track.name}", _leaving(track, len(units))))
@@ -382,21 +376,17 @@ def _kept(part: Part, units: Sequence[str]) -> Fact:
 
 def _transfer_facts(part: Part, units: Sequence[str]) -> list[Fact]:
     facts = []
-    for document in part.of("transfer"):
+    for document in part.of(TransferDocument):
         data = document.data
-        sides = checked(
-            document, lambda data: [(names, map(number, data["damage"][names])) for names in ("one", "other")]
-        )
-        for side, values in sides:
-            metric = str(data[side]["metric"])
-            named = dict(zip(map(str, data["units"]), values, strict=False))
-            digits = digits_for(named.values())
-            shown = {unit: f"{fixed(value, digits)} {metric}" for unit, value in named.items()}
+        for side, result, damage in (("one", data.one, data.damage.one), ("other", data.other, data.damage.other)):
+            digits = digits_for(damage)
+            lost = zip(data.units, damage, strict=True)
+            shown = {unit: f"{fixed(value, digits)} {result.metric}" for unit, value in lost}
             facts.append(_texts(f"Lost on {data_name(document, side)}", units, shown))
     return facts
 
 
-def data_name(document: Document, role: str) -> str:
+def data_name(document: Document[Any], role: str) -> str:
     """The data that a run had in some role, by name."""
     task = document.run.question.get("tasks", {}).get(role, {})
     return str(plain(str(task.get("data", role)))) if isinstance(task, dict) else role

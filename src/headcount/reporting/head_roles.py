@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..documents import roles as documents
+from ..documents.roles import BestHead, Head, Interval, RolesDocument
 from ..formatting import MINUS, counted, fixed, listed, percent
 from .findings import Part
 from .map_cells import Key, View
-from .run_reader import Document, checked, number
+from .run_reader import Document
 
 NONE = "none"
 # Main roles: the letters of a cell, and where such a head looks. The first one that a head has earned is its main role.
@@ -31,30 +32,6 @@ NAMES = {role: f"{_LONGER.get(role, role)} ({mark})" if mark else "no role" for 
 _SAID = {"rare": "for rare words", "alignment": "for alignment", "induction": "for induction", "copying": "for copying"}
 _SAID |= {"punctuation": "for punctuation", "sink": "for sinks"}  # the others are said as they are
 NOT_SPECIAL = ("first token", "punctuation")  # places of attention that are no special tokens
-_HEX = re.compile(r"[0-9a-fA-F]*")
-
-Span = tuple[float | None, ...]  # a value with the ends of its interval, where they are known
-
-
-class Role(NamedTuple):
-    """A role that a head has earned, in a sentence; `sure` is whether its whole interval would have earned it."""
-
-    role: str
-    text: str
-    sure: bool | None
-
-
-class Head(NamedTuple):
-    """What one head does."""
-
-    unit: str
-    type: str | None
-    main: str
-    confidence: Span
-    entropy: Span
-    roles: tuple[Role, ...]
-    offsets: dict[str, float]
-    mass: dict[str, float]  # what it gives to special tokens, by their names, and to punctuation
 
 
 class Relation(NamedTuple):
@@ -66,19 +43,19 @@ class Relation(NamedTuple):
     offset: int | None
     baseline: float
     pairs: int
-    heads: dict[str, tuple[float | None, ...]]
+    heads: Mapping[str, tuple[float | None, ...]]
     earned: tuple[str, ...]
-    fresh: tuple[str, tuple[float | None, ...]] | None  # chosen on every other sentence, told on the rest
+    fresh: BestHead | None  # chosen on every other sentence, told on the rest
 
     @property
     def best(self) -> str:
         """The head that gains most."""
-        return self.fresh[0] if self.fresh else max(self.heads, key=lambda unit: self.heads[unit][1] or 0.0)
+        return self.fresh.unit if self.fresh else max(self.heads, key=lambda unit: self.heads[unit][1] or 0.0)
 
     @property
     def told(self) -> tuple[float | None, ...]:
         """Its accuracy, gain, the ends of the gain's interval, and p."""
-        numbers = self.fresh[1] if self.fresh else self.heads[self.best][:4]
+        numbers = self.fresh.numbers if self.fresh else self.heads[self.best][:4]
         return (*numbers, self.heads[self.best][4])
 
     @property
@@ -101,7 +78,7 @@ class Example(NamedTuple):
 class Cast(NamedTuple):
     """All that one run of `roles` found."""
 
-    document: Document
+    document: Document[RolesDocument]
     called: str  # what tells it from other runs; empty where there is no other
     sets: str
     heads: dict[str, Head]
@@ -116,9 +93,8 @@ class Cast(NamedTuple):
 
 def casts(part: Part) -> list[Cast]:
     """What runs of `roles` found, in the order of the runs."""
-    documents = [one for one in part.of("roles") if one.data.get("heads")]
-    several = len(documents) > 1
-    return [checked(one, lambda data, one=one: _cast(data, one, several)) for one in documents]
+    found = [one for one in part.of(RolesDocument) if one.data.heads]
+    return [_cast(one, len(found) > 1) for one in found]
 
 
 def by_role(mains: Mapping[str, str], among: Sequence[str] | frozenset[str] | None = None) -> dict[str, int]:
@@ -198,7 +174,7 @@ def _heads(part: Part) -> dict[str, Head]:
     return {unit: head for cast in casts(part)[::-1] for unit, head in cast.heads.items()}
 
 
-def _span_text(span: Span, unit: str = "") -> str:
+def _span_text(span: Interval, unit: str = "") -> str:
     value, low, high = span
     if value is None:
         return ""
@@ -220,78 +196,24 @@ def offset_text(offset: int) -> str:
 # -- reading ---------------------------------------------------------------------------------------------------------------
 
 
-def _cast(data: Mapping[str, Any], document: Document, several: bool) -> Cast:
-    heads = [_head(one) for one in data["heads"]]
-    found = {head.unit: head for head in heads}
-    if len(found) < len(heads):
-        raise ValueError("a head is there twice")
-    special = {name for head in heads for name in head.mass} - {*NOT_SPECIAL}
+def _cast(document: Document[RolesDocument], several: bool) -> Cast:
+    data = document.data
+    special = {name for head in data.heads for name in head.mass} - {*NOT_SPECIAL}
     return Cast(
         document,
         document.run.folder.name if several else "",
-        str(data.get("sets", "")),
-        found,
-        tuple(_relation(one) for one in data.get("relations") or ()),
-        tuple(_example(one, special) for one in data.get("examples") or ()),
+        data.sets,
+        {head.unit: head for head in data.heads},
+        tuple(map(_relation, data.relations)),
+        tuple(_example(one, special) for one in data.examples),
     )
 
 
-def _head(one: Mapping[str, Any]) -> Head:
-    main = str(one["main"])
-    if main not in KINDS:
-        raise ValueError(f"{main!r:.30} is no role")
-    roles = tuple(
-        Role(str(own["role"]), str(own["text"]), None if own.get("sure") is None else bool(own["sure"]))
-        for own in one["roles"]
-    )
-    shares = ({str(name): number(n) for name, n in (one.get(key) or {}).items()} for key in ("offsets", "mass"))
-    type_ = None if one["type"] is None else str(one["type"])
-    return Head(str(one["unit"]), type_, main, _span(one["confidence"]), _span(one["entropy"]), roles, *shares)
+def _relation(one: documents.Relation) -> Relation:
+    told = (str(one.type), one.relation, one.direction, one.offset, one.baseline, one.pairs)
+    return Relation(*told, one.heads, one.earned, one.best)
 
 
-def _span(values: Sequence[Any]) -> Span:
-    value, low, high = (_maybe(one) for one in values)
-    return value, low, high
-
-
-def _maybe(value: Any) -> float | None:
-    return None if value is None else number(value)
-
-
-def _relation(one: Mapping[str, Any]) -> Relation:
-    heads = {str(unit): tuple(_maybe(value) for value in values) for unit, values in one["heads"].items()}
-    if any(len(values) != 5 for values in heads.values()):
-        raise ValueError("a head of a relation has accuracy, gain, low, high and p")
-    return Relation(
-        str(one["type"]),
-        str(one["relation"]),
-        str(one["direction"]),
-        None if one["offset"] is None else int(number(one["offset"])),
-        number(one["baseline"]),
-        int(number(one["pairs"])),
-        heads,
-        tuple(map(str, one["earned"])),
-        _fresh(one, heads),
-    )
-
-
-def _fresh(
-    one: Mapping[str, Any], heads: Mapping[str, tuple[float | None, ...]]
-) -> tuple[str, tuple[float | None, ...]] | None:
-    best = one.get("best")
-    if best is None:
-        return None
-    unit, numbers = str(best["unit"]), tuple(_maybe(value) for value in best["numbers"])
-    if unit not in heads or len(numbers) != 4:
-        raise ValueError("the best head of a relation is one of its heads, with accuracy, gain, low and high")
-    return unit, numbers
-
-
-def _example(one: Mapping[str, Any], special: set[str]) -> Example:
-    queries = tuple(map(str, one["queries"]))
-    keys = queries if one.get("keys") is None else tuple(map(str, one["keys"]))
-    attention = {str(unit): str(text) for unit, text in one["attention"].items()}
-    for unit, text in attention.items():
-        if len(text) != 2 * len(queries) * len(keys) or not _HEX.fullmatch(text):
-            raise ValueError(f"the attention of {unit:.20} is not {len(queries)} × {len(keys)} weights")
-    return Example(str(one["name"]), queries, keys, tuple(key in special for key in keys), attention)
+def _example(one: documents.Example, special: set[str]) -> Example:
+    keys = one.queries if one.keys is None else one.keys
+    return Example(one.name, one.queries, keys, tuple(key in special for key in keys), one.attention)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..documents.prune import BUDGETS, Budget, PruneDocument, Steps
+from ..documents.results import ResultDocument
 from ..formatting import Column, Table, bytes_text, counted, digits_for, flops_text, markdown_text, seconds_text, whole
-from ..plans import Plan
+from ..plans import ranges
 from ..stats.guarantee import TEST_NAMES, cap_in_words, least_in_words, unit_of
-from ..stats.results import Comparison
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
-BUDGETS = {"flops": "FLOPs", "params": "parameters", "time": "time"}
 PIPELINES = {
     "classification": "text-classification",
     "regression": "text-classification",
@@ -30,12 +30,12 @@ NOT_STOCK = (
 )
 
 
-def card(found: Mapping[str, Any]) -> str:
+def card(found: PruneDocument) -> str:
     """The README.md of a checkpoint, from what `prune` found (its `prune.json`); the hub renders it."""
     parts = [
         _front(found),
         _title(found),
-        markdown_text(found["sentence"]),
+        markdown_text(found.sentence),
         _numbers(found),
         _usage(found),
         _removed(found),
@@ -51,142 +51,143 @@ def amount_text(what: str, amount: float) -> str:
     return flops_text(amount) if what == "flops" else seconds_text(amount)
 
 
-def asked_text(budget: Mapping[str, Any]) -> str:
+def asked_text(budget: Budget) -> str:
     """What a budget was asked for: "50% of the FLOPs", "2 times as fast"."""
-    asked, what = budget["asked"], str(budget["what"])
-    if what == "time" and not isinstance(asked, str):
+    asked = budget.asked
+    if budget.what == "time" and not isinstance(asked, str):
         return f"{asked:g} times as fast"
-    return f"{asked if isinstance(asked, str) else f'{asked:g}'} of the {BUDGETS.get(what, what)}"
+    return f"{asked if isinstance(asked, str) else f'{asked:g}'} of the {BUDGETS.get(budget.what, budget.what)}"
 
 
-def counts(found: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+def counts(found: PruneDocument) -> list[tuple[str, int, int]]:
     """Units before and after by what they are; all of them together where `prune` chose among one kind."""
-    kinds, structure = [one.strip() for one in str(found["units"]).split(",")], found.get("structure") or ()
-    if len(kinds) < 2 or not structure:
-        return [(str(found["units"]), found["of"], found["of"] - found["removed"])]
+    kinds = [noun.strip() for noun in found.units.split(",")]
+    if len(kinds) < 2 or not found.structure:
+        return [(found.units, found.of, found.of - found.removed)]
     out = []
     for noun in kinds:
         if noun == "layers":
-            pairs = [(one["units"], one["units"] - len(one["gone"])) for one in found.get("layers") or ()]
+            pairs = [(stack.units, stack.units - len(stack.gone)) for stack in found.layers]
         else:
-            pairs = [(one["units"], one["left"]) for one in structure if one["kind"] == noun.removesuffix("s")]
+            pairs = [(site.units, site.left) for site in found.structure if site.kind == noun.removesuffix("s")]
         out.append((noun, sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)))
     return out
 
 
-def steps_told(found: Mapping[str, Any]) -> list[str]:
-    """What was done beyond choosing and cutting, a sentence for each: the budget, exchanges, tuning, recovery."""
+def steps_told(steps: Steps) -> list[str]:
+    """What was done beyond choosing and cutting, a sentence for each: the budget, exchanges, tuning."""
     out = []
-    if budget := found.get("budget"):
-        shown = {key: amount_text(budget["what"], budget[key]) for key in ("whole", "allowed", "predicted")}
-        measured = budget.get("measured")
-        end = "" if measured is None else f", {amount_text(budget['what'], measured)} measured"
+    if budget := steps.budget:
+        amounts = (budget.whole, budget.allowed, budget.predicted)
+        whole_one, allowed, predicted = (amount_text(budget.what, amount) for amount in amounts)
+        end = "" if budget.measured is None else f", {amount_text(budget.what, budget.measured)} measured"
+        out.append(f"Budget: {asked_text(budget)}, of {whole_one}: {allowed} allowed, {predicted} predicted{end}.")
+    if steps.rearranged:
         out.append(
-            f"Budget: {asked_text(budget)}, of {shown['whole']}: {shown['allowed']} allowed, {shown['predicted']} "
-            f"predicted{end}."
-        )
-    if found.get("rearranged"):
-        out.append(
-            f"Rearranged: {counted(found['rearranged'], 'unit')} changed places with others of the same site, because units "
+            f"Rearranged: {counted(steps.rearranged, 'unit')} changed places with others of the same site, because units "
             "that go together cost other than the sum of each alone."
         )
-    if found.get("not_tuned"):
-        out.append(str(found["not_tuned"]))
-    if tuned := found.get("tuned"):
-        used = [site for site in tuned["sites"] if site["used"]]
+    if steps.not_tuned:
+        out.append(steps.not_tuned)
+    if tuned := steps.tuned:
         fell = ""
-        if used:
-            shares = [site["tuned"] / site["error"] for site in used if site["error"]]
+        if tuned.used:
+            shares = [site.tuned / site.error for site in tuned.used if site.error]
             fell = (
                 f"; their squared distance from the whole model fell by {1 - sum(shares) / len(shares):.0%} on average"
             )
         out.append(
-            f"Tuned by least squares on {counted(tuned['examples'], 'example')}, without training: {len(used)} of "
-            f"{counted(len(tuned['sites']), 'site')}{fell}."
+            f"Tuned by least squares on {counted(tuned.examples, 'example')}, without training: {len(tuned.used)} of "
+            f"{counted(len(tuned.sites), 'site')}{fell}."
         )
-    if recovered := found.get("recovered"):
-        how = "distilled from the whole model" if recovered.get("distilled") else "trained on the labels"
-        known = {"epochs", "examples", "steps"} <= set(recovered)
-        how_long = (
-            f" in {counted(recovered['epochs'], 'epoch')} over {whole(recovered['examples'])} examples "
-            f"({counted(recovered['steps'], 'step')})"
-            if known
-            else ""
-        )
-        metric, after = found["before"]["metric"], found["after"]["value"]
-        out.append(f"Recovered{how_long}, {how}: {metric} was {recovered['before']:.4f} as cut, and is {after:.4f}.")
     return out
 
 
-def _front(found: Mapping[str, Any]) -> str:
+def recovery_told(found: PruneDocument) -> list[str]:
+    """How the cut model was trained once more, and what that gave, in a sentence; none where it was not."""
+    recovered = found.recovered
+    if recovered is None:
+        return []
+    how = "distilled from the whole model" if recovered.distilled else "trained on the labels"
+    how_long = ""
+    if recovered.epochs is not None and recovered.examples is not None and recovered.steps is not None:
+        how_long = (
+            f" in {counted(recovered.epochs, 'epoch')} over {whole(recovered.examples)} examples "
+            f"({counted(recovered.steps, 'step')})"
+        )
+    metric, after = found.before.metric, found.after.value
+    return [f"Recovered{how_long}, {how}: {metric} was {recovered.before:.4f} as cut, and is {after:.4f}."]
+
+
+def _front(found: PruneDocument) -> str:
     """The front matter, which the hub reads."""
     from huggingface_hub import ModelCardData
 
-    fields: dict[str, Any] = dict(found.get("base_card", {}))
-    if _HUB_NAME.fullmatch(found["model"]) and not Path(found["model"]).exists():
-        fields["base_model"] = found["model"]
-    library = "transformers" if found.get("stock") else "headcount"
-    pipeline = PIPELINES.get(found.get("task", ""))
+    fields: dict[str, Any] = dict(found.base_card or {})
+    if _HUB_NAME.fullmatch(found.model) and not Path(found.model).exists():
+        fields["base_model"] = found.model
+    library = "transformers" if found.stock else "headcount"
+    pipeline = PIPELINES.get(found.task or "")
     data = ModelCardData(library_name=library, pipeline_tag=pipeline, tags=["headcount", "pruned"], **fields)
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _title(found: Mapping[str, Any]) -> str:
-    return f"# {markdown_text(_last(found['model']))}, smaller"
+def _title(found: PruneDocument) -> str:
+    return f"# {markdown_text(_last(found.model))}, smaller"
 
 
-def _numbers(found: Mapping[str, Any]) -> str:
-    before, after = found["before"], found["after"]
+def _numbers(found: PruneDocument) -> str:
+    before, after = found.before, found.after
     rows = [
-        (f"{before['metric']} (n={before['n']})", _value(before), _value(after)),
+        (f"{before.metric} (n={before.n})", _value(before), _value(after)),
         *((noun, whole(had), whole(has)) for noun, had, has in counts(found)),
-        ("parameters", f"{found['parameters'][0]:,}", f"{found['parameters'][1]:,}"),
-        ("weights on disk", bytes_text(found["bytes"][0]), bytes_text(found["bytes"][1])),
+        ("parameters", f"{found.parameters[0]:,}", f"{found.parameters[1]:,}"),
+        ("weights on disk", bytes_text(found.bytes[0]), bytes_text(found.bytes[1])),
     ]
-    if found.get("flops"):
-        rows.append(("FLOPs of one example", *(flops_text(count) for count in found["flops"])))
-    speed = found.get("speed")
-    notes = [f"Difference: {Comparison.from_json(found['comparison'])}."]
+    if found.flops is not None:
+        rows.append(("FLOPs of one example", *(flops_text(count) for count in found.flops)))
+    speed = found.speed
+    notes = [f"Difference: {found.comparison}."]
     if speed:
-        first, last = speed["rows"][0], speed["rows"][-1]
-        shown = [f"{row['examples_per_second']:,.0f}" for row in (first, last)]
-        at = "" if last["length"] is None else f", length {last['length']}"
-        rows.append((f"examples per second (batch {last['batch']}{at})", *shown))
-        spread = f"{last['ratio']:.2f} [{last['ratio_low']:.2f}, {last['ratio_high']:.2f}]"
+        first, last = speed.rows[0], speed.rows[-1]
+        shown = [f"{row.examples_per_second:,.0f}" for row in (first, last)]
+        at = "" if last.length is None else f", length {last.length}"
+        rows.append((f"examples per second (batch {last.batch}{at})", *shown))
+        spread = f"{last.ratio:.2f} [{last.ratio_low:.2f}, {last.ratio_high:.2f}]"
         notes.append(
-            f"{spread} times as fast (median and quartiles; {speed['device']}, {speed['dtype']}); "
-            f"the multiply-adds allow {last['limit']:.2f}."
+            f"{spread} times as fast (median and quartiles; {speed.device}, {speed.dtype}); "
+            f"the multiply-adds allow {last.limit:.2f}."
         )
-    more = "".join(f"\n\n{markdown_text(line)}" for line in steps_told(found))
+    more = "".join(f"\n\n{markdown_text(line)}" for line in [*steps_told(found.steps), *recovery_told(found)])
     return _table(("", "before", "after"), rows) + "\n\n" + markdown_text(" ".join(notes)) + more
 
 
-def _usage(found: Mapping[str, Any]) -> str:
-    folder = json.dumps(found["output"])
+def _usage(found: PruneDocument) -> str:
+    folder = json.dumps(found.output)
     return (
         "## Use\n\n"
-        f"```python\nimport headcount\n\nmodel = headcount.load({folder})  # {_code(found['class'])}\n```\n\n"
-        f"It was loaded again from this folder, and {proved(found)}. {STOCK if found.get('stock') else NOT_STOCK}"
+        f"```python\nimport headcount\n\nmodel = headcount.load({folder})  # {_code(found.class_name)}\n```\n\n"
+        f"It was loaded again from this folder, and {proved(found)}. {STOCK if found.stock else NOT_STOCK}"
     )
 
 
-def proved(found: Mapping[str, Any]) -> str:
+def proved(found: PruneDocument) -> str:
     """What was proved about the checkpoint on a batch of examples, in words."""
-    if found.get("recovered"):
+    if found.recovered:
         return "computes what the trained model computes; before the training, the cut was proved equal to masking the units"
-    if found.get("tuned"):
+    if found.steps.tuned:
         return "computes what the whole model computes with the same units masked and the others scaled as tuned"
     return "computes what the whole model computes with the same units closed"
 
 
-def _removed(found: Mapping[str, Any]) -> str:
-    why = Plan.from_json(found["plan"])
-    rows = [(s["name"], s["units"], s["left"], s["manner"], f"-{s['parameters']:,}") for s in found["sites"]]
-    gone = {site: indices for site, indices in found["plan"]["remove"].items()}
+def _removed(found: PruneDocument) -> str:
+    why = found.plan.why
+    rows = [(s.name, s.units, s.left, s.manner, f"-{s.parameters:,}") for s in found.sites]
+    gone = {site: ranges(indices) for site, indices in found.plan.by_site().items()}
     rows = [(name, *rest[:2], shortened(gone.get(name, "")), *rest[2:]) for name, *rest in rows]
     head = ("site", "units", "left", "removed", "manner", "parameters")
-    about = f"{why.why[0].upper()}{why.why[1:]}." if why.why else ""
-    note = "".join(f"\n\nLeft alone: {markdown_text(one['reason'])}" for one in found.get("left_alone", [])[:3])
+    about = f"{why[0].upper()}{why[1:]}." if why else ""
+    note = "".join(f"\n\nLeft alone: {markdown_text(one.reason)}" for one in found.left_alone[:3])
     return f"## What was removed\n\n{markdown_text(about)}\n\n{_table(head, rows)}{note}"
 
 
@@ -195,58 +196,58 @@ def shortened(indices: str) -> str:
     return indices if len(indices) <= 120 else indices[:117].rpartition(",")[0] + ", …"
 
 
-def _promise(found: Mapping[str, Any]) -> str:
-    held = found["guarantee"]
+def _promise(found: PruneDocument) -> str:
+    held = found.guarantee
     if held is None:
         return ""
-    digits = digits_for([step["bound"] for step in held["steps"]], more=1)
+    digits = digits_for([step.bound for step in held.steps], more=1)
     rows = [
         (
-            step["removed"],
-            f"{step['value']:.4f}",
-            f"{step['damage']:+.{digits}f}",
-            f"{step['bound']:.{digits}f}",
-            f"{step['p']:.2g}",
-            "yes" if step["shown"] else "no",
+            step.removed,
+            f"{step.value:.4f}",
+            f"{step.damage:+.{digits}f}",
+            f"{step.bound:.{digits}f}",
+            f"{step.p:.2g}",
+            "yes" if step.shown else "no",
         )
-        for step in held["steps"]
+        for step in held.steps
     ]
-    level = held["alpha"] / held.get("tries", 1)
-    head = ("removed", held["metric"], "lost", "at most, for this plan alone", "p", "shown")
-    groups, least = held.get("groups"), held.get("least")  # documents of earlier versions have neither, and no cap
-    examples = f"{held['n']} examples" + ("" if groups is None else f" in {groups} groups")
-    capped = cap_in_words(held.get("cap"), held["metric"], groups)
-    how = TEST_NAMES[held["test"]].lstrip(", ")
-    sure = "about" if held["test"] == "bootstrap" else "at most"
+    level = held.alpha / held.tries
+    head = ("removed", held.metric, "lost", "at most, for this plan alone", "p", "shown")
+    groups, least = held.groups, held.least
+    examples = f"{held.n} examples" + ("" if groups is None else f" in {groups} groups")
+    capped = cap_in_words(held.cap, held.metric, groups)
+    how = TEST_NAMES[held.test].lstrip(", ")
+    sure = "about" if held.test == "bootstrap" else "at most"
     text = (
-        f"Plans were tested from the mildest on against losing {held['drop']:g} or more ({unit_of(held['metric'])}){capped}, "
+        f"Plans were tested from the mildest on against losing {held.drop:g} or more ({unit_of(held.metric)}){capped}, "
         f"each at level {level:g}, on {examples} that had no part in the scores, and the first that could not be "
         f"shown ended it ({how}). The plan kept is the last one shown. Repeated on fresh examples like these, a wrong promise "
-        f"would come out in {sure} {100 * held['alpha']:g} % of the repetitions."
+        f"would come out in {sure} {100 * held.alpha:g} % of the repetitions."
     )
-    text += f" This is {found['tried']}." if found.get("tried") else ""
+    text += f" This is {found.steps.tried}." if found.steps.tried else ""
     if least is not None:
-        text += f" Of any plan, {least_in_words(held['n'], least, held['metric'])}."
+        text += f" Of any plan, {least_in_words(held.n, least, held.metric)}."
     return f"## The guarantee\n\n{markdown_text(text)}\n\n{_table(head, rows)}"
 
 
-def _data(found: Mapping[str, Any]) -> str:
-    rows = [(s["data"], s["n"], s["what"]) for s in found.get("sets", [])]
+def _data(found: PruneDocument) -> str:
+    rows = [(s.data, s.n, s.what) for s in found.sets]
     parts = [_table(("data", "examples", "used"), rows)] if rows else []
-    if found.get("sets_note"):
-        parts.append(f"Note: {markdown_text(found['sets_note'])}.")
+    if found.sets_note:
+        parts.append(f"Note: {markdown_text(found.sets_note)}.")
     return "\n\n".join(["## Data", *parts]) if parts else ""
 
 
-def _again(found: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
-    command = f"```\n{_code(found['command'])}\n```\n\n" if found.get("command") else ""
-    signature = f"`{_code(found['signature']).replace('`', chr(39))}`"
+def _again(found: PruneDocument) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())
+    command = f"```\n{_code(found.command)}\n```\n\n" if found.command else ""
+    signature = f"`{_code(found.signature).replace('`', chr(39))}`"
     return f"## Made by\n\n{command}Signature: {signature}\n\nVersions: {markdown_text(versions)}. The plan is in `plan.json`."
 
 
-def _value(result: Mapping[str, Any]) -> str:
-    return f"{result['value']:.4f} [{result['low']:.4f}, {result['high']:.4f}]"
+def _value(result: ResultDocument) -> str:
+    return f"{result.value:.4f} [{result.low:.4f}, {result.high:.4f}]"
 
 
 def _last(name: str) -> str:

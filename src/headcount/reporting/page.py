@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
+from ..documents.curves import CurvesDocument
 from ..errors import BadRun
 from ..formatting import Table, counted, listed
 from ..plans import index_of, site_of
@@ -197,7 +198,7 @@ def _chapter(part: Part, number: int) -> Chapter:
 
 def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
     """The first curve; without one, the sequence that a guarantee tested, what learned gates keep, or what layers keep."""
-    for document in part.of("curves")[:1]:
+    for document in part.of(CurvesDocument)[:1]:
         about = measurements.curve_about(document)
         return Main(f"{anchor}-main", "What is left as units go", about, measurements.curve_chart(part, document))
     drawn = {one.key: one.charts[0] for one in made[::-1] if one.charts}

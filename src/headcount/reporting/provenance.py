@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from ..documents.curves import CurvesDocument, OverDocument
+from ..documents.prune import PruneDocument
 from ..errors import HeadcountError
 from ..runs import Record
 from .findings import Part
 from .run_reader import Document, plain
-
-SIGNED = ("base", "one", "other", "before", "after", "guarantee", "full", "learned")  # results within documents
 
 
 class Provenance(NamedTuple):
@@ -27,7 +28,7 @@ class Provenance(NamedTuple):
 def how(part: Part, run: Record) -> Provenance:
     """Command, signatures, data and versions of a run."""
     documents = [one for one in part.documents if one.run is run]
-    inside = [str(one.data["command"]) for one in documents if isinstance(one.data.get("command"), str)]
+    inside = [one.data.command for one in documents if isinstance(one.data, PruneDocument) and one.data.command]
     told, question = inside[0] if inside else _kept_command(run), run.question
     tasks = question.get("tasks")
     facts = [("Asked", run.signature), ("On", run.created)]
@@ -53,25 +54,24 @@ def _kept_command(run: Record) -> str:
     return str(kept.get("command", "")) if isinstance(kept, dict) else ""
 
 
-def _signatures(documents: Sequence[Document]) -> list[tuple[str, str]]:
+def _signatures(documents: Sequence[Document[Any]]) -> list[tuple[str, str]]:
     """Every signature in the documents, by where it stands; a text that stands in several places of one is told once."""
     out = []
     for one in documents:
         places = [(one.name, one.data)]
-        places += [(f"{one.name}, {key}", one.data.get(key)) for key in SIGNED]
-        drawn = [(one.name, one.data.get("curves"))] if one.kind == "curves" else []
-        for stage in one.data.get("checkpoints") or () if one.kind == "over" else ():
-            drawn.append((f"{one.name}, {stage.get('name')}", stage.get("curves")))
-        for called, curves in drawn:
-            for made in curves if isinstance(curves, list) else ():
-                points = made.get("points") or [{}]
-                places.append((f"{called}, {made.get('by')}", points[-1].get("result")))
+        places += [(f"{one.name}, {field.name}", getattr(one.data, field.name)) for field in fields(one.data)]
+        if isinstance(one.data, CurvesDocument):
+            places += [(f"{one.name}, {curve.by}", curve.points[-1].result) for curve in one.data.curves]
+        if isinstance(one.data, OverDocument):
+            for stage in one.data.checkpoints:
+                called = f"{one.name}, {stage.name}"
+                places += [(f"{called}, {curve.by}", curve.points[-1].result) for curve in stage.curves]
         told: dict[str, str] = {}
         for place, holder in places:
-            found = holder.get("signature") if isinstance(holder, dict) else None
-            if isinstance(found, str) and found:
-                told.setdefault(found, place)
-        out += [(place, found) for found, place in told.items()]
+            signature = getattr(holder, "signature", None)
+            if signature:
+                told.setdefault(signature, place)
+        out += [(place, signature) for signature, place in told.items()]
     return out
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from ..documents.learned import LearnedDocument
+
 GATES = ("l0", "subset", "movement", "layerdrop")  # methods that learn gates; all others choose first
 MOST_TOLD = 2  # differences in a name; beyond it, as few as tell everything apart
 
@@ -35,22 +37,22 @@ class Place(NamedTuple):
     only: tuple[str, ...]
 
 
-def training_of(data: Mapping[str, Any], question: Mapping[str, Any]) -> dict[str, Any]:
+def training_of(data: LearnedDocument, question: Mapping[str, Any]) -> dict[str, Any]:
     """How a run was trained, in flat facts: its recipe but for the seed, its data, and the settings of its method.
 
     Documents that do not have the settings are known by what their command was asked.
     """
-    recipe, settings = _dict(data.get("trained")), data.get("settings")
-    asked = settings if isinstance(settings, dict) else _dict(question.get("options"))
+    recipe, settings = data.trained or {}, data.settings
+    asked = _dict(question.get("options")) if settings is None else settings
     data_set = _dict(_dict(question.get("tasks")).get("train"))
-    facts = {"recovered": _dict(data.get("recovered")).get("steps"), **recipe}
+    facts = {"recovered": None if data.recovered is None else data.recovered.steps, **recipe}
     facts |= {"examples": data_set.get("n"), "data": data_set.get("data")}
     for key, value in asked.items():
         if key not in _NOT_TRAINING:
             facts |= _flat("gates lr" if key == "lr" else str(key), value)
     facts.pop("seed", None)
     noted = {key: None if value in (False, [], {}, "") and value != 0 else value for key, value in facts.items()}
-    return noted if isinstance(settings, dict) else noted | {"settings": _NOT_NOTED}
+    return noted | {"settings": _NOT_NOTED} if settings is None else noted
 
 
 def differences(trainings: Sequence[Mapping[str, Any]]) -> list[str]:

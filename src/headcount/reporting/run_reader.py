@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from ..documents.kinds import KINDS
+from ..documents.reading import JsonDocument
 from ..errors import BadRun, HeadcountError
-from ..plans import Plan
 from ..runs import RUN, Record, read
 from ..stats.results import Comparison
 
-KINDS = (
-    *("prune", "learned", "curves", "over", "training", "scores", "ablation", "all-but-one", "transfer", "bench"),
-    *("lottery", "result", "roles", "claims"),
-)
 ALPHA = 0.05
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+Data = TypeVar("Data", bound=JsonDocument)
 
 
-class Document(NamedTuple):
+class Document(NamedTuple, Generic[Data]):
     """One answer of one run."""
 
-    kind: str
     name: str  # of the file, without its ending
-    data: dict[str, Any]
+    data: Data
     run: Record
+
+    @property
+    def file(self) -> str:
+        """The file."""
+        return f"{self.run.folder / self.name}.json"
 
 
 def records_in(folder: Path) -> list[Record]:
@@ -54,29 +55,28 @@ def is_of_a_paper(record: Record) -> bool:
     return record.question.get("command") == "reproduce" or (record.folder / "claims.json").is_file()
 
 
-def documents_of(record: Record) -> list[Document]:
+def documents_of(record: Record) -> list[Document[Any]]:
     """The documents of a run that a report can show."""
     names = sorted(path.stem for path in record.folder.glob("*.json"))
-    kinds = {name: name if name in KINDS else "scores" if name.startswith("scores-") else "" for name in names}
+    kinds = {name: "scores" if name.startswith("scores-") else name for name in names}
     out = []
-    for name in sorted((n for n in names if kinds[n]), key=lambda n: KINDS.index(kinds[n])):
-        data = plain(record.read_json(name))
-        if not isinstance(data, dict):
-            raise BadRun(f"{record.folder / name}.json is not what headcount writes; run its command again.")
-        out.append(Document(kinds[name], name, data, record))
+    for kind, of_kind in KINDS.items():
+        for name in (name for name in names if kinds[name] == kind):
+            data = of_kind.from_json(plain(record.read_json(name)), f"{record.folder / name}.json")
+            out.append(Document(name, data, record))
     return out
 
 
-def checked(document: Document, build: Callable[[dict[str, Any]], Any]) -> Any:
-    """`build(data)`, with everything that is not as a command writes it turned into one sentence."""
+def checked(document: Document[Data], build: Callable[[Data], Any]) -> Any:
+    """`build(data)`, with everything about the numbers that no section can show turned into one sentence."""
     try:
         return build(document.data)
     except HeadcountError as error:
-        raise BadRun(f"{document.run.folder / document.name}.json cannot be used: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise BadRun(f"{document.file} cannot be used: {error}") from None
+    except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
         raise BadRun(
-            f"{document.run.folder / document.name}.json is not what headcount writes "
-            f"({type(error).__name__}: {error!s:.60}); run its command again in a new folder."
+            f"{document.file} is not what headcount writes ({type(error).__name__}: {error!s:.60}); "
+            "run its command again in a new folder."
         ) from None
 
 
@@ -87,24 +87,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {plain(key): plain(one) for key, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list) else value
-
-
-def number(value: Any) -> float:
-    """A finite number, or `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.40} is not a finite number")
-    return float(value)
-
-
-def units_of(plan: Any) -> list[str]:
-    """The units of a plan's JSON as texts."""
-    return [str(unit) for unit in Plan.from_json(plan)]
-
-
-def comparison_of(data: Mapping[str, Any]) -> Comparison:
-    """The comparison among the fields of a row."""
-    names = Comparison.__dataclass_fields__
-    return Comparison.from_json({name: value for name, value in data.items() if name in names})
 
 
 def beyond_chance(one: Comparison, by: str = "p_holm") -> bool:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
+from ..documents.bench import Bench, Speed
+from ..documents.curves import Curve, CurvePoint, CurvesDocument, OverDocument
+from ..documents.lottery import LotteryDocument, UnitCounts
+from ..documents.prune import PruneDocument
+from ..documents.results import ResultDocument
+from ..documents.training import TrainingDocument
 from ..formatting import (
     bytes_text,
     counted,
@@ -24,7 +31,7 @@ from ..stats.results import difference_text, unit_of
 from . import head_map, head_roles
 from .findings import Lesson, Part
 from .model_card import counts
-from .run_reader import ALPHA, beyond_chance, checked, comparison_of, number
+from .run_reader import ALPHA, beyond_chance, checked
 
 DROP = 1.0  # points, for the sentence about a curve
 
@@ -39,17 +46,18 @@ class Tile(NamedTuple):
 
 def answer(part: Part) -> str:
     """The answer in one sentence: of `prune` if it was run, else of what says most."""
-    if part.prune is not None and part.prune.get("sentence"):
-        return str(part.prune["sentence"])
+    if part.prune is not None and part.prune.sentence:
+        return part.prune.sentence
     first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_effects)
     ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
     for told in (*ways, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training):
         sentence = told(part)
         if sentence:
             return sentence
-    results = [document.data for document in part.of("result")]
+    results = part.of(ResultDocument)
     if results:
-        return f"The model's {results[0]['metric']} is {result_text(results[0])} on {results[0]['n']} examples."
+        result = results[0].data
+        return f"The model's {result.metric} is {result_text(result)} on {result.n} examples."
     return "No run has come to an answer yet."
 
 
@@ -60,9 +68,7 @@ def tiles(part: Part) -> list[Tile]:
     out = []
     base = base_of(part)
     if base is not None:
-        out.append(
-            Tile(str(base["metric"]), result_text(base, interval=False), f"{_span(base)}, n\u00a0=\u00a0{base['n']}")
-        )
+        out.append(Tile(base.metric, result_text(base, interval=False), f"{_span(base)}, n\u00a0=\u00a0{base.n}"))
     units = [unit for grid in part.grids for unit in grid.units]
     if units:
         sites = len({site for grid in part.grids for site in grid.rows})
@@ -81,70 +87,61 @@ def tiles(part: Part) -> list[Tile]:
         out.append(Tile(f"{first.units} kept", f"{first.kept} of {first.of}", told))
     if made is not None:
         point = _safe(made)
-        label, by = ("can go", "") if best is None else ("can go without training", f"by {made['by']}, ")
-        out.append(Tile(label, percent(point["removed"] / made["of"]), by + _before(made)))
+        label, by = ("can go", "") if best is None else ("can go without training", f"by {made.by}, ")
+        out.append(Tile(label, percent(point.removed / made.of), by + _before(made)))
     return out + _lottery_tiles(part) + _bench_tiles(part)
 
 
-def base_of(part: Part) -> dict[str, Any] | None:
+def base_of(part: Part) -> ResultDocument | None:
     """The whole model's result, from whichever run measured it."""
-    for runs in part.places.values():
-        return runs[0].full
-    for kind, find in (
-        ("curves", lambda data: data["curves"][0]["points"][0]["result"]),
-        ("ablation", lambda data: data["base"]),
-        ("all-but-one", lambda data: data["base"]),
-        ("transfer", lambda data: data["one"]),
-        ("result", lambda data: data),
-    ):
-        for document in part.of(kind):
-            found: dict[str, Any] = checked(document, find)
-            return found
-    return None
+    wholes = [runs[0].full for runs in part.places.values()]
+    wholes += [document.data.curves[0].whole for document in part.of(CurvesDocument)]
+    wholes += [document.data.base for document in part.of(AblationDocument)]
+    wholes += [document.data.base for document in part.of(AllButOneDocument)]
+    wholes += [document.data.one for document in part.of(TransferDocument)]
+    wholes += [document.data for document in part.of(ResultDocument)]
+    return wholes[0] if wholes else None
 
 
 # -- the answer ------------------------------------------------------------------------------------------------------------
 
 
-def _first_curve(part: Part) -> dict[str, Any] | None:
+def _first_curve(part: Part) -> Curve | None:
     """The first curve that follows scores."""
-    for document in part.of("curves"):
-        for made in checked(document, lambda data: list(data["curves"])):
-            if made.get("by") != "random" and len(made["points"]) > 1:
-                return dict(made)
-    return None
+    curves = [curve for document in part.of(CurvesDocument) for curve in document.data.scored]
+    return next((curve for curve in curves if len(curve.points) > 1), None)
 
 
-def _safe(made: Mapping[str, Any]) -> dict[str, Any]:
+def _safe(curve: Curve) -> CurvePoint:
     """The last point before the metric has first fallen by more than `DROP` points (a tenth of it, where it has none)."""
-    best = made["points"][0]
-    for point in made["points"]:
-        one = comparison_of(point["comparison"])
+    best = curve.points[0]
+    for point in curve.points:
+        one = point.comparison
         if one.damage > (DROP if unit_of(one) == "points" else abs(one.before) / 10):
             break
         best = point
-    return dict(best)
+    return best
 
 
-def _before(made: Mapping[str, Any]) -> str:
+def _before(curve: Curve) -> str:
     """Up to where the answer looks: "before more than 1 point of accuracy is lost"."""
-    one = comparison_of(made["points"][0]["comparison"])
+    one = curve.points[0].comparison
     if unit_of(one) == "points":
         return f"before more than 1 point of {one.metric} is lost"
     return f"before the {one.metric} has {'fallen' if one.higher_is_better else 'risen'} by more than a tenth"
 
 
 def _told_by_curve(part: Part) -> str:
-    made = _first_curve(part)
-    if made is None:
+    curve = _first_curve(part)
+    if curve is None:
         return ""
-    point, of = _safe(made), made["of"]
-    value, base = point["result"], made["points"][0]["result"]
-    if not point["removed"]:
-        return f"Not one step along this order of {of} {noun_of_curve(made)} is possible {_before(made)}."
+    point, of = _safe(curve), curve.of
+    value, base = point.result, curve.whole
+    if not point.removed:
+        return f"Not one step along this order of {of} {noun_of_curve(curve)} is possible {_before(curve)}."
     return (
-        f"{point['removed']} of {of} {noun_of_curve(made)} ({percent(point['removed'] / of)}) can go {_before(made)}: "
-        f"{result_text(base, interval=False)} → {result_text(value, interval=False)} on {value['n']} examples. "
+        f"{point.removed} of {of} {noun_of_curve(curve)} ({percent(point.removed / of)}) can go {_before(curve)}: "
+        f"{result_text(base, interval=False)} → {result_text(value, interval=False)} on {value.n} examples. "
         "This describes one curve; it is not a guarantee."
     )
 
@@ -184,7 +181,7 @@ def _best_lesson(part: Part) -> _Best | None:
 
 
 def _told_by_lottery(part: Part) -> str:
-    return next((str(one.data["sentence"]) for one in part.of("lottery") if one.data.get("sentence")), "")
+    return next((one.data.sentence for one in part.of(LotteryDocument) if one.data.sentence), "")
 
 
 def _told_by_lessons(part: Part) -> str:
@@ -192,7 +189,7 @@ def _told_by_lessons(part: Part) -> str:
     if best is None:
         return ""
     group, one = best.group, best.group[0]
-    values = [each.result["value"] for each in group]
+    values = [each.result.value for each in group]
     after = fixed(sum(values) / len(values), len(result_text(one.full, interval=False).partition(".")[2]))
     seeds = f" on average over {len(group)} seeds" if len(group) > 1 else ""
     size = difference_text(one.comparison)
@@ -202,39 +199,34 @@ def _told_by_lessons(part: Part) -> str:
         size = f"{mean} {unit_of(one.comparison)}, from {low} to {high},"
     chosen = f"{best.how}; it was chosen on these very examples" if best.how else "This describes what was run"
     return (
-        f"With {one.kept} of {one.of} {one.units} kept (“{one.label}”), {one.full['metric']} is {after}{seeds}, where the "
-        f"whole model has {result_text(one.full, interval=False)}: {size} on {one.result['n']} examples. {chosen}"
+        f"With {one.kept} of {one.of} {one.units} kept (“{one.label}”), {one.full.metric} is {after}{seeds}, where the "
+        f"whole model has {result_text(one.full, interval=False)}: {size} on {one.result.n} examples. {chosen}"
         f"{', and is' if best.how else '; it is'} not a guarantee."
     )
 
 
 def _told_by_over(part: Part) -> str:
-    for document in part.of("over"):
-
-        def build(data: dict[str, Any]) -> str:
-            stages = [(str(one["name"]), one["curves"][0]) for one in data["checkpoints"]]
-            told = []
-            for name, made in stages if len(stages) == 1 else (stages[0], stages[-1]):
-                base = made["points"][0]["result"]
-                share = percent(_safe(made)["removed"] / made["of"])
-                told.append(f"{share} at {name} ({base['metric']} {result_text(base, interval=False)})")
-            return f"Of the {noun_of_curve(stages[0][1])} of each checkpoint, {listed(told)} can go {_before(stages[0][1])}."
-
-        sentence: str = checked(document, build)
+    for document in part.of(OverDocument):
+        sentence: str = checked(document, _over_sentence)
         return sentence
     return ""
 
 
+def _over_sentence(data: OverDocument) -> str:
+    stages = [(stage.name, stage.curves[0]) for stage in data.checkpoints]
+    told = []
+    for name, curve in stages if len(stages) == 1 else (stages[0], stages[-1]):
+        share = percent(_safe(curve).removed / curve.of)
+        told.append(f"{share} at {name} ({curve.whole.metric} {result_text(curve.whole, interval=False)})")
+    return f"Of the {noun_of_curve(stages[0][1])} of each checkpoint, {listed(told)} can go {_before(stages[0][1])}."
+
+
 def _told_by_training(part: Part) -> str:
-    for document in part.of("training"):
-        after = document.data.get("after")
-        if after:
-            before = document.data.get("before")
-            was = checked(document, lambda _, b=before: f", and was {result_text(b)} before" if b else "")
-            told = checked(
-                document, lambda data: (data["after"]["metric"], result_text(data["after"]), data["after"]["n"])
-            )
-            return f"After training, {told[0]} is {told[1]} on {told[2]} examples{was}."
+    for document in part.of(TrainingDocument):
+        before, after = document.data.before, document.data.after
+        if after is not None:
+            was = f", and was {result_text(before)} before" if before is not None else ""
+            return f"After training, {after.metric} is {result_text(after)} on {after.n} examples{was}."
     return ""
 
 
@@ -259,8 +251,8 @@ def _told_by_effects(part: Part) -> str:
 
 
 def _told_by_one(part: Part) -> str:
-    for document in part.of("all-but-one"):
-        rows = checked(document, lambda data: [comparison_of(row) for row in data["attentions"]])
+    for document in part.of(AllButOneDocument):
+        rows = [row.comparison for row in document.data.attentions]
         fine = sum(not (one.worse and beyond_chance(one)) for one in rows)
         return f"In {fine} of {counted(len(rows), 'attention')} no loss could be shown with one head alone."
     return ""
@@ -278,10 +270,9 @@ def _told_by_scores(part: Part) -> str:
 
 
 def _told_by_transfer(part: Part) -> str:
-    for document in part.of("transfer"):
+    for document in part.of(TransferDocument):
         one, other = (head_map.data_name(document, side) for side in ("one", "other"))
-        sentence: str = checked(document, lambda data, one=one, other=other: related(data, one, other))
-        return sentence
+        return related(document.data, one, other)
     return ""
 
 
@@ -290,17 +281,17 @@ def _told_by_roles(part: Part) -> str:
 
 
 def _told_by_bench(part: Part) -> str:
-    for document in part.of("bench"):
+    for document in part.of(Bench):
         best = _best(document.data)
         if best:
-            speed, than = times(number(best["ratio"])), reference(document.data)
-            return f"{best['model']} is {speed} as fast as {than} at batch size {best['batch']}."
+            speed, than = times(best.ratio), document.data.reference
+            return f"{best.model} is {speed} as fast as {than} at batch size {best.batch}."
     return ""
 
 
-def related(data: Mapping[str, Any], one: str = "one", other: str = "the other") -> str:
+def related(data: TransferDocument, one: str = "one", other: str = "the other") -> str:
     """Whether the same units matter on two data sets, as far as the correlation of damages can show it."""
-    r, p = (number(data["pearson"][key]) for key in ("value", "p"))
+    r, p = data.pearson.value, data.pearson.p
     numbers = f"(r = {fixed(r, 2)}, p {'' if p < 0.0001 else '= '}{probability(p)})"
     if p > ALPHA:
         return f"No relation could be shown between what matters on {one} and on {other} {numbers}."
@@ -309,26 +300,25 @@ def related(data: Mapping[str, Any], one: str = "one", other: str = "the other")
     return f"Units that matter on {one} matter on {other} {numbers}."
 
 
-def room(data: Mapping[str, Any]) -> str:
+def room(data: TransferDocument) -> str:
     """How high the correlation of damages could be for the noise of the examples; nothing where a document does not say."""
-    if "ceiling" not in data:
+    if data.ceiling is None:
         return ""
-    told = fixed(number(data["ceiling"]), 2)
-    if "ceiling_low" in data:
-        low, high = (fixed(number(data[f"ceiling_{end}"]), 2) for end in ("low", "high"))
-        told += f" [{low}, {high}]"
+    told = fixed(data.ceiling, 2)
+    if data.ceiling_low is not None and data.ceiling_high is not None:
+        told += f" [{fixed(data.ceiling_low, 2)}, {fixed(data.ceiling_high, 2)}]"
     return f"If units mattered alike on both, noise would leave room for a correlation of {told}."
 
 
 # -- tiles -----------------------------------------------------------------------------------------------------------------
 
 
-def _prune_tiles(data: dict[str, Any]) -> list[Tile]:
-    before, after, one = data["before"], data["after"], comparison_of(data["comparison"])
-    (p0, p1), (b0, b1) = data["parameters"], data["bytes"]
+def _prune_tiles(data: PruneDocument) -> list[Tile]:
+    before, after, one = data.before, data.after, data.comparison
+    (p0, p1), (b0, b1) = data.parameters, data.bytes
     out = [
         Tile(
-            str(before["metric"]),
+            before.metric,
             f"{result_text(before, interval=False)} → {result_text(after, interval=False)}",
             f"{difference_text(one)}, n\u00a0=\u00a0{one.n}",
         ),
@@ -340,8 +330,8 @@ def _prune_tiles(data: dict[str, Any]) -> list[Tile]:
         Tile("parameters", _pair(_millions(p0), _millions(p1)), _change(p0, p1)),
         Tile("size on disk", _pair(bytes_text(b0), bytes_text(b1)), _change(b0, b1)),
     ]
-    if data.get("flops"):
-        f0, f1 = (number(count) for count in data["flops"])
+    if data.flops is not None:
+        f0, f1 = data.flops
         out.append(
             Tile(
                 "FLOPs of one example",
@@ -349,64 +339,57 @@ def _prune_tiles(data: dict[str, Any]) -> list[Tile]:
                 _change(f0, f1),
             )
         )
-    best = _best(data.get("speed"))
+    best = _best(data.speed)
     return [*out, _speed_tile(best)] if best else out
 
 
 def _lottery_tiles(part: Part) -> list[Tile]:
     """How much survives, and what good sub-networks of each task are worth beside the full model."""
-    out: list[Tile] = []
-    for document in part.of("lottery")[:1]:
+    return [tile for document in part.of(LotteryDocument)[:1] for tile in _study_tiles(document.data)]
 
-        def build(data: dict[str, Any]) -> None:
-            tasks, seeds = counted(len(data["tasks"]), "task"), counted(len(data["seeds"]), "seed")
-            for kind, noun in (("heads", "heads"), ("mlps", "MLPs")):
-                left, of = (sum(number(draw[key][kind]) for draw in data["draws"]) for key in ("left", "of"))
-                if of:
-                    out.append(Tile(f"{noun} that survive", percent(left / of), f"{tasks}, {seeds}"))
-            rows = {
-                (str(row["task"]), str(row["what"]), str(row["how"]), str(row["kind"])): row for row in data["table"]
-            }
-            for task in data["tasks"][:3]:
-                name = str(task["name"])
-                full = next((row for key, row in rows.items() if key[:3] == (name, "full", "whole")), None)
-                good = [rows.get((name, "good", how, "structured")) for how in ("pruned", "retrained")]
-                shown = [three(number(row["mean"])) for row in (full, *good) if row]
-                if full and good[0]:
-                    note = "full → good as found" + (f"; {shown[2]} retrained" if good[1] else "")
-                    out.append(Tile(f"{name}, {task['metric']}", f"{shown[0]} → {shown[1]}", note))
 
-        checked(document, build)
+def _study_tiles(data: LotteryDocument) -> list[Tile]:
+    out = []
+    tasks, seeds = counted(len(data.tasks), "task"), counted(len(data.seeds), "seed")
+    for kind, noun in (("heads", "heads"), ("mlps", "MLPs")):
+        left, of = (sum(counts.of(kind) for counts in many) for many in _left_and_all(data))
+        if of:
+            out.append(Tile(f"{noun} that survive", percent(left / of), f"{tasks}, {seeds}"))
+    rows = {(row.task, row.what, row.how, row.kind): row for row in data.table}
+    for task in data.tasks[:3]:
+        full = next((row for key, row in rows.items() if key[:3] == (task.name, "full", "whole")), None)
+        good = [rows.get((task.name, "good", how, "structured")) for how in ("pruned", "retrained")]
+        shown = [three(row.mean) for row in (full, *good) if row]
+        if full and good[0]:
+            note = "full → good as found" + (f"; {shown[2]} retrained" if good[1] else "")
+            out.append(Tile(f"{task.name}, {task.metric}", f"{shown[0]} → {shown[1]}", note))
     return out
 
 
+def _left_and_all(data: LotteryDocument) -> tuple[list[UnitCounts], list[UnitCounts]]:
+    return [draw.left for draw in data.draws], [draw.of for draw in data.draws]
+
+
 def _bench_tiles(part: Part) -> list[Tile]:
-    found = [_best(document.data) for document in part.of("bench")]
+    found = [_best(document.data) for document in part.of(Bench)]
     return [_speed_tile(best) for best in found if best][:1]
 
 
-def _speed_tile(row: Mapping[str, Any]) -> Tile:
-    return Tile(
-        "speed",
-        times(number(row["ratio"])),
-        f"batch {row['batch']}{_tokens(row)}; limit {times(number(row['limit']))}",
-    )
+def _speed_tile(row: Speed) -> Tile:
+    return Tile("speed", times(row.ratio), f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}")
 
 
-def _best(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _best(data: Bench | None) -> Speed | None:
     """The row of the largest batch of the last model: the ordinary case for throughput."""
-    rows = [row for row in (data or {}).get("rows", ()) if row["model"] != reference(data or {})]
-    return dict(max(rows, key=lambda row: (row["batch"], row["length"] or 0))) if rows else None
+    if data is None:
+        return None
+    rows = [row for row in data.rows if row.model != data.reference]
+    return max(rows, key=lambda row: (row.batch, row.length or 0), default=None)
 
 
-def _tokens(row: Mapping[str, Any]) -> str:
+def _tokens(row: Speed) -> str:
     """How long the examples were; pictures have no length."""
-    return "" if row["length"] is None else f", {row['length']} tokens"
-
-
-def reference(data: Mapping[str, Any]) -> str:
-    """The model that the others were timed against."""
-    return str(data["models"][0]["name"])
+    return "" if row.length is None else f", {row.length} tokens"
 
 
 def _pair(before: str, after: str) -> str:
@@ -423,13 +406,11 @@ def _millions(count: float) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else whole(count)
 
 
-def _span(result: Mapping[str, Any]) -> str:
-    return result_text(dict(result)).partition(" ")[2]
+def _span(result: ResultDocument) -> str:
+    return result_text(result).partition(" ")[2]
 
 
-def noun_of_curve(made: Mapping[str, Any]) -> str:
+def noun_of_curve(curve: Curve) -> str:
     """What a curve removes: heads, neurons or layers."""
-    units = made["points"][-1]["plan"]["remove"] if made["points"] else {}
-    names = [f"{site}:0" for site in units]
-    kinds = {kind_of(name) for name in names}
+    kinds = {kind_of(f"{site}:0") for site in curve.points[-1].plan.by_site()}
     return head_map.NOUNS.get(kinds.pop(), "units") if len(kinds) == 1 else "units"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, isfinite
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..documents.curves import Curve, CurvesDocument
 from ..formatting import fixed, listed, three
-from ..reporting.run_reader import ALPHA, comparison_of, number
+from ..reporting.run_reader import ALPHA
 from ..stats.paired_tests import holm
 from ..stats.results import Comparison, difference_text
 from .experiment import Found, Setting, Step, over_seeds
@@ -78,18 +79,18 @@ class Line(NamedTuple):
         return max((share for share in self.points if share < first), default=0)
 
 
-def line_of(data: dict[str, Any]) -> Line:
-    """A curve as JSON has it."""
-    of = max(1.0, number(data["of"]))
-    points = {round(100 * number(one["removed"]) / of): comparison_of(one["comparison"]) for one in data["points"][1:]}
+def line_of(curve: Curve) -> Line:
+    """A curve as its document has it."""
+    of = max(1, curve.of)
+    points = {round(100 * point.removed / of): point.comparison for point in curve.points[1:]}
     if not points:
         raise ValueError("a curve of one point")
-    return Line(str(data["by"]), dict(sorted(points.items())))
+    return Line(curve.by, dict(sorted(points.items())))
 
 
 def lines_of(found: Found, name: str) -> list[Line]:
     """The curves of a run; none where it is not there (yet)."""
-    return found.read(name, "curves", lambda data: [line_of(one) for one in data["curves"]]) or []
+    return found.read(name, CurvesDocument, lambda data: [line_of(curve) for curve in data.curves]) or []
 
 
 def able(lines: Sequence[Line]) -> list[Line]:

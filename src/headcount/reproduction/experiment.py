@@ -6,31 +6,22 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from ..documents.claims import CONFIRMED as CONFIRMED
+from ..documents.claims import DIFFERS as DIFFERS
+from ..documents.claims import NOT_CONFIRMED as NOT_CONFIRMED
+from ..documents.claims import UNTOLD as UNTOLD
+from ..documents.claims import Claim as Claim
+from ..documents.claims import Sheet as Sheet
+from ..documents.reading import JsonDocument
 from ..errors import BadRun, HeadcountError
 from .inputs import Corpus, Material, Pairs
 from .runner import Step as Step  # part of what an experiment is made of
 
+Data = TypeVar("Data", bound=JsonDocument)
+Made = TypeVar("Made")
 SIZES = ("--layers", "--decoder-layers", "--heads", "--width", "--ffn", "--vocabulary", "--dropout")  # of new-marian
-CONFIRMED, NOT_CONFIRMED, DIFFERS, UNTOLD = "confirmed", "not confirmed", "differs", "cannot be told"
-
-
-class Claim(NamedTuple):
-    """A sentence of a paper, what is seen here, and whether they agree."""
-
-    paper: str  # what the paper says, with its numbers and where they stand
-    here: str  # what was measured, with intervals
-    verdict: str  # one of the four above
-    rule: str  # when the verdict would have been "confirmed", so that a reader can check it
-
-
-class Sheet(NamedTuple):
-    """A published table with ours beside it; everything is text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 class Experiment(NamedTuple):
@@ -144,30 +135,30 @@ class Found:
     setting: Setting
     without: frozenset[str] = frozenset()  # steps whose documents are passed over: nothing can be learned from them
 
-    def document(self, name: str, kind: str) -> dict[str, Any] | None:
-        """`kind`.json of the run folder of a step; None where it is not there (yet), or passed over."""
+    def document(self, name: str, kind: type[Data]) -> Data | None:
+        """A document of the run folder of a step; None where it is not there (yet), or passed over."""
         if name in self.without:
             return None
+        file = f"{self.setting.run(name)}/{kind.NAME}.json"
         try:
-            return json.loads((Path(self.setting.run(name)) / f"{kind}.json").read_text(encoding="utf-8"))
+            data = json.loads(Path(file).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise BadRun(
-                f"{self.setting.run(name)}/{kind}.json cannot be read ({error!s:.80}); run its command again."
-            ) from None
+            raise BadRun(f"{file} cannot be read ({error!s:.80}); run its command again.") from None
+        return kind.from_json(data, file)
 
-    def read(self, name: str, kind: str, build: Callable[[dict[str, Any]], Any]) -> Any:
-        """`build(document)`, or None where it is not there; what is not as a command writes it gives one sentence."""
-        data = self.document(name, kind)
-        if data is None:
+    def read(self, name: str, kind: type[Data], build: Callable[[Data], Made]) -> Made | None:
+        """`build(document)`, or None where it is not there; what cannot be what a command writes gives one sentence."""
+        document = self.document(name, kind)
+        if document is None:
             return None
         try:
-            return build(data)
-        except (HeadcountError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            return build(document)
+        except (HeadcountError, KeyError, TypeError, ValueError, IndexError) as error:
             raise BadRun(
-                f"{self.setting.run(name)}/{kind}.json is not what headcount writes ({type(error).__name__}: {error!s:.60}); "
-                "run its command again in a new folder."
+                f"{self.setting.run(name)}/{kind.NAME}.json is not what headcount writes ({type(error).__name__}: "
+                f"{error!s:.60}); run its command again in a new folder."
             ) from None
 
 

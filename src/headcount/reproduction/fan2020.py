@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..documents.curves import CurvesDocument
 from ..formatting import counted, fixed, signed
-from ..reporting.run_reader import comparison_of, number
 from ..stats.results import Comparison
 from .experiment import (
     CONFIRMED,
@@ -106,21 +105,21 @@ class Depths(NamedTuple):
         return self.gains[order][gone].minus(self.gains[other][gone])
 
 
-def depths(document: Mapping[str, Any]) -> Depths:
+def depths(document: CurvesDocument) -> Depths:
     """What curves.json says."""
     found: dict[str, dict[int, list[tuple[Comparison, Estimate]]]] = {order: {} for order in ORDERS}
-    for one in document["curves"]:
-        for point in one["points"]:
-            compared = comparison_of(point["comparison"])
-            ends = (number(point["result"][name]) for name in ("value", "low", "high"))
-            score = Estimate(*ends).times(compared.points if compared.higher_is_better else -compared.points)
-            found[one["by"]].setdefault(int(point["removed"]), []).append((compared, score))
+    for curve in document.curves:
+        for point in curve.points:
+            compared, result = point.comparison, point.result
+            sign = compared.points if compared.higher_is_better else -compared.points
+            score = Estimate(result.value, result.low, result.high).times(sign)
+            found[curve.by].setdefault(point.removed, []).append((compared, score))
     after = {order: {n: fmean(c.after for c, _ in some) for n, some in own.items()} for order, own in found.items()}
     scores, gains = (
         {order: {n: Estimate.average(map(what, some)) for n, some in own.items()} for order, own in found.items()}
         for what in (lambda both: both[1], lambda both: Estimate.gain(both[0]))
     )
-    of, whole = int(document["curves"][0]["of"]), found[EVERY][0][0][0]
+    of, whole = document.curves[0].of, found[EVERY][0][0][0]
     made = Depths(of, whole, after, scores, gains)
     missing = [n for n in made.counts for own in after.values() if n not in own]
     if missing:
@@ -130,7 +129,7 @@ def depths(document: Mapping[str, Any]) -> Depths:
 
 def models(found: Found, which: str) -> dict[int, Depths]:
     """The curves of one kind of translator by seed, as far as they are there."""
-    read = {seed: found.read(name_of(which, seed), "curves", depths) for seed in found.setting.seeds}
+    read = {seed: found.read(name_of(which, seed), CurvesDocument, depths) for seed in found.setting.seeds}
     return {seed: one for seed, one in read.items() if one is not None}
 
 

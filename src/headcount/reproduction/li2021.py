@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..documents.learned import LearnedDocument
 from ..documents.scores import how_many
 from ..formatting import counted, listed, signed, three
-from ..reporting.run_reader import comparison_of, units_of
 from ..stats.results import Comparison, difference_text, unit_of
 from .experiment import (
     CONFIRMED,
@@ -130,10 +130,9 @@ class Smaller(NamedTuple):
         return unit_of(self.compared)
 
 
-def _smaller(way: str, keep: str, seed: int, data: dict[str, Any]) -> Smaller:
-    of, opened = int(data["of"]), data["open"]
-    heads = (how_many(keep, of), of - len(units_of(data["plan"])), of)
-    return Smaller(way, keep, seed, *heads, comparison_of(data["comparison"]), None if opened is None else int(opened))
+def _smaller(way: str, keep: str, seed: int, data: LearnedDocument) -> Smaller:
+    heads = (how_many(keep, data.of), data.of - len(data.plan), data.of)
+    return Smaller(way, keep, seed, *heads, data.comparison, None if data.open is None else int(data.open))
 
 
 def _runs(found: Found) -> list[Smaller]:
@@ -143,7 +142,7 @@ def _runs(found: Found) -> list[Smaller]:
     if _corpus(setting) is None:
         return []
     made = [
-        found.read(_name(way, keep, seed), "learned", partial(_smaller, way.name, keep, seed))
+        found.read(_name(way, keep, seed), LearnedDocument, partial(_smaller, way.name, keep, seed))
         for way, keep, seed in asked
     ]
     return [one for one in made if one is not None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..stats.results import Comparison, difference_text, unit_of
-from .experiment import DIFFERS, UNTOLD, Found, Setting, Step
+from .experiment import DIFFERS, UNTOLD, Data, Found, Made, Setting, Step
 from .inputs import Corpus, Pairs
 from .runner import named_once
 
@@ -88,8 +88,8 @@ def steps_of(ask: Callable[[Setting], list[Asked]]) -> Callable[[Setting], list[
 
 
 def read(
-    found: Found, ask: Callable[[Setting], list[Asked]], kind: str, build: Callable[[Asked, dict[str, Any]], Any]
-) -> list[Any]:
+    found: Found, ask: Callable[[Setting], list[Asked]], kind: type[Data], build: Callable[[Asked, Data], Made]
+) -> list[Made]:
     """What was found out, as far as it was."""
     out = []
     for one in ask(found.setting):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scipy.special import stdtrit
 
+from ..documents.results import ResultDocument
+from ..documents.training import TrainingDocument
 from ..errors import BadRun
 from ..formatting import result_text
-from ..reporting.run_reader import number
 from ..stats.metrics import metric
 from ..stats.results import Comparison
 from .experiment import Found
@@ -139,18 +140,18 @@ def collapsed(found: Found, steps: Sequence[Step]) -> Collapsed:
     What is measured on such a model says nothing about heads: every one of them can go. Where less is better, there is no such
     rule.
     """
-    scores: dict[str, dict[str, dict[str, Any]]] = {}
+    scores: dict[str, dict[str, ResultDocument]] = {}
     for step in steps:
         if step.words[0] == "train" and {"--seed", "--epochs"} <= set(step.words):  # a single step is no training
-            after = found.read(step.name, "training", _more_is_better)
+            after = found.read(step.name, TrainingDocument, _more_is_better)
             if after is not None:
                 scores.setdefault(step.name.rpartition("-")[0], {})[step.name] = after
     told, lost = dict[str, str](), set[str]()
     for some in scores.values():
-        best = max(some.values(), key=lambda after: after["value"])
+        best = max(some.values(), key=lambda after: after.value)
         for name, after in some.items():
-            if after["value"] < LEAST * best["value"]:
-                here, there = (f"{one['metric']} {result_text(one, interval=False)}" for one in (after, best))
+            if after.value < LEAST * best.value:
+                here, there = (f"{one.metric} {result_text(one, interval=False)}" for one in (after, best))
                 told[name] = (
                     f"{name} came to {here}, where another seed came to {there}: it did not learn, and what was "
                 )
@@ -162,10 +163,9 @@ def collapsed(found: Found, steps: Sequence[Step]) -> Collapsed:
     return Collapsed(told, frozenset(lost))
 
 
-def _more_is_better(data: dict[str, Any]) -> dict[str, Any] | None:
+def _more_is_better(data: TrainingDocument) -> ResultDocument | None:
     """What the training reached on examples it had not seen; None where less is better."""
-    after = data["after"]
-    number(after["value"])
-    result_text(after)
+    if data.after is None:
+        raise ValueError("after is missing")
     # the number of labels is no part of the question
-    return after if metric(str(after["metric"]), labels=2).higher_is_better else None
+    return data.after if metric(data.after.metric, labels=2).higher_is_better else None

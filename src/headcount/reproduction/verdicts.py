@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from ..documents.claims import FORMAT, ClaimsDocument, MaterialNames
 from ..errors import HeadcountError
 from ..reporting import page as report_page
 from ..runs import RUN, Run, write_whole
@@ -15,13 +15,12 @@ from .registry import Planned
 from .runner import Outcome, Step
 from .seeds import Collapsed
 
-FORMAT = 1
 COMMANDS, PAGE = "commands.txt", "report.html"
 
 
 def judged(
     planned: Sequence[Planned], setting: Setting, outcome: Outcome, runs: dict[str, Run], failed: Collapsed
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[ClaimsDocument], list[str]]:
     """The claims of each experiment, as kept in its run folder; and sentences about those that cannot be judged."""
     told, problems = [], []
     for one in planned:
@@ -32,29 +31,31 @@ def judged(
         except HeadcountError as error:  # a document that is not what a command writes
             problems.append(f"{one.experiment.name} cannot be judged: {error}")
             continue
-        run.write_json("claims", document, replace=True)
+        run.write_json(document.NAME, document.to_json(), replace=True)
         told.append(document)
         if all(step.name in outcome.done for step in one.steps):
             run.finish()
     return told, problems
 
 
-def _claims(planned: Planned, found: Found, failed: Collapsed) -> dict[str, Any]:
+def _claims(planned: Planned, found: Found, failed: Collapsed) -> ClaimsDocument:
     """The statements of the paper beside what the runs show, as far as they are there and say something."""
     experiment, setting = planned.experiment, found.setting
     missed = [failed.told[step.name] for step in planned.steps if step.name in failed.told]
-    return {
-        "format": FORMAT,
-        "experiment": experiment.name,
-        **{key: getattr(experiment, key) for key in ("paper", "shows", "asks")},
-        "material": {"name": setting.material.name, "about": setting.material.about},
-        "full": setting.full,
-        "seeds": list(setting.seeds),
-        "claims": [claim._asdict() for claim in experiment.claims(found)],
-        "sheets": [sheet._asdict() for sheet in experiment.sheets(found)],
-        "commands": [step.text for step in planned.steps],
-        "left_out": [*planned.left_out, *missed],
-    }
+    return ClaimsDocument(
+        format=FORMAT,
+        experiment=experiment.name,
+        paper=experiment.paper,
+        shows=experiment.shows,
+        asks=experiment.asks,
+        material=MaterialNames(setting.material.name, setting.material.about),
+        full=setting.full,
+        seeds=tuple(setting.seeds),
+        claims=tuple(experiment.claims(found)),
+        sheets=tuple(experiment.sheets(found)),
+        commands=tuple(step.text for step in planned.steps),
+        left_out=(*planned.left_out, *missed),
+    )
 
 
 def shown(planned: Planned, setting: Setting, failed: Collapsed) -> list[str]:

@@ -23,7 +23,7 @@ from headcount.reporting import theme
 from headcount.reporting.findings import gather
 from headcount.reporting.sections import claims
 from headcount.reproduction import registry
-from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim
+from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD
 from headcount.runs import Run
 from reporting.test_page import HOSTILE, Page, _contrast
 
@@ -167,7 +167,6 @@ def test_the_title_names_the_figure_the_paper_or_none(tmp_path) -> None:
 
 def test_every_verdict_has_a_word_a_shape_and_a_colour_that_can_be_read(tmp_path) -> None:
     assert set(claims.VERDICTS) == {CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD}
-    assert claims.Statement._fields == Claim._fields
     text, _ = page_of(folder(tmp_path / "x", document(*claims.VERDICTS)), at=tmp_path / "page.html")
     style = (report_page.TEMPLATES / "page.css").read_text(encoding="utf-8")
     shown = re.findall(r'<p class="verdict (\w+)"><svg[^>]*>(.*?)</svg>\s*([^<]+)</p>', text)

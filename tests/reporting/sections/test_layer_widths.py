@@ -15,6 +15,7 @@ from conftest import says
 from helpers import run_folders
 
 from headcount.cli.text import pruned_text
+from headcount.documents.prune import PruneDocument
 from headcount.errors import BadRun
 from headcount.formatting import flops_text, seconds_text
 from headcount.plans import Plan
@@ -155,7 +156,10 @@ def test_the_budget_has_what_was_asked_allowed_predicted_and_measured(what, aske
     assert [float(line[2]) for line in rows(section)] == pytest.approx([1, 0.5, 0.4875, 0.4775])
     assert "neurons by 16" in section.notes[0]
     assert "heads by" not in section.notes[0]
-    for text in (pruned_text(document), model_card.card(document).replace("\\", "")):
+    for text in (
+        pruned_text(PruneDocument.from_json(document)),
+        model_card.card(PruneDocument.from_json(document)).replace("\\", ""),
+    ):
         assert f"Budget: {told}" in text
         assert model_card.amount_text(what, numbers["predicted"]) + " predicted" in text
     document["budget"]["measured"] = None
@@ -163,10 +167,12 @@ def test_the_budget_has_what_was_asked_allowed_predicted_and_measured(what, aske
 
 
 def test_translations_that_the_limit_ended_are_said_of_the_model_before_and_after(document) -> None:
-    assert "length limit" not in pruned_text(document)
+    assert "length limit" not in pruned_text(PruneDocument.from_json(document))
     document["before"]["unfinished"], document["after"]["unfinished"] = 0, 12
     n = document["after"]["n"]
-    assert pruned_text(document).endswith(f"\nnote: the length limit ended 12 of {n:,} translations, after")
+    assert pruned_text(PruneDocument.from_json(document)).endswith(
+        f"\nnote: the length limit ended 12 of {n:,} translations, after"
+    )
 
 
 def test_tuning_has_the_errors_of_every_site_and_their_mean_over_those_tuned(document, tmp_path) -> None:
@@ -179,7 +185,7 @@ def test_tuning_has_the_errors_of_every_site_and_their_mean_over_those_tuned(doc
     fell = 1 - np.mean([one["tuned"] / one["error"] for one in used])
     assert f"{len(used)} of {len(sites)} sites" in section.notes[0]
     assert f"fell by {100 * fell:.0f}\u00a0%" in section.notes[0]
-    assert f"fell by {fell:.0%} on average" in pruned_text(document)
+    assert f"fell by {fell:.0%} on average" in pruned_text(PruneDocument.from_json(document))
     points = {(row["layer"], row["series"]): row for row in drawn(section.charts[0].spec)}
     for one in sites:
         row = points[int(one["name"].split(".")[0]), "neurons" if "mlp" in one["name"] else "heads"]
@@ -192,7 +198,7 @@ def test_where_tuning_helped_nowhere_it_is_said(document, tmp_path) -> None:
     section = sections(part_of(document, tmp_path / "run"))["tuned"]
     assert "helped nowhere" in section.notes[0]
     assert "7: nothing is left of it" in section.notes[-1]
-    assert "0 of 20 sites." in pruned_text(document)
+    assert "0 of 20 sites." in pruned_text(PruneDocument.from_json(document))
 
 
 def test_recovery_stands_between_the_whole_model_and_the_end(document, tmp_path) -> None:
@@ -203,7 +209,7 @@ def test_recovery_stands_between_the_whole_model_and_the_end(document, tmp_path)
     assert "distillation" in section.about
     document["recovered"]["distilled"] = False
     assert "distillation" not in sections(part_of(document, tmp_path / "labels"))["recovered"].about
-    assert "accuracy was 0.8710 as cut, and is 0.8940" in pruned_text(document)
+    assert "accuracy was 0.8710 as cut, and is 0.8940" in pruned_text(PruneDocument.from_json(document))
 
 
 # -- the whole page, print and card -------------------------------------------------------------------------------------------
@@ -218,7 +224,7 @@ def test_tiles_print_and_card_count_each_kind_of_units(document, tmp_path) -> No
     assert tiles["neurons"] == f"768 → {left['neuron']}"
     assert tiles["layers"] == "12 → 10"
     assert tiles["FLOPs of one example"] == "22.4 → 11.1 G"
-    printed, card = pruned_text(document), model_card.card(document)
+    printed, card = pruned_text(PruneDocument.from_json(document)), model_card.card(PruneDocument.from_json(document))
     lines = [line.split() for line in printed.splitlines()]
     assert ["neurons", "768", str(left["neuron"]), f"{left['neuron'] / 768 - 1:+.0%}"] in lines
     assert ["FLOPs", "of", "one", "example", "22.40", "GFLOPs", "11.12", "GFLOPs", "-50.4%"] in lines
@@ -228,7 +234,9 @@ def test_tiles_print_and_card_count_each_kind_of_units(document, tmp_path) -> No
         assert word in printed
         assert word in card
     document["plan"] = Plan.removing({"0.mlp": range(0, 3072, 2)}).to_json()
-    long = [line for line in model_card.card(document).splitlines() if line.startswith("| 0.mlp")]
+    long = [
+        line for line in model_card.card(PruneDocument.from_json(document)).splitlines() if line.startswith("| 0.mlp")
+    ]
     assert [len(line) < 250 and "0,2,4," in line and "…" in line for line in long] == [
         True
     ]  # plan.json has all of them
@@ -243,10 +251,10 @@ def test_documents_without_the_new_keys_read_as_before(missing, document, tmp_pa
         gone = {"structure", "budget", "tuned", "recovered"} & set(missing)
         assert set(sections(part)) == {"structure", "budget", "tuned", "recovered"} - gone
         assert summary.tiles(part)
-        assert pruned_text(one)
-        assert model_card.card(one)
+        assert pruned_text(PruneDocument.from_json(one))
+        assert model_card.card(PruneDocument.from_json(one))
     if missing == NEW:
-        plain = [line.split()[0] for line in pruned_text(old).splitlines() if line]
+        plain = [line.split()[0] for line in pruned_text(PruneDocument.from_json(old)).splitlines() if line]
         assert plain[1:] == ["before", "accuracy", "heads,neurons,layers", "parameters", "on", "examples/s"]
         report_page.report([tmp_path / "0"], tmp_path / "page.html")
 

@@ -14,6 +14,7 @@ import pytest
 from conftest import says
 from helpers import run_folders
 
+from headcount.documents.lottery_study import Lottery
 from headcount.errors import BadRun
 from headcount.reporting import page as report_page
 from headcount.reporting import summary
@@ -21,7 +22,6 @@ from headcount.reporting.findings import gather
 from headcount.reporting.sections import lottery
 from headcount.reporting.sections.measurements import Section
 from headcount.reporting.theme import PALETTES, painted
-from headcount.stats.agreement import Lottery
 from reporting.test_page import HOSTILE, Page, _contrast, drawn, poisoned
 
 KEYS = ["lottery", "survivors", "overlap", "agreement", "search", "networks"]

@@ -17,6 +17,7 @@ from helpers import run_folders
 from scipy import stats as scipy_stats
 
 import headcount as hc
+from headcount.documents.curves import CurvesDocument
 from headcount.errors import BadRun
 from headcount.reporting import head_map, head_roles, summary, theme
 from headcount.reporting import page as report_page
@@ -218,10 +219,10 @@ def test_what_is_left_is_counted_along_every_order(made, document) -> None:
     assert set(by_name) == {"taylor", "subset", "ablation", "confidence", "relevance"}
     (section,) = role_survival.survival(made)
     counts = rows(section, 1)
-    curve = next(one.data for one in made.documents if one.kind == "curves")["curves"][0]["points"]
+    curve = made.of(CurvesDocument)[0].data.curves[0].points
     for point in curve[:-1]:
-        gone = {str(unit) for unit in run_folders.scores(run_folders.MINILM).order()[: point["removed"]]}
-        row = next(r for r in counts if r["order"] == "taylor" and r["heads kept"] == str(72 - point["removed"]))
+        gone = {str(unit) for unit in run_folders.scores(run_folders.MINILM).order()[: point.removed]}
+        row = next(r for r in counts if r["order"] == "taylor" and r["heads kept"] == str(72 - point.removed))
         for main in set(mains.values()):
             assert int(row[main]) == sum(mains[unit] == main for unit in mains if unit not in gone)
     values = {measured.by: measured.values for measured in made.scores}["confidence"]

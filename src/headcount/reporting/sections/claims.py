@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents.claims import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, ClaimsDocument, Sheet
 from ...formatting import Column, Table, listed, markdown_text
 from ..findings import Part
 from ..provenance import Provenance, how
-from ..run_reader import Document, checked, documents_of, is_of_a_paper, records_of
+from ..run_reader import Document, documents_of, is_of_a_paper, records_of
 
-FORMAT = 1
-UNTOLD = "cannot be told"
 _NUMBER = re.compile(r"[−+-]?[\d.,]*\d ?%?( ?[×±] ?[\d.,]*)?( ?[\[(].*[\])])?|–|")  # with its interval; or nothing
 
 
@@ -26,20 +25,11 @@ class Verdict(NamedTuple):
 
 
 VERDICTS = {
-    "confirmed": Verdict("yes", "is confirmed", "are confirmed"),
-    "differs": Verdict("other", "differs", "differ"),
-    "not confirmed": Verdict("no", "is not confirmed", "are not confirmed"),
+    CONFIRMED: Verdict("yes", "is confirmed", "are confirmed"),
+    DIFFERS: Verdict("other", "differs", "differ"),
+    NOT_CONFIRMED: Verdict("no", "is not confirmed", "are not confirmed"),
     UNTOLD: Verdict("open", "cannot be told", "cannot be told"),
 }
-
-
-class Statement(NamedTuple):
-    """What a paper says, what is seen here, what follows, and when it would have been confirmed."""
-
-    paper: str
-    here: str
-    verdict: str
-    rule: str
 
 
 class ExperimentResult(NamedTuple):
@@ -54,7 +44,7 @@ class ExperimentResult(NamedTuple):
     about: str
     full: bool
     seeds: tuple[int, ...]
-    claims: tuple[Statement, ...]
+    claims: tuple[Claim, ...]
     tables: tuple[tuple[str, Table], ...]  # the published numbers and ours, with their names in the page
     commands: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -100,64 +90,36 @@ class ExperimentResult(NamedTuple):
 def retold(folders: Sequence[Path]) -> list[ExperimentResult]:
     """Every experiment in run folders, or in folders that hold run folders one level down; in their order."""
     found = [document for record in records_of(folders) if is_of_a_paper(record) for document in documents_of(record)]
-    found = [document for document in found if document.kind == "claims"]
-    return [
-        checked(document, lambda data, document=document, n=n: _told(data, document, f"p{n}"))
-        for n, document in enumerate(found, 1)
-    ]
+    found = [document for document in found if isinstance(document.data, ClaimsDocument)]
+    return [_told(document, f"p{n}") for n, document in enumerate(found, 1)]
 
 
-def _told(data: dict[str, Any], document: Document, anchor: str) -> ExperimentResult:
-    if data["format"] != FORMAT:
-        raise ValueError(f"format {data['format']!r:.20}, and this version reads {FORMAT}")
-    told = [Statement(*(_text(row[name]) for name in Statement._fields)) for row in _list(data["claims"])]
-    for claim in told:
-        if claim.verdict not in VERDICTS:
-            raise ValueError(f"{claim.verdict!r:.40} is no verdict")
-    sheets = [_table(sheet) for sheet in _list(data["sheets"])]
-    seeds, full = tuple(_list(data["seeds"])), data["full"]
-    if not isinstance(full, bool) or any(isinstance(seed, bool) or not isinstance(seed, int) for seed in seeds):
-        raise ValueError("full or seeds are not what they should be")
+def _told(document: Document[ClaimsDocument], anchor: str) -> ExperimentResult:
+    data = document.data
     return ExperimentResult(
         anchor,
-        _text(data["experiment"]),
-        _text(data["paper"]),
-        _text(data["shows"]),
-        _text(data["asks"]),
-        _text(data["material"]["name"]),
-        _text(data["material"]["about"]),
-        full,
-        seeds,
-        tuple(told),
-        tuple((f"{anchor}-table-{n}", table) for n, table in enumerate(sheets, 1)),
-        tuple(map(_text, _list(data["commands"]))),
-        tuple(map(_text, _list(data["left_out"]))),
+        data.experiment,
+        data.paper,
+        data.shows,
+        data.asks,
+        data.material.name,
+        data.material.about,
+        data.full,
+        data.seeds,
+        data.claims,
+        tuple((f"{anchor}-table-{n}", _table(sheet)) for n, sheet in enumerate(data.sheets, 1)),
+        data.commands,
+        data.left_out,
         how(Part("", (document.run,), (document,)), document.run),
     )
 
 
-def _table(sheet: dict[str, Any]) -> Table:
+def _table(sheet: Sheet) -> Table:
     """A sheet as a table; columns of nothing but numbers stand to the right, unless they are the first."""
-    titles = [_text(title) for title in _list(sheet["columns"])]
-    rows = tuple(tuple(_text(cell) for cell in _list(row)) for row in _list(sheet["rows"]))
-    if any(len(row) != len(titles) for row in rows):
-        raise ValueError(f"a row of {_text(sheet['title'])!r:.40} has another number of cells than it has columns")
-    cells = list(zip(*rows, strict=True)) or [()] * len(titles)
-    numeric = [n > 0 and any(cells[n]) and all(map(_NUMBER.fullmatch, cells[n])) for n in range(len(titles))]
-    columns = tuple(Column(title, str, right) for title, right in zip(titles, numeric, strict=True))
-    return Table("sheet", _text(sheet["title"]), columns, rows)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is not a text")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r:.40} is not a list")
-    return value
+    cells = list(zip(*sheet.rows, strict=True)) or [()] * len(sheet.columns)
+    numeric = [n > 0 and any(cells[n]) and all(map(_NUMBER.fullmatch, cells[n])) for n in range(len(cells))]
+    columns = tuple(Column(title, str, right) for title, right in zip(sheet.columns, numeric, strict=True))
+    return Table("sheet", sheet.title, columns, sheet.rows)
 
 
 # -- in words --------------------------------------------------------------------------------------------------------------

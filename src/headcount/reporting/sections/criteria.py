@@ -35,7 +35,7 @@ def predictions(part: Part) -> list[Section]:
     return out
 
 
-def predicted(part: Part, document: Document, effects: list[Effect]) -> list[Predicted]:
+def predicted(part: Part, document: Document[Any], effects: list[Effect]) -> list[Predicted]:
     """Every criterion with its correlation, the best first; what measures the damage itself predicts nothing."""
     damage = {effect.unit: effect.comparison.damage for effect in effects}
     out = []
@@ -58,22 +58,22 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return alike or (None not in named[0] and named[0] == named[1])
 
 
-def _scored_on(document: Document) -> dict[str, Any]:
+def _scored_on(document: Document[Any]) -> dict[str, Any]:
     """The examples that a run scored on, as its question names them."""
     return _task(document, ("score", "select", "data"))
 
 
-def _measured_on(document: Document) -> dict[str, Any]:
+def _measured_on(document: Document[Any]) -> dict[str, Any]:
     return _task(document, ("report", "data"))
 
 
-def _task(document: Document, roles: tuple[str, ...]) -> dict[str, Any]:
+def _task(document: Document[Any], roles: tuple[str, ...]) -> dict[str, Any]:
     tasks = document.run.question.get("tasks")
     found: list[Any] = [tasks[role] for role in roles if role in tasks] if isinstance(tasks, dict) else []
     return found[0] if found and isinstance(found[0], dict) else {}
 
 
-def _section(part: Part, name: str, document: Document, effects: list[Effect], found: list[Predicted]) -> Section:
+def _section(part: Part, name: str, document: Document[Any], effects: list[Effect], found: list[Predicted]) -> Section:
     noun, first = head_map.noun([effect.unit for effect in effects], part), effects[0].comparison
     columns = (
         Column("criterion"),

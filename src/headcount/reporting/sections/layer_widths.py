@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...documents.prune import Budget, PruneDocument, Recovery, TunedDocument
 from ...formatting import Column, Table, counted, fixed, flops_text, listed, percent, signed, three, whole
 from ...plans import kind_of, type_of
 from .. import charts
 from ..charts import Chart, Rows, tip, values, where
 from ..findings import Part
 from ..model_card import amount_text, asked_text
-from ..run_reader import checked, number
+from ..run_reader import Document
 from .measurements import Section
 from .pruning import called_of
 
@@ -36,24 +37,19 @@ class Width(NamedTuple):
     left: int
 
 
-def place_of(name: str, layer: Any = None) -> Place:
+def place_of(name: str, layer: int | None = None) -> Place:
     """The place of a site, by its name: "decoder.3.cross" is in layer 3 of the stack "decoder"."""
     parts = name.split(".")
     first = next((n for n, part in enumerate(parts) if part.isdecimal()), len(parts))
     found = int(parts[first][:9]) if first < len(parts) else 0
     neurons, cross = kind_of(f"{name}:0") == "neuron", type_of(name) == "cross"
     series = "neurons" if neurons else "cross-attention heads" if cross else "heads"
-    return Place(".".join(parts[:first]), found if layer is None else int(layer), series)
+    return Place(".".join(parts[:first]), found if layer is None else layer, series)
 
 
-def _each(part: Part, key: str, build: Callable[[dict[str, Any], Any], list[Section]]) -> list[Section]:
-    """What `build` makes of each `prune` that has something under a key."""
-    out = []
-    for one in part.prunes:
-        if one.data.get(key):
-            made = checked(one, lambda data: build(data, data[key]))
-            out += [section._replace(title=section.title + called_of(one, part.prunes)) for section in made]
-    return out
+def _called(part: Part, one: Document[PruneDocument], section: Section) -> Section:
+    """A section about one `prune`, with its folder in the title where there are several."""
+    return section._replace(title=section.title + called_of(one, part.prunes))
 
 
 # -- widths ----------------------------------------------------------------------------------------------------------------
@@ -61,19 +57,12 @@ def _each(part: Part, key: str, build: Callable[[dict[str, Any], Any], list[Sect
 
 def layers(part: Part) -> list[Section]:
     """How many heads and neurons each layer has left."""
-    return _each(part, "structure", lambda data, _: _layers(data))
+    return [_called(part, one, _layers(one.data)) for one in part.prunes if one.data.structure]
 
 
-def _layers(data: Mapping[str, Any]) -> list[Section]:
-    widths = [
-        Width(place_of(str(one["name"]), one.get("layer")), int(number(one["units"])), int(number(one["left"])))
-        for one in data["structure"]
-    ]
-    gone = {
-        (str(stack["name"]).removesuffix("layers").rstrip("."), int(layer))
-        for stack in data.get("layers") or ()
-        for layer in stack["gone"]
-    }
+def _layers(data: PruneDocument) -> Section:
+    widths = [Width(place_of(site.name, site.layer), site.units, site.left) for site in data.structure]
+    gone = {(stack.name.removesuffix("layers").rstrip("."), layer) for stack in data.layers for layer in stack.gone}
     touched = [series for series in SERIES if any(w.left < w.units for w in widths if w.place.series == series)]
     shown = [w for w in widths if w.place.series in (touched or SERIES)]
     stacks = list(dict.fromkeys(w.place.stack for w in shown))
@@ -93,7 +82,7 @@ def _layers(data: Mapping[str, Any]) -> list[Section]:
             )
             notes.append(f"{series.capitalize()}: {still}.")
     table = _widths_table(shown, gone, stacks)
-    return [Section("structure", "What is left of each layer", about, "", drawn, (table,), (" ".join(notes),))]
+    return Section("structure", "What is left of each layer", about, "", drawn, (table,), (" ".join(notes),))
 
 
 def _widths_chart(widths: Sequence[Width], gone: set[tuple[str, int]], stack: str) -> Chart:
@@ -178,13 +167,21 @@ def _widths_table(widths: Sequence[Width], gone: set[tuple[str, int]], stacks: S
 
 def budgets(part: Part) -> list[Section]:
     """What was asked, what that allows, what the plan was reckoned to take, and what it takes."""
-    return _each(part, "budget", lambda data, budget: [_budget(data, budget)])
+    return [
+        _called(part, one, _budget(one.data, one.data.steps.budget))
+        for one in part.prunes
+        if one.data.steps.budget is not None
+    ]
 
 
-def _budget(data: Mapping[str, Any], budget: Mapping[str, Any]) -> Section:
-    what, whole_one = str(budget["what"]), number(budget["whole"])
-    told = {"whole model": "whole", "allowed": "allowed", "predicted for the plan": "predicted", "measured": "measured"}
-    amounts = [(label, None if budget.get(key) is None else number(budget[key])) for label, key in told.items()]
+def _budget(data: PruneDocument, budget: Budget) -> Section:
+    what, whole_one = budget.what, budget.whole
+    amounts = [
+        ("whole model", budget.whole),
+        ("allowed", budget.allowed),
+        ("predicted for the plan", budget.predicted),
+        ("measured", budget.measured),
+    ]
     rows = [
         (label, amount, amount / whole_one if whole_one else None) for label, amount in amounts if amount is not None
     ]
@@ -201,18 +198,18 @@ def _budget(data: Mapping[str, Any], budget: Mapping[str, Any]) -> Section:
     about += (
         "by times measured here, site by site." if what == "time" else "and what stays never costs more than allowed."
     )
-    multiples = {str(kind): int(number(n)) for kind, n in (budget.get("multiples") or {}).items() if number(n) > 1}
+    multiples = {kind: n for kind, n in budget.multiples.items() if n > 1}
     notes = []
     if multiples:
         each = listed([f"{kind}s by {n}" for kind, n in multiples.items()])
         notes.append(f"Widths are whole multiples, because the hardware likes them: {each}.")
-    if data.get("rearranged"):
+    if data.steps.rearranged:
         notes.append(
-            f"{counted(number(data['rearranged']), 'unit')} changed places with others of the same site afterwards: what "
+            f"{counted(data.steps.rearranged, 'unit')} changed places with others of the same site afterwards: what "
             "units cost together is not the sum of what each costs alone."
         )
-    if data.get("flops"):
-        before, after = (number(count) for count in data["flops"])
+    if data.flops is not None:
+        before, after = data.flops
         less = f" ({before / after:.2f} times fewer)" if after else ""
         notes.append(f"FLOPs of one example: {flops_text(before)} → {flops_text(after)}{less}.")
     caption = "What was allowed, and what the smaller model takes."
@@ -226,35 +223,32 @@ def _budget(data: Mapping[str, Any], budget: Mapping[str, Any]) -> Section:
 
 def tuned(part: Part) -> list[Section]:
     """How far least squares brought each site back to what the whole model writes there."""
-    return _each(part, "tuned", lambda _, found: [_tuned(found)])
+    return [_called(part, one, _tuned(one.data.steps.tuned)) for one in part.prunes if one.data.steps.tuned is not None]
 
 
-def _tuned(found: Mapping[str, Any]) -> Section:
-    rows = [
-        (str(one["name"]), *(number(one[key]) for key in ("error", "tuned", "low", "high")), bool(one["used"]))
-        for one in found["sites"]
-    ]
-    used = [row for row in rows if row[5]]
+def _tuned(found: TunedDocument) -> Section:
+    rows = [(fit.name, fit.error, fit.tuned, fit.low, fit.high, fit.used) for fit in found.sites]
+    used = found.used
     about = (
         "Without any training, the units that stay are multiplied by numbers that bring what goes on from a site as near as can "
         "be to what goes on there in the whole model. The numbers are folded into the weights, so that they cost nothing. "
         "Open marks are errors as cut, filled ones tuned."
     )
     if used:
-        shares = [row[2] / row[1] for row in used if row[1]]
+        shares = [fit.tuned / fit.error for fit in used if fit.error]
         fell = f"on average the error fell by {percent(1 - sum(shares) / len(shares))} there"
     else:
         fell = "it helped nowhere on held-out examples"
     notes = [
-        f"{len(used)} of {counted(len(rows), 'site')} were tuned on {whole(number(found['examples']))} examples "
-        f"({whole(number(found['positions']))} positions); {fell}."
+        f"{len(used)} of {counted(len(rows), 'site')} were tuned on {whole(found.examples)} examples "
+        f"({whole(found.positions)} positions); {fell}."
         + " The others stay as they were cut."
         * (len(used) < len(rows)),
         "The error is the squared distance between what goes on from the site in the whole model and in the cut one, as a share "
         "of what the site itself writes, on positions that had no part in the fit. Errors of earlier sites are in it, so it "
         "can be more than 100 %.",
     ]
-    notes += [f"Left out: {one['name']}: {one['why']}" for one in (found.get("skipped") or ())[:3]]
+    notes += [f"Left out: {one.name}: {one.why}" for one in found.skipped[:3]]
     stacks: dict[str, list[dict[str, Any]]] = {}
     for name, error, fit, low, high, use in rows:
         place = place_of(name)
@@ -318,17 +312,23 @@ def _tuned_chart(rows: Rows, title: str) -> Chart:
 
 def recovered(part: Part) -> list[Section]:
     """What training gave back after the cut."""
-    return _each(part, "recovered", lambda data, found: [_recovered(data, found)])
+    return [
+        _called(part, one, _recovered(one.data, one.data.recovered))
+        for one in part.prunes
+        if one.data.recovered is not None
+    ]
 
 
-def _recovered(data: Mapping[str, Any], found: Mapping[str, Any]) -> Section:
-    before, cut, after = number(data["before"]["value"]), number(found["before"]), number(data["after"]["value"])
-    metric = str(data["before"]["metric"])
-    how = "to say what the whole model says (distillation)" if found.get("distilled") else "on the labels"
-    about = (
-        f"After the cut the smaller model was trained {how} for {counted(number(found['epochs']), 'epoch')}: "
-        f"{whole(number(found['examples']))} examples, {counted(number(found['steps']), 'step')}."
-    )
+def _recovered(data: PruneDocument, found: Recovery) -> Section:
+    before, cut, after = data.before.value, found.before, data.after.value
+    metric = data.before.metric
+    how = "to say what the whole model says (distillation)" if found.distilled else "on the labels"
+    about = f"After the cut the smaller model was trained {how}"
+    if found.epochs is not None and found.examples is not None and found.steps is not None:
+        about += (
+            f" for {counted(found.epochs, 'epoch')}: {whole(found.examples)} examples, {counted(found.steps, 'step')}"
+        )
+    about += "."
     shown = partial(fixed, digits=3 if abs(before) < 10 else 1)
     columns = (
         Column("model"),

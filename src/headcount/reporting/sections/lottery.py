@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...documents.lottery import LotteryDocument, LotterySite, NetworkMean, SearchStep, WeightStep
 from ...formatting import Column, Table, counted, fixed, listed, percent, probability, whole
 from ...plans import by_place
 from ...stats.results import difference_columns, in_points
 from .. import charts, training_charts
 from ..findings import Part
 from ..map_cells import TITLES, short_names
-from ..run_reader import checked, comparison_of, number
+from ..run_reader import checked
 from .measurements import MOST_ROWS, Section
 
 PRASANNA = "Prasanna, Rogers and Rumshisky 2020"
@@ -27,28 +28,24 @@ RANK = {"encoder": 0, "decoder": 1, "cross": 2}
 def lottery(part: Part) -> list[Section]:
     """Everything about each lottery: what the sub-networks are worth, who survives, overlaps, agreement, the search."""
     out = []
-    for one in part.of("lottery"):
-        called = f" ({one.run.folder.name})" if len(part.of("lottery")) > 1 else ""
+    for one in part.of(LotteryDocument):
+        called = f" ({one.run.folder.name})" if len(part.of(LotteryDocument)) > 1 else ""
         out += checked(one, partial(_sections, called))
     return out
 
 
-def _sections(called: str, data: Mapping[str, Any]) -> list[Section]:
+def _sections(called: str, data: LotteryDocument) -> list[Section]:
     made = [_networks(data), _survivors(data), *_overlap(data), *_agreement(data), _search(data), _every(data)]
     return [one._replace(title=one.title + called) for one in made]
 
 
-def _names(data: Mapping[str, Any]) -> list[str]:
-    return [str(task["name"]) for task in data["tasks"]]
+def _names(data: LotteryDocument) -> list[str]:
+    return [task.name for task in data.tasks]
 
 
-def _seeds(data: Mapping[str, Any]) -> str:
-    count = len(data["seeds"])
+def _seeds(data: LotteryDocument) -> str:
+    count = len(data.seeds)
     return "" if count == 1 else f", mean over {count} seeds"
-
-
-def _maybe(value: Any) -> float | None:
-    return None if value is None else number(value)
 
 
 def _filled(name: str, caption: str, columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> Table:
@@ -70,109 +67,101 @@ def _with_spread(value: float, spread: float | None, shown: Any) -> str:
 # -- what the sub-networks are worth ---------------------------------------------------------------------------------------
 
 
-def _networks(data: Mapping[str, Any]) -> Section:
-    found = [
-        {key: str(row[key]) for key in ("task", "kind", "what", "how")}
-        | {"mean": number(row["mean"]), "sd": _maybe(row["sd"]), "seeds": int(row["seeds"])}
-        for row in data["table"]
-    ]
-    shown, metrics = _digits(row["mean"] for row in found), {str(t["name"]): str(t["metric"]) for t in data["tasks"]}
-    drawn, kinds = [], [kind for kind in KINDS if any(row["kind"] == kind and row["how"] in HOWS for row in found)]
+def _networks(data: LotteryDocument) -> Section:
+    shown, metrics = _digits(row.mean for row in data.table), {task.name: task.metric for task in data.tasks}
+    drawn, kinds = [], [kind for kind in KINDS if any(row.kind == kind and row.how in HOWS for row in data.table)]
     for kind in kinds:
         for metric in dict.fromkeys(metrics.values()):
-            rows = [row for row in found if metrics.get(row["task"]) == metric]
-            parts = [row for row in rows if row["how"] in HOWS and row["kind"] == kind]
-            bases = [row for row in rows if row["how"] == "whole" and row["what"] == "full"]
+            rows = [row for row in data.table if metrics.get(row.task) == metric]
+            parts = [row for row in rows if row.how in HOWS and row.kind == kind]
+            bases = [row for row in rows if row.how == "whole" and row.what == "full"]
             if parts:
                 title = metric if len(kinds) == 1 else f"{metric}; what goes: {KINDS[kind]}"
                 drawn.append(
                     training_charts.networks(
                         "lottery",
                         [_point(row, shown) for row in parts],
-                        [_told(row, f"full model: {_with_spread(row['mean'], row['sd'], shown)}") for row in bases],
-                        [_told(row, f"most frequent label: {shown(row['mean'])}") for row in _majorities(data, metric)],
+                        [
+                            _told(row.task, row.mean, f"full model: {_with_spread(row.mean, row.sd, shown)}")
+                            for row in bases
+                        ],
+                        [
+                            _told(task.name, task.majority, f"most frequent label: {shown(task.majority)}")
+                            for task in data.tasks
+                            if task.metric == metric and task.majority is not None
+                        ],
                         title=title,
                         kinds=WHATS,
                     )
                 )
     about = (
         f"A good sub-network is what is left when heads and MLPs go, least important first, while at least "
-        f"{percent(number(data['threshold']))} of the full model's score remains; a random and a bad one are of the same "
+        f"{percent(data.threshold)} of the full model's score remains; a random and a bad one are of the same "
         "size, drawn by chance and from what went first. Open marks are sub-networks as found"
     )
-    if any(row["how"] == "retrained" for row in found):
+    if any(row.how == "retrained" for row in data.table):
         about += ", filled ones were cut out before the fine-tuning and had the same as the full model"
-    about += "; bars reach one standard deviation over seeds." if len(data["seeds"]) > 1 else "."
+    about += "; bars reach one standard deviation over seeds." if len(data.seeds) > 1 else "."
     about += " The line is the full model, the dotted one what the most frequent label would give."
     notes = [
-        f"What is left for {name}{' on average' if len(data['seeds']) > 1 else ''}: {_left(data, name)}."
+        f"What is left for {name}{' on average' if len(data.seeds) > 1 else ''}: {_left(data, name)}."
         for name in _names(data)[:MOST_NAMED]
     ]
     if "magnitude" in kinds:
         notes.append("Single weights: the smallest go first, wherever they are; no matrix becomes smaller by that.")
-    used = tuple((str(task["name"]), str(task["sets"])) for task in data["tasks"] if task.get("sets"))
+    used = tuple((task.name, task.sets) for task in data.tasks if task.sets)
     sets = Table("sets", "Which examples were used for what.", (Column("task"), Column("used")), used)
-    made = (_networks_table(data, found, metrics, kinds, shown), *((sets,) if used else ()))
+    made = (_networks_table(data, metrics, kinds, shown), *((sets,) if used else ()))
     source = f"{PRASANNA}."
     return Section("lottery", "Good, bad and random", about, source, tuple(drawn), made, tuple(notes))
 
 
-def _left(data: Mapping[str, Any], task: str) -> str:
+def _left(data: LotteryDocument, task: str) -> str:
     """How much the searches of a task left: "40 of 72 heads and 5 of 6 MLPs"."""
-    draws = [draw for draw in data["draws"] if draw["task"] == task]
+    draws = [draw for draw in data.draws if draw.task == task]
     told = []
     for kind, noun in NOUNS.items():
-        if draws and number(draws[0]["of"][kind]):
-            mean = sum(number(draw["left"][kind]) for draw in draws) / len(draws)
-            told.append(f"{_rounded(mean)} of {whole(number(draws[0]['of'][kind]))} {noun}")
+        if draws and draws[0].of.of(kind):
+            mean = sum(draw.left.of(kind) for draw in draws) / len(draws)
+            told.append(f"{_rounded(mean)} of {whole(draws[0].of.of(kind))} {noun}")
     return " and ".join(told) or "nothing yet"
 
 
-def _majorities(data: Mapping[str, Any], metric: str) -> list[dict[str, Any]]:
-    tasks = [task for task in data["tasks"] if str(task["metric"]) == metric and task.get("majority") is not None]
-    return [{"task": str(task["name"]), "mean": number(task["majority"])} for task in tasks]
+def _point(row: NetworkMean, shown: Any) -> dict[str, Any]:
+    reach = row.sd or 0.0
+    span = {"low": row.mean - reach, "high": row.mean + reach}
+    text = f"{row.what}, {HOWS[row.how]}: {_with_spread(row.mean, row.sd, shown)}"
+    return {**_told(row.task, row.mean, text), **span, "what": row.what, "again": row.how == "retrained"}
 
 
-def _point(row: Mapping[str, Any], shown: Any) -> dict[str, Any]:
-    reach = row["sd"] or 0.0
-    span = {"low": row["mean"] - reach, "high": row["mean"] + reach}
-    text = f"{row['what']}, {HOWS[row['how']]}: {_with_spread(row['mean'], row['sd'], shown)}"
-    return {**_told(row, text), **span, "what": row["what"], "again": row["how"] == "retrained"}
+def _told(task: str, mean: float, text: str) -> dict[str, Any]:
+    return {"task": task, "mean": mean, "text": f"{task}, {text}"}
 
 
-def _told(row: Mapping[str, Any], text: str) -> dict[str, Any]:
-    return {"task": row["task"], "mean": row["mean"], "text": f"{row['task']}, {text}"}
-
-
-def _networks_table(
-    data: Mapping[str, Any],
-    found: Sequence[Mapping[str, Any]],
-    metrics: Mapping[str, str],
-    kinds: Sequence[str],
-    shown: Any,
-) -> Table:
+def _networks_table(data: LotteryDocument, metrics: Mapping[str, str], kinds: Sequence[str], shown: Any) -> Table:
     """A row per task and sub-network, as found and retrained side by side, between the full model and the majority."""
-    by = {(row["task"], row["kind"], row["what"], row["how"]): row for row in found}
+    by = {(row.task, row.kind, row.what, row.how): row for row in data.table}
     rows: list[tuple[Any, ...]] = []
     one_metric = len(set(metrics.values())) == 1
 
-    def line(task: str, what: str, goes: str | None, *cells: Mapping[str, Any] | None) -> None:
-        numbers = [value for cell in cells for value in ((cell["mean"], cell["sd"]) if cell else (None, None))]
-        seeds = max((cell["seeds"] for cell in cells if cell and cell.get("seeds")), default=None)
+    def line(task: str, what: str, goes: str | None, *cells: NetworkMean | None) -> None:
+        numbers = [value for cell in cells for value in ((cell.mean, cell.sd) if cell else (None, None))]
+        seeds = max((cell.seeds for cell in cells if cell and cell.seeds), default=None)
         metric = None if one_metric else metrics[task]
         rows.append((task, metric, what, goes if len(kinds) > 1 else None, *numbers, seeds))
 
-    for task in data["tasks"]:
-        name = str(task["name"])
-        whole_one = next((r for r in found if r["task"] == name and r["how"] == "whole" and r["what"] == "full"), None)
+    for task in data.tasks:
+        name = task.name
+        whole_one = next((r for r in data.table if r.task == name and r.how == "whole" and r.what == "full"), None)
         line(name, "full", None, whole_one, None)
         for kind in kinds:
             for what in WHATS:
                 pair = [by.get((name, kind, what, how)) for how in HOWS]
                 if any(pair):
                     line(name, what, KINDS[kind], *pair)
-        if task.get("majority") is not None:
-            line(name, "most frequent label", None, {"mean": number(task["majority"]), "sd": None}, None)
+        if task.majority is not None:
+            about = {"task": name, "kind": "", "what": "", "how": ""}
+            line(name, "most frequent label", None, NetworkMean(**about, mean=task.majority, sd=None, seeds=0), None)
     spread = Column("sd", shown, True)
     columns = (
         *(Column("task"), Column("metric"), Column("sub-network"), Column("what goes")),
@@ -187,28 +176,28 @@ def _networks_table(
 # -- who survives ----------------------------------------------------------------------------------------------------------
 
 
-def _survivors(data: Mapping[str, Any]) -> Section:
-    tasks, seeds = len(data["tasks"]), len(data["seeds"])
+def _survivors(data: LotteryDocument) -> Section:
+    tasks, seeds = len(data.tasks), len(data.seeds)
     what = "the number of tasks in which it survives" if tasks > 1 else "whether it survives"
     if seeds > 1:
         what = f"{what}, mean over {seeds} seeds" if tasks > 1 else "the share of seeds in which it survives"
     small = " and below it the standard deviation over seeds" if seeds > 1 else ""
     told = f"Each cell is a head, a row per layer, and the MLP of the layer stands beside them. The number is {what}{small}."
     about = f"{told} The stronger the colour, the more often it is in the good sub-network."
-    drawn = [_survivors_chart(data, title, sites) for title, sites in _groups(data["sites"])]
+    drawn = [_survivors_chart(data, title, sites) for title, sites in _groups(data.sites)]
     return Section("survivors", "Who survives", about, f"{PRASANNA}.", tuple(drawn))
 
 
-def _groups(sites: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, list[str]]]]:
+def _groups(sites: Sequence[LotterySite]) -> list[tuple[str, dict[str, list[str]]]]:
     """Maps with their rows, one map per attention type: the name of a row, and its sites; MLPs stand beside their heads."""
-    heads = [site for site in sites if site["kind"] == "head"]
-    mlps = [str(site["name"]) for site in sites if site["kind"] != "head"]
+    heads = [site for site in sites if site.kind == "head"]
+    mlps = [site.name for site in sites if site.kind != "head"]
     groups: dict[str | None, list[list[str]]] = {}
-    for site in sorted(heads, key=lambda site: RANK.get(site["type"], len(RANK))):
-        name = str(site["name"])
+    for site in sorted(heads, key=lambda site: RANK.get(str(site.type), len(RANK))):
+        name = site.name
         beside = [f"{name}.mlp"] if f"{name}.mlp" in mlps else []
         mlps = [one for one in mlps if one not in beside]
-        groups.setdefault(site["type"], []).append([name, *beside])
+        groups.setdefault(site.type, []).append([name, *beside])
     for name in mlps:  # of layers without attention
         groups.setdefault("mlp", []).append([name])
     out = []
@@ -231,16 +220,16 @@ class Fate(NamedTuple):
     sd: float | None
 
 
-def _fates(data: Mapping[str, Any], name: str) -> list[Fate]:
+def _fates(data: LotteryDocument, name: str) -> list[Fate]:
     """What becomes of the units of a site; an MLP is one unit, and has the name of its site."""
-    found, head = data["survivors"][name], any(s["kind"] == "head" for s in data["sites"] if s["name"] == name)
-    spreads = found.get("sd") or [None] * len(found["mean"])
-    pairs = enumerate(zip(map(number, found["mean"]), map(_maybe, spreads), strict=True))
+    found, head = data.survivors[name], any(site.kind == "head" for site in data.sites if site.name == name)
+    spreads = found.sd or [None] * len(found.mean)
+    pairs = enumerate(zip(found.mean, spreads, strict=True))
     return [Fate(f"{name}:{n}", str(n), *pair) if head else Fate(name, "MLP", *pair) for n, pair in pairs]
 
 
-def _survivors_chart(data: Mapping[str, Any], title: str, sites: Mapping[str, Sequence[str]]) -> charts.Chart:
-    most, rows = len(data["tasks"]), []
+def _survivors_chart(data: LotteryDocument, title: str, sites: Mapping[str, Sequence[str]]) -> charts.Chart:
+    most, rows = len(data.tasks), []
     for row, names in sites.items():
         for one in (one for name in names for one in _fates(data, name)):
             text = f"{one.unit}: survives in {_rounded(one.mean, 2)} of {counted(most, 'task')}"
@@ -265,25 +254,25 @@ def _rounded(value: float, digits: int = 1) -> str:
 # -- overlaps --------------------------------------------------------------------------------------------------------------
 
 
-def _overlap(data: Mapping[str, Any]) -> list[Section]:
+def _overlap(data: LotteryDocument) -> list[Section]:
     names = _names(data)
-    if len(names) < 2 or not data.get("overlap"):
+    if len(names) < 2 or not data.overlap:
         return []
     drawn, rows = [], []
     for kind, noun in NOUNS.items():
-        found, of = data["overlap"].get(kind), max((number(draw["of"][kind]) for draw in data["draws"]), default=0.0)
+        found, of = data.overlap.get(kind), max((draw.of.of(kind) for draw in data.draws), default=0)
         if not found or not of:
             continue
-        spreads = found.get("sd") or [[None] * len(names)] * len(names)
+        spreads = found.sd or [[None] * len(names)] * len(names)
         cells = []
         for a, one in enumerate(names):
             for b, other in enumerate(names):
-                mean, sd = number(found["mean"][a][b]), _maybe(spreads[a][b])
+                mean, sd = found.mean[a][b], spreads[a][b]
                 both = f"survive in {one}" if a == b else f"survive in {one} and in {other}"
                 text = f"{_with_spread(mean, sd, _rounded)} of {whole(of)} {noun} {both}"
                 cells.append({"row": one, "column": other, "value": mean, **_cell(mean, sd), "text": text})
                 if b > a:
-                    sizes = [number(found["mean"][n][n]) for n in (a, b)]
+                    sizes = [found.mean[n][n] for n in (a, b)]
                     rows.append((one, other, noun, *sizes, mean, sd, _by_chance(data, one, other, kind)))
         words = f"how many {noun} survive in each pair of tasks"
         across = f"{noun} that survive in both, of {whole(of)}"
@@ -301,13 +290,13 @@ def _overlap(data: Mapping[str, Any]) -> list[Section]:
     return [Section("overlap", "Do tasks keep the same ones?", about, PRASANNA + ".", tuple(drawn), (table,))]
 
 
-def _by_chance(data: Mapping[str, Any], one: str, other: str, kind: str) -> float | None:
+def _by_chance(data: LotteryDocument, one: str, other: str, kind: str) -> float | None:
     """The units that random sets of the sizes found would share: their product over all units, mean over seeds."""
-    sizes = {(str(draw["task"]), str(draw["seed"])): number(draw["left"][kind]) for draw in data["draws"]}
-    of = max((number(draw["of"][kind]) for draw in data["draws"]), default=0.0)
+    sizes = {(draw.task, draw.seed): draw.left.of(kind) for draw in data.draws}
+    of = max((draw.of.of(kind) for draw in data.draws), default=0)
     found = [
         sizes[one, seed] * sizes[other, seed] / of
-        for seed in map(str, data["seeds"])
+        for seed in data.seeds
         if of and (one, seed) in sizes and (other, seed) in sizes
     ]
     return sum(found) / len(found) if found else None
@@ -316,17 +305,14 @@ def _by_chance(data: Mapping[str, Any], one: str, other: str, kind: str) -> floa
 # -- agreement -------------------------------------------------------------------------------------------------------------
 
 
-def _agreement(data: Mapping[str, Any]) -> list[Section]:
-    seeds = len(data["seeds"])
-    found = data.get("agreement") or []
-    if seeds < 2 or not found:
+def _agreement(data: LotteryDocument) -> list[Section]:
+    seeds = len(data.seeds)
+    if seeds < 2 or not data.agreement:
         return []
     rows = []
-    for row in found:
-        size = row["size"]
-        told = (str(row["task"]), NOUNS.get(str(row["kind"]), str(row["kind"])))
-        numbers = (_maybe(row["kappa"]), _maybe(row["q"]), _maybe(row["p"]))
-        rows.append((*told, number(size["mean"]), _maybe(size["sd"]), int(row["in_all"]), *numbers))
+    for row in data.agreement:
+        told = (row.task, NOUNS.get(row.kind, row.kind))
+        rows.append((*told, row.size.mean, row.size.sd, row.in_all, row.kappa, row.q, row.p))
     short = partial(fixed, digits=1)
     columns = (
         *(Column("task"), Column("units"), Column("survive, mean", short, True), Column("sd", short, True)),
@@ -351,23 +337,24 @@ def _agreement(data: Mapping[str, Any]) -> list[Section]:
 # -- the search ------------------------------------------------------------------------------------------------------------
 
 
-def _search(data: Mapping[str, Any]) -> Section:
-    better = {str(task["name"]): task.get("higher_is_better", True) for task in data["tasks"]}
-    threshold = number(data["threshold"])
+def _search(data: LotteryDocument) -> Section:
+    better = {task.name: task.higher_is_better for task in data.tasks}
+    threshold = data.threshold
     joint, weights, rows = [], [], []
-    for draw in data["draws"]:
-        name, full = str(draw["task"]), number(draw["full"]["select"])
-        run = {"task": name, "run": f"{name}, seed {draw['seed']}"}
-        start = {"heads": draw["of"]["heads"], "mlps": draw["of"]["mlps"], "left": 1.0, "value": full, "kept": True}
-        steps = [dict(step) for step in draw["steps"]]
-        joint += _course(run, [start, *steps], full, better[name], "heads")
-        magnitude = draw.get("magnitude")
-        weights += _course(run, [start, *magnitude["steps"]], full, better[name], "left") if magnitude else []
-        parameters = [_maybe(count) for count in draw["parameters"]]
-        left = [number(draw["left"][kind]) for kind in NOUNS]
-        share = None if not parameters[0] or parameters[1] is None else parameters[1] / parameters[0]
-        light = _maybe(magnitude["left"]) if magnitude else None
-        rows.append((name, str(draw["seed"]), full, number(draw["full"]["report"]), *left, share, len(steps), light))
+    for draw in data.draws:
+        name, full = draw.task, draw.full.select
+        run = {"task": name, "run": f"{name}, seed {draw.seed}"}
+        start = SearchStep(heads=draw.of.heads, mlps=draw.of.mlps, value=full, kept=True)
+        joint += _course(run, [start, *draw.steps], full, better[name])
+        magnitude = draw.magnitude
+        weights += (
+            _course(run, [WeightStep(1.0, full, True), *magnitude.steps], full, better[name]) if magnitude else []
+        )
+        had, has = draw.parameters
+        left = (draw.left.heads, draw.left.mlps)
+        share = None if not had or has is None else has / had
+        light = magnitude.left if magnitude else None
+        rows.append((name, str(draw.seed), full, draw.full.report, *left, share, len(draw.steps), light))
     drawn = [
         training_charts.search("search", found, noun=noun, shares=found is weights, threshold=threshold)
         for found, noun in ((joint, "heads left"), (weights, "weights left"))
@@ -381,10 +368,9 @@ def _search(data: Mapping[str, Any]) -> Section:
         *(Column("parameters", percent, True), Column("steps", whole, True), Column("weights", percent, True)),
     )
     table = _filled("search", "The full model of each search, and how much the search left.", columns, rows)
-    step = data.get("step")
     pace = (
-        f": {percent(number(step))} of the heads and one MLP at a time, then heads alone, then MLPs alone"
-        if step
+        f": {percent(data.step)} of the heads and one MLP at a time, then heads alone, then MLPs alone"
+        if data.step
         else ""
     )
     about = (
@@ -396,44 +382,44 @@ def _search(data: Mapping[str, Any]) -> Section:
 
 
 def _course(
-    run: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], full: float, higher: Any, by: str
+    run: Mapping[str, str], steps: Sequence[SearchStep | WeightStep], full: float, higher: bool
 ) -> list[dict[str, Any]]:
     """The steps of a search: how much is left, and the score as a share of the full model's."""
     out = []
     for n, step in enumerate(steps):
-        value = number(step["value"])
-        over, under = (value, full) if higher else (full, value)
+        over, under = (step.value, full) if higher else (full, step.value)
         if not under:
             continue
-        place, kept = number(step[by]), bool(step["kept"])
-        told = f"{percent(place)} of the weights"
-        if by == "heads":
-            told = f"{whole(place)} heads and {whole(number(step['mlps']))} MLPs"
-        text = f"{run['run']}: {told} left, {fixed(value, 3)} ({percent(over / under)} of the full model)"
-        text += "" if kept else ", taken back"
-        out.append({**run, "n": n, "left": place, "share": over / under, "kept": kept, "text": text})
+        if isinstance(step, SearchStep):
+            place: float = step.heads
+            told = f"{whole(step.heads)} heads and {whole(step.mlps)} MLPs"
+        else:
+            place = step.left
+            told = f"{percent(step.left)} of the weights"
+        text = f"{run['run']}: {told} left, {fixed(step.value, 3)} ({percent(over / under)} of the full model)"
+        text += "" if step.kept else ", taken back"
+        out.append({**run, "n": n, "left": place, "share": over / under, "kept": step.kept, "text": text})
     return out
 
 
 # -- all numbers -----------------------------------------------------------------------------------------------------------
 
 
-def _every(data: Mapping[str, Any]) -> Section:
+def _every(data: LotteryDocument) -> Section:
     """Every unit and every sub-network of every seed."""
-    units = [(one.unit, one.mean, one.sd) for site in data["sites"] for one in _fates(data, str(site["name"]))]
+    units = [(one.unit, one.mean, one.sd) for site in data.sites for one in _fates(data, site.name)]
     rows, compared = [], []
-    for draw in data["draws"]:
-        magnitude = draw.get("magnitude") or {}
-        for kind, networks in (("structured", draw["networks"]), ("magnitude", magnitude.get("networks") or ())):
+    for draw in data.draws:
+        by_weights = draw.magnitude.networks if draw.magnitude else ()
+        for kind, networks in (("structured", draw.networks), ("magnitude", by_weights)):
             for one in networks:
-                size = [_maybe(one.get(key)) for key in ("heads", "mlps", "left")]
-                how = str(one["how"])
-                told = (str(draw["task"]), str(draw["seed"]), str(one["what"]), HOWS.get(how, how))
+                size = (one.heads, one.mlps, one.left)
+                told = (draw.task, str(draw.seed), one.what, HOWS.get(one.how, one.how))
                 difference: tuple[float | None, ...] = (None,) * 4
-                if one.get("comparison"):
-                    compared.append(comparison_of(one["comparison"]))
-                    difference = (*in_points(compared[-1]), compared[-1].p)
-                rows.append((*told, KINDS[kind], *size, number(one["value"]), int(one["n"]), *difference))
+                if one.comparison is not None:
+                    compared.append(one.comparison)
+                    difference = (*in_points(one.comparison), one.comparison.p)
+                rows.append((*told, KINDS[kind], *size, one.value, one.n, *difference))
     shown = _digits(row[8] for row in rows)
     columns = (
         *(Column("task"), Column("seed", str, True), Column("sub-network"), Column("how"), Column("what goes")),

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...documents.ablation import AllButOneDocument, TransferDocument
+from ...documents.curves import CurvesDocument
 from ...formatting import Column, Table, counted, digits_for, fixed, percent, probability, result_text, three, whole
 from ...stats.results import Comparison, difference_columns, difference_text, in_points
 from .. import charts, head_map
 from ..charts import Chart
 from ..findings import Effect, Measured, Part
-from ..run_reader import ALPHA, Document, beyond_chance, checked, comparison_of, number
+from ..run_reader import ALPHA, Document, beyond_chance, checked
 from ..summary import noun_of_curve, related, room
 
 MICHEL = "Michel, Levy and Neubig 2019"
@@ -35,47 +37,39 @@ class Section(NamedTuple):
 # -- curves ----------------------------------------------------------------------------------------------------------------
 
 
-def curve_chart(part: Part, document: Document, name: str = "curve") -> Chart:
+def curve_chart(part: Part, document: Document[CurvesDocument], name: str = "curve") -> Chart:
     """The curves of one run in one chart."""
-
-    def build(data: dict[str, Any]) -> Chart:
-        lines, drawn = [], []
-        told = [made for made in data["curves"] if made["by"] != "random"] or data["curves"][:1]
-        for made in told:
-            for point in made["points"]:
-                result, one = point["result"], comparison_of(point["comparison"])
-                text = f"{made['by']}, {point['removed']} removed: {result_text(result)}; {difference_text(one)}"
-                numbers = {key: number(result[key]) for key in ("value", "low", "high")}
-                lines.append({"order": str(made["by"]), "removed": point["removed"], **numbers, "text": text})
-        drawn = [made["points"] for made in data["curves"] if made["by"] == "random" and made not in told]
-        band = []
-        for points in zip(*drawn, strict=False):
-            values = [number(point["result"]["value"]) for point in points]
-            mean = sum(values) / len(values)
-            band.append({"removed": points[0]["removed"], "low": min(values), "mean": mean, "high": max(values)})
-        first = told[0]
-        chosen = part.prune["removed"] if part.prune is not None else None
-        base = first["points"][0]["result"]
-        return charts.curve(
-            name,
-            lines,
-            band,
-            metric=str(base["metric"]),
-            noun=noun_of_curve(first),
-            of=int(first["of"]),
-            base=number(base["value"]),
-            chosen=None if chosen is None else int(chosen),
-        )
-
-    made: Chart = checked(document, build)
-    return made
+    data = document.data
+    told = data.scored or list(data.curves[:1])
+    lines = []
+    for curve in told:
+        for point in curve.points:
+            result = point.result
+            text = f"{curve.by}, {point.removed} removed: {result_text(result)}; {difference_text(point.comparison)}"
+            numbers = {"value": result.value, "low": result.low, "high": result.high}
+            lines.append({"order": curve.by, "removed": point.removed, **numbers, "text": text})
+    band = []
+    for points in zip(*(curve.points for curve in data.random if curve not in told), strict=False):
+        values = [point.result.value for point in points]
+        mean = sum(values) / len(values)
+        band.append({"removed": points[0].removed, "low": min(values), "mean": mean, "high": max(values)})
+    first = told[0]
+    return charts.curve(
+        name,
+        lines,
+        band,
+        metric=first.whole.metric,
+        noun=noun_of_curve(first),
+        of=first.of,
+        base=first.whole.value,
+        chosen=None if part.prune is None else part.prune.removed,
+    )
 
 
-def curve_about(document: Document) -> str:
+def curve_about(document: Document[CurvesDocument]) -> str:
     """What the lines of a curve chart are."""
-    drawn = any(made["by"] == "random" for made in document.data["curves"])
-    alone = all(made["by"] == "random" for made in document.data["curves"])
-    band = "the grey band random orders, " if drawn and not alone else ""
+    alone = not document.data.scored
+    band = "the grey band random orders, " if document.data.random and not alone else ""
     first = "One random order." if alone else "The least important go first."
     return f"{first} Vertical lines are 95 % intervals, {band}the dashed line the whole model. ({MICHEL}.)"
 
@@ -83,10 +77,11 @@ def curve_about(document: Document) -> str:
 def curves(part: Part) -> list[Section]:
     """A table for each curve run; the first one's chart stands beside the map."""
     out = []
-    for n, document in enumerate(part.of("curves")):
-        sets = str(document.data.get("sets", ""))
-        compared = checked(document, _compared)
-        width = digits_for(checked(document, _widths))
+    for n, document in enumerate(part.of(CurvesDocument)):
+        data = document.data
+        points = [point for curve in data.curves for point in curve.points]
+        compared = [point.comparison for point in points if point.removed]
+        width = digits_for(point.result.high - point.result.low for point in points)
         columns = (
             Column("order"),
             Column("removed", whole, True),
@@ -97,14 +92,17 @@ def curves(part: Part) -> list[Section]:
             Column("p", probability, True),
         )
         table = Table(
-            "curve", f"What is left as units go, {sets}.", columns, tuple(checked(document, _curve_rows)[:MOST_ROWS])
+            "curve",
+            f"What is left as units go, {data.sets}.",
+            columns,
+            tuple(checked(document, _curve_rows)[:MOST_ROWS]),
         )
         out.append(
             Section(
                 "curve",
                 "The pruning curve in numbers",
                 "Units are removed in the order of their scores, least important first, and the model is measured at each "
-                "step. Scores and measurement use different examples" + (f": {sets}." if sets else "."),
+                "step. Scores and measurement use different examples" + (f": {data.sets}." if data.sets else "."),
                 f"{MICHEL}, section 4.",
                 (curve_chart(part, document, f"curve-{n + 1}"),) if n else (),
                 (table,),
@@ -117,36 +115,23 @@ def curves(part: Part) -> list[Section]:
     return out
 
 
-def _points(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [point for made in data["curves"] for point in made["points"]]
-
-
-def _compared(data: Mapping[str, Any]) -> list[Comparison]:
-    """What every point but the whole model was compared to."""
-    return [comparison_of(point["comparison"]) for point in _points(data) if point["removed"]]
-
-
-def _widths(data: Mapping[str, Any]) -> list[float]:
-    return [number(point["result"]["high"]) - number(point["result"]["low"]) for point in _points(data)]
-
-
 # -- scores ----------------------------------------------------------------------------------------------------------------
 
 
-def _curve_rows(data: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _curve_rows(data: CurvesDocument) -> list[tuple[Any, ...]]:
     """A row per point of each order; random orders together, as their mean, lowest and highest value."""
     rows: list[tuple[Any, ...]] = []
-    for made in data["curves"]:
-        for point in made["points"] if made["by"] != "random" else ():
-            one, result = comparison_of(point["comparison"]), point["result"]
-            values = (result["value"], result["low"], result["high"], one.difference * one.points)
-            rows.append((str(made["by"]), point["removed"], point["removed"] / made["of"], *values, one.p))
-    drawn = [made for made in data["curves"] if made["by"] == "random"]
-    for points in zip(*(made["points"] for made in drawn), strict=False):
-        found = [number(point["result"]["value"]) for point in points]
-        gone = points[0]["removed"]
+    for curve in data.scored:
+        for point in curve.points:
+            one, result = point.comparison, point.result
+            values = (result.value, result.low, result.high, one.difference * one.points)
+            rows.append((curve.by, point.removed, point.removed / curve.of, *values, one.p))
+    drawn = data.random
+    for points in zip(*(curve.points for curve in drawn), strict=False):
+        found = [point.result.value for point in points]
+        gone = points[0].removed
         spread = (sum(found) / len(found), min(found), max(found))
-        rows.append((f"random, mean of {len(drawn)}", gone, gone / drawn[0]["of"], *spread, None, None))
+        rows.append((f"random, mean of {len(drawn)}", gone, gone / drawn[0].of, *spread, None, None))
     return rows
 
 
@@ -198,13 +183,13 @@ def _criterion(one: Measured) -> str:
 
 
 def _stability(one: Measured) -> tuple[str, ...]:
-    rows = one.document.data.get("stability") or []
+    rows = one.document.data.stability
     if not rows:
         return ()
-    last = checked(one.document, lambda data: data["stability"][-1])
+    last = rows[-1]
     return (
-        f"Scores from two different sets of {last['n']} examples have a rank correlation of {last['correlation']:.2f} "
-        f"[{last['low']:.2f}, {last['high']:.2f}] and share {percent(last['overlap'])} of their lower half.",
+        f"Scores from two different sets of {last.n} examples have a rank correlation of {last.correlation:.2f} "
+        f"[{last.low:.2f}, {last.high:.2f}] and share {percent(last.overlap)} of their lower half.",
     )
 
 
@@ -305,27 +290,21 @@ def _counted(effects: Sequence[Effect]) -> str:
 def one_head(part: Part) -> list[Section]:
     """One head alone in each attention."""
     out = []
-    for document in part.of("all-but-one"):
-
-        def build(data: dict[str, Any]) -> list[tuple[Any, ...]]:
-            rows = []
-            for row in data["attentions"]:
-                one = comparison_of(row)
-                told = (str(row["site"]), int(row["head"]), number(row["chosen_on"]))
-                rows.append((*told, *in_points(one), one.p, one.p_holm))
-            return rows
-
-        rows = checked(document, build)
+    for document in part.of(AllButOneDocument):
+        sets, base = document.data.sets, document.data.base
+        rows = []
+        for row in document.data.attentions:
+            one = row.comparison
+            rows.append((row.site, row.head, row.chosen_on, *in_points(one), one.p, one.p_holm))
         columns = (
             Column("attention"),
             Column("head kept", str, True),
             Column("when chosen", three, True),
-            *difference_columns(checked(document, lambda data: [comparison_of(row) for row in data["attentions"]])),
+            *difference_columns([row.comparison for row in document.data.attentions]),
             Column("p", probability, True),
             Column("p (Holm)", probability, True),
         )
-        sets, base = str(document.data.get("sets", "")), checked(document, lambda data: data["base"])
-        caption = f"{base['metric']} with one head per attention; whole model {result_text(base)}, n = {base['n']}."
+        caption = f"{base.metric} with one head per attention; whole model {result_text(base)}, n = {base.n}."
         about = (
             "Each attention in turn keeps only its best head, and all its others are masked. The head is chosen on other "
             "examples than those it is reported on" + (f": {sets}." if sets else ".")
@@ -338,42 +317,36 @@ def one_head(part: Part) -> list[Section]:
 def transfers(part: Part) -> list[Section]:
     """The same ablation on two data sets."""
     out = []
-    for document in part.of("transfer"):
+    for document in part.of(TransferDocument):
         one, other = (head_map.data_name(document, side) for side in ("one", "other"))
-
-        def build(data: dict[str, Any], one: str = one, other: str = other) -> Section:
-            pairs = zip(data["units"], data["damage"]["one"], data["damage"]["other"], strict=True)
-            found = [(str(unit), number(x), number(y)) for unit, x, y in pairs]
-            shown = partial(fixed, digits=digits_for(n for row in found for n in row[1:]))
-            rows = [{"unit": u, "x": x, "y": y, "text": f"{u}: {shown(x)} and {shown(y)}"} for u, x, y in found]
-            metric, noun = str(data["one"]["metric"]), head_map.noun([row["unit"] for row in rows], part)
-            chart = charts.scatter("transfer", _thinned(rows), one=one, other=other, metric=metric, noun=noun)
-            kinds = [data[kind] for kind in ("pearson", "spearman")]
-            columns = (
-                Column("correlation"),
-                *(Column(title, lambda value: fixed(value, 2), True) for title in ("value", "low", "high")),
-                Column("p", probability, True),
-                Column(noun, whole, True),
-            )
-            cells = tuple(
-                (str(k["name"]), *(number(k[c]) for c in ("value", "low", "high", "p")), int(k["n"])) for k in kinds
-            )
-            caption = f"Damage of masking each unit on {one} and on {other}."
-            about = (
-                f"Each point is one of the {len(rows)} {noun}: what is lost without it on {one}, and on {other}. Where the "
-                "points lie along a line, the same ones matter on both."
-            )
-            sides = (("one", one), ("other", other))
-            wholes = [
-                f"{name}: {data[key]['metric']} {result_text(data[key])}, n = {data[key]['n']}" for key, name in sides
-            ]
-            note = "Whole model on " + "; on ".join(wholes) + "."
-            table = Table("transfer", caption, columns, cells)
-            notes = tuple(text for text in (related(data), room(data), note) if text)
-            return Section("transfer", "On other data", about, f"{MICHEL}, Figure 2.", (chart,), (table,), notes)
-
-        out.append(checked(document, build))
+        out.append(_transfer(part, document.data, one, other))
     return out
+
+
+def _transfer(part: Part, data: TransferDocument, one: str, other: str) -> Section:
+    shown = partial(fixed, digits=digits_for((*data.damage.one, *data.damage.other)))
+    pairs = zip(data.units, data.damage.one, data.damage.other, strict=True)
+    rows = [{"unit": u, "x": x, "y": y, "text": f"{u}: {shown(x)} and {shown(y)}"} for u, x, y in pairs]
+    noun = head_map.noun(data.units, part)
+    chart = charts.scatter("transfer", _thinned(rows), one=one, other=other, metric=data.one.metric, noun=noun)
+    columns = (
+        Column("correlation"),
+        *(Column(title, lambda value: fixed(value, 2), True) for title in ("value", "low", "high")),
+        Column("p", probability, True),
+        Column(noun, whole, True),
+    )
+    cells = tuple((r.name, r.value, r.low, r.high, r.p, r.n) for r in (data.pearson, data.spearman))
+    caption = f"Damage of masking each unit on {one} and on {other}."
+    about = (
+        f"Each point is one of the {len(rows)} {noun}: what is lost without it on {one}, and on {other}. Where the "
+        "points lie along a line, the same ones matter on both."
+    )
+    sides = ((one, data.one), (other, data.other))
+    wholes = [f"{name}: {result.metric} {result_text(result)}, n = {result.n}" for name, result in sides]
+    note = "Whole model on " + "; on ".join(wholes) + "."
+    table = Table("transfer", caption, columns, cells)
+    notes = tuple(text for text in (related(data), room(data), note) if text)
+    return Section("transfer", "On other data", about, f"{MICHEL}, Figure 2.", (chart,), (table,), notes)
 
 
 def every_unit(part: Part) -> list[Section]:

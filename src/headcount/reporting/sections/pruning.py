@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ...documents.bench import Bench
+from ...documents.prune import GuaranteeDocument, PruneDocument
 from ...formatting import (
     Column,
     Table,
@@ -21,12 +23,12 @@ from ...formatting import (
     times,
     whole,
 )
+from ...plans import ranges
 from ...stats.guarantee import least_in_words, unit_of
 from .. import charts
 from ..findings import Part
 from ..model_card import counts, shortened
-from ..run_reader import Document, checked, number
-from ..summary import reference
+from ..run_reader import Document
 from .measurements import MICHEL, Section
 
 SURENESS = {"exact": "exact", "bounded": "bounded by betting", "bootstrap": "approximate, by a bootstrap"}
@@ -43,60 +45,62 @@ MANNERS = {
 
 def guarantee(part: Part) -> list[Section]:
     """The sequence tested by each `prune` that was asked for a largest drop."""
-    asked = [one for one in part.prunes if one.data.get("guarantee")]
-    return [checked(one, lambda data, one=one: _guarantee(data, called_of(one, part.prunes))) for one in asked]
+    return [
+        _guarantee(one.data, one.data.guarantee, called_of(one, part.prunes))
+        for one in part.prunes
+        if one.data.guarantee is not None
+    ]
 
 
-def called_of(document: Document, among: Sequence[Document]) -> str:
+def called_of(document: Document[Any], among: Sequence[Document[Any]]) -> str:
     """The folder of a document, where there are several of its kind to be told apart."""
     return f" ({document.run.folder.name})" if len(among) > 1 else ""
 
 
-def _guarantee(data: Mapping[str, Any], called: str) -> Section:
-    found, units = data["guarantee"], str(data.get("units", "units"))
-    unit, drop = unit_of(str(found["metric"])).removeprefix("in "), number(found["drop"])
+def _guarantee(data: PruneDocument, found: GuaranteeDocument, called: str) -> Section:
+    unit, drop = unit_of(found.metric).removeprefix("in "), found.drop
     lost = counted(drop, "point") if unit == "points" else f"{drop:g} in {unit}"
-    shown = partial(signed, digits=digits_for((number(step["bound"]) for step in found["steps"]), more=1))
+    shown = partial(signed, digits=digits_for((step.bound for step in found.steps), more=1))
     rows = []
-    for step in found["steps"]:
-        word = "shown" if step["shown"] else "not shown"
-        numbers = {key: number(step[key]) for key in ("damage", "bound", "p")}
+    for step in found.steps:
+        word = "shown" if step.shown else "not shown"
         text = (
-            f"{step['removed']} removed: {shown(-numbers['damage'])} {unit}, at most "
-            f"{shown(numbers['bound']).lstrip('+')} lost, p = {probability(numbers['p'])}: {word}"
+            f"{step.removed} removed: {shown(-step.damage)} {unit}, at most "
+            f"{shown(step.bound).lstrip('+')} lost, p = {probability(step.p)}: {word}"
         )
-        told = {"removed": int(step["removed"]), "value": number(step["value"]), "outcome": word, "text": text}
-        rows.append({**told, **numbers})
-    sure = percent(1 - number(found["alpha"]))
-    chart = charts.guarantee("guarantee", rows, drop=drop, metric=str(found["metric"]), unit=unit, noun=units)
+        told = {"removed": step.removed, "value": step.value, "outcome": word, "text": text}
+        rows.append({**told, "damage": step.damage, "bound": step.bound, "p": step.p})
+    sure = percent(1 - found.alpha)
+    chart = charts.guarantee("guarantee", rows, drop=drop, metric=found.metric, unit=unit, noun=data.units)
     columns = (
         Column("removed", whole, True),
-        Column(str(found["metric"]), three, True),
+        Column(found.metric, three, True),
         Column("points lost" if unit == "points" else f"worse by, in {unit}", shown, True),
         Column("upper bound", shown, True),
         Column("p", probability, True),
         Column("outcome"),
     )
     cells = tuple((r["removed"], r["value"], r["damage"], r["bound"], r["p"], r["outcome"]) for r in rows)
-    groups = "" if found.get("groups") is None else f" in {found['groups']} groups"
-    caption = f"Plans tested one after the other against a loss of {lost} (n = {found['n']}{groups}, {SURENESS[found['test']]})."
+    groups = "" if found.groups is None else f" in {found.groups} groups"
+    caption = (
+        f"Plans tested one after the other against a loss of {lost} (n = {found.n}{groups}, {SURENESS[found.test]})."
+    )
     about = (
-        f"Plans are tested from the mildest on, on {found['n']} examples that had no part in choosing the order. Each must "
+        f"Plans are tested from the mildest on, on {found.n} examples that had no part in choosing the order. Each must "
         f"show, with {sure} confidence, that it loses less than {lost}; the first that cannot ends the sequence. "
         "That keeps the error rate without any further correction."
     )
     stopped = f"It went on to the end: {'the one plan' if len(rows) == 1 else f'all {len(rows)} plans'} could be shown."
     if rows and rows[-1]["outcome"] == "not shown":
         stopped = f"It stopped at {rows[-1]['removed']} because a loss of {lost} could not be ruled out there."
-    needed, least = found.get("needed"), found.get("least")  # an earlier version wrote no least, cap or groups
-    beyond = [int(step.get("beyond", 0)) for step in found["steps"] if step["shown"]][-1:]
+    beyond = [step.beyond for step in found.steps if step.shown][-1:]
     notes = [
-        _sentence(str(found.get("sentence") or "")),
+        _sentence(found.sentence),
         stopped if rows else "",
-        f"About {whole(number(needed))} examples would be needed to show more." if needed else "",
-        "" if least is None else _sentence(least_in_words(found["n"], number(least), str(found["metric"]))),
-        _capped(found, beyond[0]) if beyond and found.get("cap") is not None else "",
-        f"The interval of the difference on the {data['comparison']['n']} examples of the report is a separate, two-sided "
+        f"About {whole(found.needed)} examples would be needed to show more." if found.needed else "",
+        "" if found.least is None else _sentence(least_in_words(found.n, found.least, found.metric)),
+        _capped(found, beyond[0]) if beyond and found.cap is not None else "",
+        f"The interval of the difference on the {data.comparison.n} examples of the report is a separate, two-sided "
         "check on other, often fewer examples; it is wider than the tested bound and may reach beyond the allowed drop.",
     ]
     source = "Fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995."
@@ -106,12 +110,10 @@ def _guarantee(data: Mapping[str, Any], called: str) -> Section:
     return Section("guarantee", title, about, source, (chart,) if rows else (), (table,), told_notes)
 
 
-def _capped(found: Mapping[str, Any], beyond: int) -> str:
+def _capped(found: GuaranteeDocument, beyond: int) -> str:
     """How many examples counted for less than they changed by, in the plan that was kept."""
-    whose = "example" if found.get("groups") is None else "group"
-    return (
-        f"In the plan kept, {counted(beyond, whose)} changed by more than {number(found['cap']):g} and counted as that."
-    )
+    whose = "example" if found.groups is None else "group"
+    return f"In the plan kept, {counted(beyond, whose)} changed by more than {found.cap:g} and counted as that."
 
 
 def _sentence(text: str) -> str:
@@ -124,29 +126,29 @@ def _sentence(text: str) -> str:
 
 def speeds(part: Part) -> list[Section]:
     """Each `bench`, and what each `prune` measured itself."""
-    benches = part.of("bench")
-    out = [(one, one.data, "Speed and size" + called_of(one, benches)) for one in benches]
+    benches = part.of(Bench)
+    out = [_speed(one.data, "Speed and size" + called_of(one, benches)) for one in benches]
     for one in part.prunes:
-        if one.data.get("speed"):
+        if one.data.speed is not None:
             title = "Speed and size, as prune measured them" if benches else "Speed and size"
-            out.append((one, one.data["speed"], title + called_of(one, part.prunes)))
-    return [checked(one, lambda _, data=data, title=title: _speed(data, title)) for one, data, title in out]
+            out.append(_speed(one.data.speed, title + called_of(one, part.prunes)))
+    return out
 
 
-def _speed(data: Mapping[str, Any], title: str) -> Section:
-    first = reference(data)
+def _speed(data: Bench, title: str) -> Section:
+    first = data.reference
     rows, cells = [], []
-    lengths = {row["length"] for row in data["rows"]}
-    for row in data["rows"]:
-        where = f"batch {row['batch']}" + (f", {row['length']}" if len(lengths) > 1 else "")
-        text = f"{row['model']}, {where}: {times(number(row['ratio']))}, limit {times(number(row['limit']))}"
-        span = {"ratio": number(row["ratio"]), "low": number(row["ratio_low"]), "high": number(row["ratio_high"])}
-        if row["model"] != first:
-            told = {"place": where, "model": str(row["model"]), "limit": number(row["limit"]), "text": text}
+    lengths = {row.length for row in data.rows}
+    for row in data.rows:
+        where = f"batch {row.batch}" + (f", {row.length}" if len(lengths) > 1 else "")
+        text = f"{row.model}, {where}: {times(row.ratio)}, limit {times(row.limit)}"
+        span = {"ratio": row.ratio, "low": row.ratio_low, "high": row.ratio_high}
+        if row.model != first:
+            told = {"place": where, "model": row.model, "limit": row.limit, "text": text}
             rows.append({**told, **span})
-        where_at = (str(row["model"]), int(row["batch"]), None if row["length"] is None else int(row["length"]))
-        speed = (number(row[key]) for key in ("examples_per_second", "low", "high"))
-        limit = (number(row["limit"]), row.get("arrived"), row.get("peak_memory"))
+        where_at = (row.model, row.batch, row.length)
+        speed = (row.examples_per_second, row.low, row.high)
+        limit = (row.limit, row.arrived, row.peak_memory)
         cells.append((*where_at, *speed, *span.values(), *limit))
     columns: tuple[Column, ...] = (
         Column("model"),
@@ -159,10 +161,10 @@ def _speed(data: Mapping[str, Any], title: str) -> Section:
         Column("peak memory", memory_text, True),
     )
     kept = [n for n in range(len(columns)) if any(row[n] is not None for row in cells)]  # what was measured at all
-    compiled = ", compiled" if data.get("compile") else ""
+    compiled = ", compiled" if data.compile else ""
     caption = (
-        f"{data['device']}, {data['dtype']}{compiled}, torch {data['torch']}: medians and quartiles of "
-        f"{counted(number(data['repeats']), 'repetition')}."
+        f"{data.device}, {data.dtype}{compiled}, torch {data.torch}: medians and quartiles of "
+        f"{counted(data.repeats, 'repetition')}."
     )
     table = Table(
         "speed",
@@ -179,7 +181,7 @@ def _speed(data: Mapping[str, Any], title: str) -> Section:
             Column("parameters", whole, True),
             Column("weights in memory", memory_text, True),
         ),
-        tuple((str(m["name"]), str(m["class"]), m["parameters"], m["bytes"]) for m in data["models"]),
+        tuple((model.name, model.kind, model.parameters, model.bytes) for model in data.models),
     )
     about = (
         f"Bars: times as fast as {first}, the median over repetitions in which both ran in turns; it need not equal the "
@@ -187,8 +189,7 @@ def _speed(data: Mapping[str, Any], title: str) -> Section:
         "count of multiply-adds would allow; “arrived” is how much of that gain was measured."
     )
     chart = (charts.speed("speed", rows, reference=first),) if rows else ()
-    notes = tuple(map(str, data.get("notes") or ()))
-    return Section("speed", title, about, f"{MICHEL}, Table 4.", chart, (table, sizes), notes)
+    return Section("speed", title, about, f"{MICHEL}, Table 4.", chart, (table, sizes), data.notes)
 
 
 # -- what was removed ------------------------------------------------------------------------------------------------------
@@ -197,20 +198,11 @@ def _speed(data: Mapping[str, Any], title: str) -> Section:
 def removed(part: Part) -> list[Section]:
     """Site by site, what each `prune` took away."""
 
-    def build(data: dict[str, Any], called: str) -> Section:
-        gone: dict[str, list[str]] = {}
-        for site, chosen in data["plan"]["remove"].items():
-            gone[str(site)] = [str(chosen)]
+    def build(data: PruneDocument, called: str) -> Section:
+        gone = {site: ranges(indices) for site, indices in data.plan.by_site().items()}
         rows = [
-            (
-                str(s["name"]),
-                "".join(gone.get(str(s["name"]), [])),
-                s["units"],
-                s["left"],
-                str(s["manner"]),
-                s["parameters"],
-            )
-            for s in data["sites"]
+            (site.name, gone.get(site.name, ""), site.units, site.left, site.manner, site.parameters)
+            for site in data.sites
         ]
         columns = (
             Column("site"),
@@ -221,7 +213,7 @@ def removed(part: Part) -> list[Section]:
             Column("parameters saved", whole, True),
         )
         gone_of = listed([f"{whole(had - has)} of {whole(had)} {noun}" for noun, had, has in counts(data)])
-        caption = f"What was removed from {data['model']}: {gone_of}."
+        caption = f"What was removed from {data.model}: {gone_of}."
         about = (
             "The weights of these units are no longer in the checkpoint: matrices are smaller, nothing is masked. Indices are "
             "those of the original model."
@@ -233,16 +225,16 @@ def removed(part: Part) -> list[Section]:
             about,
             "",
             (),
-            (gone_table, _sets(data)) if data.get("sets") else (gone_table,),
+            (gone_table, _sets(data)) if data.sets else (gone_table,),
             tuple(f"Manner “{name}”: {words}." for name, words in MANNERS.items() if name in {row[4] for row in rows}),
         )
 
-    return [checked(one, lambda data, one=one: build(data, called_of(one, part.prunes))) for one in part.prunes]
+    return [build(one.data, called_of(one, part.prunes)) for one in part.prunes]
 
 
-def _sets(data: Mapping[str, Any]) -> Table:
+def _sets(data: PruneDocument) -> Table:
     """Which examples were used for what."""
     columns = (Column("used"), Column("data"), Column("examples", whole, True))
-    rows = tuple((str(one.get("what") or one["role"]), str(one["data"]), int(one["n"])) for one in data["sets"])
-    note = f" Note: {data['sets_note']}." if data.get("sets_note") else ""
+    rows = tuple((one.what or one.role, one.data, one.n) for one in data.sets)
+    note = f" Note: {data.sets_note}." if data.sets_note else ""
     return Table("sets", f"Which examples were used for what.{note}", columns, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...documents.curves import CurvesDocument
 from ...formatting import Column, Table, counted, fixed, listed, probability, whole
 from ...plans import site_of, type_of
 from ...stats.paired_tests import holm
@@ -12,7 +13,7 @@ from .. import head_map
 from ..charts import Chart, Rows, finished, tip, values
 from ..findings import Part
 from ..head_roles import COLOURS, KINDS, NAMES, Cast, by_role, casts
-from ..run_reader import ALPHA, checked, units_of
+from ..run_reader import ALPHA
 from .measurements import MOST_ROWS, Section
 
 STEPS = 12  # bars of a chart
@@ -100,15 +101,13 @@ _Found = Iterator[tuple[str, frozenset[str], list[frozenset[str]]]]
 
 
 def _curves(part: Part, mains: Mapping[str, str]) -> _Found:
-    for document in part.of("curves"):
-        for made in checked(document, lambda data: [one for one in data["curves"] if one["by"] != "random"]):
-            plans = checked(document, lambda _, made=made: [{*units_of(p["plan"])} for p in made["points"]])
-            scored = [one.values for one in part.scores if one.document.run is document.run and one.by == made["by"]]
-            known = _in_play(
-                plans[-1] if plans else set(), scored[0].keys() if scored else mains.keys(), int(made["of"])
-            )
+    for document in part.of(CurvesDocument):
+        for curve in document.data.scored:
+            plans = [{*point.units} for point in curve.points]
+            scored = [one.values for one in part.scores if one.document.run is document.run and one.by == curve.by]
+            known = _in_play(plans[-1], scored[0].keys() if scored else mains.keys(), curve.of)
             heads = frozenset(unit for unit in known if unit in mains)
-            yield str(made["by"]), heads, [heads - plan for plan in plans]
+            yield curve.by, heads, [heads - plan for plan in plans]
 
 
 def _in_play(gone: set[str], known: Iterable[str], of: int) -> set[str]:
@@ -130,7 +129,7 @@ def _orders(part: Part, mains: Mapping[str, str]) -> _Found:
         damage = {effect.unit: effect.comparison.damage for effect in effects}
         orders.append((name, sorted(damage, key=lambda unit: damage[unit])))
     for document in part.prunes:
-        orders.append((str(document.data.get("by", "prune")), [str(unit) for unit in document.data.get("order") or ()]))
+        orders.append((str(document.data.by), list(document.data.order)))
     for name, one in zip(head_map.score_names(part), part.scores, strict=True):
         if one.by != "random" and part.lesson_of(one.document) is None:
             orders.append((name, sorted(one.values, key=lambda unit: one.values[unit])))

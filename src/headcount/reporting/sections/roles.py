@@ -74,8 +74,8 @@ def _heads_table(part: Part, cast: Cast, several: bool) -> Table:
 
 
 def _rules_table(cast: Cast) -> list[Table]:
-    rules = cast.document.data.get("rules")
-    if not isinstance(rules, dict) or not rules:
+    rules = cast.document.data.rules
+    if not rules:
         return []
     rows = tuple((str(name), value if isinstance(value, int | float) else str(value)) for name, value in rules.items())
     return [Table("rules", "What earns a role.", (Column("rule"), Column("at", str, True)), rows)]

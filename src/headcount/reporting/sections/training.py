@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ...documents.curves import Curve, CurvesDocument, OverDocument
+from ...documents.training import TrainingDocument
 from ...formatting import Column, Table, counted, digits_for, fixed, percent, probability, result_text, three, whole
 from ...stats.results import difference_columns, difference_text, in_points
 from .. import charts, head_map, training_charts
 from ..charts import Chart
 from ..findings import Lesson, Part, report_set
 from ..run_labels import Place, place_names
-from ..run_reader import Document, checked, comparison_of, number, units_of
+from ..run_reader import Document, checked
 from ..summary import lesson_groups, noun_of_curve
 from .measurements import MICHEL, MOST_ROWS, Section
 
@@ -32,7 +34,7 @@ def learned(part: Part) -> list[Section]:
     """Every set of runs that can be compared: the same units of the model, measured on the same examples."""
     out = []
     for place, lessons in part.places.items():
-        sets = str(lessons[0].document.data.get("sets", ""))
+        sets = lessons[0].document.data.sets
         gated, chosen = any(one.gated for one in lessons), any(not one.gated for one in lessons)
         about = (
             f"Gates that learn which {place.units} to keep" if gated else f"Which {place.units} to keep, chosen first"
@@ -45,7 +47,7 @@ def learned(part: Part) -> list[Section]:
             else ""
         )
         about += f" {sets[:1].upper()}{sets[1:]}." if sets else ""
-        methods = dict.fromkeys(str(one.document.data.get("method", "")) for one in lessons)
+        methods = dict.fromkeys(one.document.data.method for one in lessons)
         source = "; ".join(SOURCES[name] for name in methods if name in SOURCES)
         table = Table(
             "learned",
@@ -86,11 +88,10 @@ def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
         for one in group:
             text = f"{one.label}, {one.kept} kept, seed {one.seed}: {result_text(one.result)}; {_difference(one)}"
             place = {"line": one.label, "kept": one.kept, "alone": alone, "text": text}
-            span = {key: one.result[key] for key in ("value", "low", "high")}
+            span = {"value": one.result.value, "low": one.result.low, "high": one.result.high}
             runs.append({**place, **span, "removed": one.of - one.kept, "track": head_map.track_name(one, part)})
-        found = [one.result["value"] for one in group]
+        found = [one.result.value for one in group]
         mean = sum(found) / len(found)
-        text = runs[-1]["text"]
         if len(group) > 1:
             seeds = f"mean of {len(group)} seeds, {three(min(found))} to {three(max(found))}"
             text = f"{group[0].label}, {group[0].kept} kept: {three(mean)}, {seeds}"
@@ -101,52 +102,48 @@ def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
         runs,
         means,
         _curves(part, lessons),
-        metric=str(first.full["metric"]),
+        metric=first.full.metric,
         noun=first.units,
         of=first.of,
-        base=first.full["value"],
+        base=first.full.value,
     )
 
 
 def _curves(part: Part, lessons: Sequence[Lesson]) -> list[dict[str, Any]]:
     """The points of all curves that belong into the chart of these runs."""
-    found = part.of("curves")
-    return [row for document in found for row in checked(document, partial(_orders, document, part, lessons))]
+    return [row for document in part.of(CurvesDocument) for row in _orders(document, part, lessons)]
 
 
-def _orders(document: Document, part: Part, lessons: Sequence[Lesson], data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _orders(document: Document[CurvesDocument], part: Part, lessons: Sequence[Lesson]) -> list[dict[str, Any]]:
     """The points of a run's curves, if they are about the same units and examples; random orders as their mean."""
     first = lessons[0]
     if report_set(document) != report_set(first.document):
         return []
     gone = {unit for one in lessons for unit in one.gone}
-    made = [one for one in data["curves"] if one["of"] == first.of and _fits(one, first, gone)]
-    several = len(part.of("curves")) > 1
+    curves = [curve for curve in document.data.curves if curve.of == first.of and _fits(curve, first, gone)]
+    several = len(part.of(CurvesDocument)) > 1
     called = f" ({document.run.folder.name})" if several else ""
     rows = []
-    for one in made:
-        for point in one["points"] if one["by"] != "random" else ():
-            kept = one["of"] - point["removed"]
-            text = f"{one['by']}{called}, {kept} kept: {result_text(point['result'])}"
-            rows.append(
-                {"line": f"{one['by']}{called}", "kept": kept, "value": number(point["result"]["value"]), "text": text}
-            )
-    drawn = [one for one in made if one["by"] == "random"]
+    for curve in curves:
+        for point in curve.points if curve.by != "random" else ():
+            kept = curve.of - point.removed
+            text = f"{curve.by}{called}, {kept} kept: {result_text(point.result)}"
+            rows.append({"line": f"{curve.by}{called}", "kept": kept, "value": point.result.value, "text": text})
+    drawn = [curve for curve in curves if curve.by == "random"]
     name = f"random, mean of {len(drawn)}{called}" if len(drawn) > 1 else f"random{called}"
-    for points in zip(*(one["points"] for one in drawn), strict=False):
-        found = [number(point["result"]["value"]) for point in points]
-        kept = drawn[0]["of"] - points[0]["removed"]
-        mean = sum(found) / len(found)
+    for points in zip(*(curve.points for curve in drawn), strict=False):
+        kept = drawn[0].of - points[0].removed
+        mean = sum(point.result.value for point in points) / len(points)
         text = f"{name}, {kept} kept: {three(mean)}"
         rows.append({"line": name, "kept": kept, "value": mean, "text": text})
     return rows
 
 
-def _fits(curve: Mapping[str, Any], lesson: Lesson, gone: set[str]) -> bool:
+def _fits(curve: Curve, lesson: Lesson, gone: set[str]) -> bool:
     """Whether a curve removes units of the same kind, and the same ones where it comes to its end."""
-    last = curve["points"][-1]
-    same = str(last["result"]["metric"]) == lesson.full["metric"] and noun_of_curve(curve) == lesson.units
-    return same and (last["removed"] < curve["of"] or gone <= set(units_of(last["plan"])))
+    last = curve.points[-1]
+    same = last.result.metric == lesson.full.metric and noun_of_curve(curve) == lesson.units
+    return same and (last.removed < curve.of or gone <= set(last.units))
 
 
 def _ordered(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
@@ -160,13 +157,13 @@ def _difference(one: Lesson) -> str:
 
 
 def _columns(lessons: Sequence[Lesson]) -> tuple[Column, ...]:
-    digits = digits_for(one.result["high"] - one.result["low"] for one in lessons)
+    digits = digits_for(one.result.high - one.result.low for one in lessons)
     return (
         Column("method"),
         Column("kept", whole, True),
         Column("share", percent, True),
         Column("seeds", whole, True),
-        Column(str(lessons[0].full["metric"]), partial(fixed, digits=digits), True),
+        Column(lessons[0].full.metric, partial(fixed, digits=digits), True),
         *(Column(title, partial(fixed, digits=digits), True) for title in ("low", "high")),
         *difference_columns([one.comparison for one in lessons]),
         Column("p", probability, True),
@@ -178,9 +175,9 @@ def _row(group: Sequence[Lesson]) -> tuple[Any, ...]:
     one = group[0]
     told = (one.label, one.kept, one.kept / one.of, len(group))
     if len(group) == 1:
-        span = tuple(one.result[key] for key in ("value", "low", "high"))
+        span = (one.result.value, one.result.low, one.result.high)
         return (*told, *span, *in_points(one.comparison), one.comparison.p)
-    found = [each.result["value"] for each in group]
+    found = [each.result.value for each in group]
     changes = [each.comparison.difference * each.comparison.points for each in group]
     return (*told, *_spread(found), *_spread(changes), None)
 
@@ -199,10 +196,10 @@ def gates(part: Part) -> list[Section]:
     for place, lessons in groups.items():
         rows = []
         for one in lessons:
-            rows += checked(one.document, partial(_history, one, charts.MOST_MARKS // len(lessons)))
+            rows += _history(one, charts.MOST_MARKS // len(lessons))
         noun, of = place.units, place.of
         chart = (training_charts.closing("gates", rows, noun=noun, of=of),) if rows else ()
-        digits = digits_for(one.result["high"] - one.result["low"] for one in lessons)
+        digits = digits_for(one.result.high - one.result.low for one in lessons)
         columns = (
             *(
                 Column("method"),
@@ -215,7 +212,7 @@ def gates(part: Part) -> list[Section]:
             *(Column("p", probability, True), Column("steps", whole, True), Column("penalty", three, True)),
             *(Column("open before the end", partial(fixed, digits=0), True), Column("run")),
         )
-        cells = [checked(one.document, partial(_run_row, one)) for group in _ordered(lessons) for one in group]
+        cells = [_run_row(one) for group in _ordered(lessons) for one in group]
         table = Table("runs", f"Every run on {of} {noun}.", columns, tuple(cells[:MOST_ROWS]))
         about = (
             f"How many of the {of} {noun} are expected to be open at each step, a line per run. "
@@ -229,27 +226,19 @@ def gates(part: Part) -> list[Section]:
     return out
 
 
-def _history(one: Lesson, most: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = [(number(row["step"]), number(row["open"])) for row in data["history"] if row.get("open") is not None]
-    found = _thinned(sorted(found), most)
+def _history(one: Lesson, most: int) -> list[dict[str, Any]]:
+    noted = [(row.step or 0, row.open) for row in one.document.data.history if row.open is not None]
+    noted = _thinned(sorted(noted), most)
     text = f"{one.label}, {one.kept} kept, seed {one.seed}"
     told = {"line": one.label, "run": one.document.run.folder.name, "text": text}
-    return [{**told, "step": step, "open": still} for step, still in found]
+    return [{**told, "step": step, "open": still} for step, still in noted]
 
 
-def _run_row(one: Lesson, data: Mapping[str, Any]) -> tuple[Any, ...]:
-    steps = (data.get("trained") or {}).get("steps")
-    ends = [None if data.get(key) is None else number(data[key]) for key in ("penalty", "open")]
-    told = (
-        one.label,
-        one.kept,
-        one.seed,
-        one.place.n,
-        one.result["value"],
-        *in_points(one.comparison),
-        one.comparison.p,
-    )
-    return (*told, None if steps is None else number(steps), *ends, one.document.run.folder.name)
+def _run_row(one: Lesson) -> tuple[Any, ...]:
+    data = one.document.data
+    steps = (data.trained or {}).get("steps")
+    told = (one.label, one.kept, one.seed, one.place.n, one.result.value, *in_points(one.comparison), one.comparison.p)
+    return (*told, steps, data.penalty, data.open, one.document.run.folder.name)
 
 
 def _thinned(rows: list[Any], most: int) -> list[Any]:
@@ -264,27 +253,25 @@ def _thinned(rows: list[Any], most: int) -> list[Any]:
 def over(part: Part) -> list[Section]:
     """The curve of every checkpoint, a section per order."""
     out = []
-    for document in part.of("over"):
-        orders = checked(
-            document,
-            lambda data: list(dict.fromkeys(str(c["by"]) for one in data["checkpoints"] for c in one["curves"])),
-        )
-        called = f" ({document.run.folder.name})" if len(part.of("over")) > 1 else ""
+    for document in part.of(OverDocument):
+        curves = [curve for stage in document.data.checkpoints for curve in stage.curves]
+        orders = list(dict.fromkeys(curve.by for curve in curves))
+        called = f" ({document.run.folder.name})" if len(part.of(OverDocument)) > 1 else ""
         for by in orders:
             only = len(orders) == 1
             out.append(checked(document, partial(_over, by, only, called if only else f", by {by}{called}")))
     return out
 
 
-def _over(by: str, only: bool, called: str, data: Mapping[str, Any]) -> Section:
-    stages = [(str(one["name"]), [made for made in one["curves"] if made["by"] == by]) for one in data["checkpoints"]]
+def _over(by: str, only: bool, called: str, data: OverDocument) -> Section:
+    stages = [(stage.name, [curve for curve in stage.curves if curve.by == by]) for stage in data.checkpoints]
     first = stages[0][1][0]
-    noun, metric = noun_of_curve(first), str(first["points"][0]["result"]["metric"])
+    noun, metric = noun_of_curve(first), first.whole.metric
     rows = [row for name, made in stages for row in _stage(name, made)]
     shares = sorted({row["share"] for row in rows})
     places = {(row["checkpoint"], row["share"]): row["relative"] for row in rows}
     bases = {row["checkpoint"]: row["value"] for row in rows if not row["share"]}
-    digits = digits_for(number(p["result"]["high"]) - number(p["result"]["low"]) for p in first["points"])
+    digits = digits_for(point.result.high - point.result.low for point in first.points)
     short = partial(fixed, digits=digits)
     shares_table = Table(
         "over-relative",
@@ -300,7 +287,7 @@ def _over(by: str, only: bool, called: str, data: Mapping[str, Any]) -> Section:
     keys = ("checkpoint", "removed", "share", "value", "low", "high", "relative", "p")
     long = Table(
         "over",
-        f"What is left of each checkpoint as units go, {data.get('sets', '')}.",
+        f"What is left of each checkpoint as units go, {data.sets}.",
         columns,
         tuple(tuple(row[key] for key in keys) for row in rows[:MOST_ROWS]),
     )
@@ -322,19 +309,19 @@ def _over(by: str, only: bool, called: str, data: Mapping[str, Any]) -> Section:
     return Section("over", title, about, f"{MICHEL}, Figure 5.", drawn, (shares_table, long), notes)
 
 
-def _stage(name: str, curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _stage(name: str, curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """The points of a checkpoint's curve; of several random orders, the mean, lowest and highest."""
     rows = []
-    base = number(curves[0]["points"][0]["result"]["value"])
-    for points in zip(*(made["points"] for made in curves), strict=False):
-        result, gone = points[0]["result"], int(points[0]["removed"])
-        value, low, high = (number(result[key]) for key in ("value", "low", "high"))
-        told, p = result_text(result), comparison_of(points[0]["comparison"]).p if gone else None
+    base = curves[0].whole.value
+    for points in zip(*(curve.points for curve in curves), strict=False):
+        result, gone = points[0].result, points[0].removed
+        value, low, high = result.value, result.low, result.high
+        told, p = result_text(result), points[0].comparison.p if gone else None
         if len(curves) > 1:
-            value, low, high = _spread([number(point["result"]["value"]) for point in points])
+            value, low, high = _spread([point.result.value for point in points])
             told, p = f"{three(value)} [{three(low)}, {three(high)}]", None
         relative = value / base if base > 0 else None
-        share = gone / int(curves[0]["of"])
+        share = gone / curves[0].of
         text = f"{name}, {gone} removed: {told}" + (
             "" if relative is None else f", {_share(relative)} of its whole model"
         )
@@ -352,25 +339,33 @@ def _share(value: float) -> str:
 
 def training(part: Part) -> list[Section]:
     """How a training went, and what it came to."""
-    found = part.of("training")
+    found = part.of(TrainingDocument)
     names = [f" ({one.run.folder.name})" if len(found) > 1 else "" for one in found]
-    return [checked(one, partial(_training, name)) for one, name in zip(found, names, strict=True)]
+    return [_training(name, one.data) for one, name in zip(found, names, strict=True)]
 
 
-def _training(called: str, data: Mapping[str, Any]) -> Section:
-    ends = [(name, data[name]) for name in ("before", "after") if data.get(name)]
-    metric = str(ends[-1][1]["metric"]) if ends else "metric"
+def _training(called: str, data: TrainingDocument) -> Section:
+    ends = [(name, one) for name, one in (("before", data.before), ("after", data.after)) if one is not None]
+    metric = ends[-1][1].metric if ends else "metric"
+    losses = [(row.step, row.loss) for row in data.history]
+    devs = [(row.epoch, row.dev) for row in data.history]
     drawn = []
-    for field, of, title in (("loss", "step", "training loss"), ("dev", "epoch", f"{metric} on held-out examples")):
-        rows = [row for row in data["history"] if row.get(field) is not None and row.get(of) is not None]
-        found = [{"place": number(row[of]), "value": number(row[field])} for row in rows]
-        found = _thinned([{**row, "text": f"{of} {row['place']:g}: {three(row['value'])}"} for row in found], 400)
-        if len(found) > 1:
-            drawn.append(training_charts.course(f"training-{field}", found, field=field, title=title, of=of))
+    for field, pairs, of, title in (
+        ("loss", losses, "step", "training loss"),
+        ("dev", devs, "epoch", f"{metric} on held-out examples"),
+    ):
+        rows = [
+            {"place": place, "value": value, "text": f"{of} {place:g}: {three(value)}"}
+            for place, value in pairs
+            if place is not None and value is not None
+        ]
+        if len(rows) > 1:
+            rows = _thinned(rows, 400)
+            drawn.append(training_charts.course(f"training-{field}", rows, field=field, title=title, of=of))
     tables = []
     if ends:
-        one = comparison_of(data["comparison"]) if data.get("comparison") else None
-        digits = digits_for(number(result["high"]) - number(result["low"]) for _, result in ends)
+        one = data.comparison
+        digits = digits_for(result.high - result.low for _, result in ends)
         columns = (
             Column(""),
             *(Column(title, partial(fixed, digits=digits), True) for title in (metric, "low", "high")),
@@ -380,13 +375,11 @@ def _training(called: str, data: Mapping[str, Any]) -> Section:
         )
         cells = []
         for name, result in ends:
-            told = (f"{name} training", *(number(result[key]) for key in ("value", "low", "high")), int(result["n"]))
+            told = (f"{name} training", result.value, result.low, result.high, result.n)
             compared = (*in_points(one), one.p) if one and name == "after" else (None,) * 4 if one else ()
             cells.append((*told, *compared))
-        tables.append(
-            Table("training", f"The model before and after training, {data.get('sets', '')}.", columns, tuple(cells))
-        )
-    recipe = tuple((str(key), str(value)) for key, value in (data.get("recipe") or {}).items())
+        tables.append(Table("training", f"The model before and after training, {data.sets}.", columns, tuple(cells)))
+    recipe = tuple((key, str(value)) for key, value in (data.recipe or {}).items())
     if recipe:
         tables.append(Table("recipe", "How it was trained.", (Column("setting"), Column("value")), recipe))
     about = "The loss at the steps that were noted, and the metric on held-out examples after each epoch."

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents.ablation import AblationDocument
+from ...documents.results import ResultDocument
 from ...formatting import counted, listed, result_text, signed, whole
 from ...plans import site_of, type_of
-from ...reporting.run_reader import comparison_of
 from ...stats.paired_tests import benjamini_hochberg, holm
 from ...stats.results import Comparison
 from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Sheet
@@ -59,20 +60,19 @@ class OneLess(NamedTuple):
     """A model without each of its heads in turn; of a translator, `ours` are the heads of its encoder."""
 
     asked: Asked
-    base: dict[str, Any]
+    base: ResultDocument
     every: dict[str, Comparison]
     ours: dict[str, Comparison]
 
 
-def _one_less(asked: Asked, data: dict[str, Any]) -> OneLess:
-    every = {str(row["closed"]): comparison_of(row) for row in data["ablations"]}
-    base = {"metric": str(data["base"]["metric"]), "n": int(data["base"]["n"]), "text": result_text(data["base"])}
+def _one_less(asked: Asked, data: AblationDocument) -> OneLess:
+    every = {row.closed: row.comparison for row in data.ablations}
     ours = {
         unit: one for unit, one in every.items() if asked.kind == "classifier" or type_of(site_of(unit)) == "encoder"
     }
     if not ours:
         raise ValueError("no head of an encoder")
-    return OneLess(asked, base, every, ours)
+    return OneLess(asked, data.base, every, ours)
 
 
 def _significant(compared: Sequence[Comparison]) -> list[Comparison]:
@@ -90,7 +90,7 @@ def _corrected(compared: Sequence[Comparison]) -> tuple[list[Comparison], list[C
 
 def _most_can_go(one: OneLess) -> str:
     compared = list(one.ours.values())
-    if one.base["metric"] == "loss":
+    if one.base.metric == "loss":
         return UNTOLD
     if 2 * len(_significant(compared)) >= len(compared):
         return NOT_CONFIRMED
@@ -100,10 +100,10 @@ def _most_can_go(one: OneLess) -> str:
 def _told_of_heads(one: OneLess) -> str:
     compared, encoder = list(one.ours.values()), " of the encoder" if one.asked.kind == "translator" else ""
     by_bh, by_holm = _corrected(compared)
-    text = f"{one.asked.subject.title} ({one.base['metric']} {one.base['text']}, n={whole(one.base['n'])}): "
+    text = f"{one.asked.subject.title} ({one.base.metric} {result_text(one.base)}, n={whole(one.base.n)}): "
     text += f"{len(_significant(compared))} of {len(compared)} heads{encoder} at p < 0.01, "
     text += f"{sum(c.p <= 0.05 for c in compared)} at p ≤ 0.05, {len(by_bh)} after Benjamini-Hochberg, {len(by_holm)} after Holm"
-    if one.base["metric"] == "loss":
+    if one.base.metric == "loss":
         return text + "; measured by the loss, not by what the paper measures"
     return text + f"; for {sum(excludes(c, 1) for c in compared)} the interval excludes a loss of 1 point"
 
@@ -114,7 +114,7 @@ def _half_are_better(ones: Sequence[OneLess]) -> Claim:
     better = sum(not c.worse for c in seen)
     sure = sum(not c.worse for one in ones for c in _corrected(list(one.ours.values()))[0])
     low, high = share_interval(better, len(seen))
-    if any(one.base["metric"] == "loss" for one in ones):
+    if any(one.base.metric == "loss" for one in ones):
         verdict = UNTOLD
     elif high < HALF[0]:
         verdict = NOT_CONFIRMED
@@ -128,7 +128,7 @@ def _half_are_better(ones: Sequence[OneLess]) -> Claim:
     here += f"after Benjamini-Hochberg {sure} better gone"
     return Claim(
         "Table 1: about half of the 8 encoder heads that make a significant difference make BLEU better by leaving.",
-        here + ("; measured by the loss." if ones[0].base["metric"] == "loss" else "."),
+        here + ("; measured by the loss." if ones[0].base.metric == "loss" else "."),
         verdict,
         f"Confirmed if the exact 95 % interval (Clopper-Pearson, heads taken as independent) of the share better gone among "
         f"those at p < 0.01 lies within {100 * HALF[0]:.0f} to {100 * HALF[1]:.0f} %, and a head is better gone after "
@@ -148,7 +148,7 @@ def share_interval(some: int, every: int) -> tuple[float, float]:
 
 def heads_claims(found: Found) -> list[Claim]:
     """Whether most heads can go one at a time, and whether some of them do harm."""
-    every = read(found, heads_asked, "ablation", _one_less)
+    every = read(found, heads_asked, AblationDocument, _one_less)
     papers = {
         "translator": "Table 1: most heads can go: of the 96 of a large translator's encoder (36.05 BLEU) 8 make a significant "
         "difference when they are removed one at a time (p < 0.01, not corrected).",
@@ -171,7 +171,7 @@ def heads_claims(found: Found) -> list[Claim]:
 
 def heads_sheets(found: Found) -> list[Sheet]:
     """How many heads make a difference, and Table 1 by layer."""
-    every = read(found, heads_asked, "ablation", _one_less)
+    every = read(found, heads_asked, AblationDocument, _one_less)
     if not every:
         return []
     largest = signed(min(min(row) for row in TABLE_1), 2)
@@ -203,7 +203,7 @@ def _counts(one: OneLess, part: str, heads: dict[str, Comparison]) -> tuple[str,
         sum(c.p <= 0.05 for c in compared),
         *map(len, _corrected(compared)),
     )
-    model = (one.asked.subject.title, f"{one.base['text']} {one.base['metric']}", f"{len(compared)}, {part}")
+    model = (one.asked.subject.title, f"{result_text(one.base)} {one.base.metric}", f"{len(compared)}, {part}")
     return (*model, *map(str, counts), difference(max(compared, key=lambda c: c.damage)))
 
 
@@ -220,7 +220,7 @@ def _table_1(one: OneLess) -> Sheet:
             cells += [signed(pick(side), digits) for pick in (min, median, max)] if side else [DASH] * 3
         rows.append((str(layer + 1), *cells))
     what = [f"{side}: {which}" for side in ("theirs", "here") for which in ("lowest", "median", "highest")]
-    title = f"Table 1: what removing one head of the encoder changes, in bleu, and in {one.base['metric']} for "
+    title = f"Table 1: what removing one head of the encoder changes, in bleu, and in {one.base.metric} for "
     return Sheet(title + one.asked.subject.title, ("layer", *what), tuple(rows))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents.ablation import AllButOneDocument
 from ...formatting import signed, whole
 from ...plans import type_of
-from ...reporting.run_reader import beyond_chance, comparison_of, number
+from ...reporting.run_reader import beyond_chance
 from ...stats.results import Comparison, difference_text, unit_of
 from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet
 from ..inputs import Corpus
@@ -82,15 +83,17 @@ class OneHead(NamedTuple):
         return max(self.left, key=lambda site: self.left[site].damage)
 
 
-def _one_head(asked: Asked, data: dict[str, Any]) -> OneHead:
-    left = {str(row["site"]): comparison_of(row) for row in data["attentions"]}
-    chosen = {str(row["site"]): number(row["chosen_on"]) for row in data["attentions"]}
+def _one_head(asked: Asked, data: AllButOneDocument) -> OneHead:
+    left = {row.site: row.comparison for row in data.attentions}
+    chosen = {row.site: row.chosen_on for row in data.attentions}
+    if data.select is None:
+        raise ValueError("select is missing")
     if not left or (asked.kind == "translator" and not any(type_of(site) == "cross" for site in left)):
         raise ValueError("there should be attentions, and of a translator such that look at the source")
-    before = number(data["select"]["value"])
+    before = data.select.value
     same = {site: (value - before) * left[site].points for site, value in chosen.items()}
     ordered = {site: left[site] for site in sorted(left, key=layer_of)}
-    return OneHead(asked, int(data["base"]["n"]), ordered, same, int(data["select"]["n"]))
+    return OneHead(asked, data.base.n, ordered, same, data.select.n)
 
 
 def _named(site: str) -> str:
@@ -216,7 +219,7 @@ def _flattered(ones: Sequence[OneHead]) -> Claim:
 
 def one_head_claims(found: Found) -> list[Claim]:
     """Whether one head is enough, where it is not, and what choosing on the same examples hides."""
-    every = read(found, one_head_asked, "all-but-one", _one_head)
+    every = read(found, one_head_asked, AllButOneDocument, _one_head)
     made = {"classifier": (_enough,), "translator": (_mostly_enough, _collapse, _flattered)}
     ones = {kind: [one for one in every if one.asked.kind == kind] for kind in made}
     return [make(ones[kind]) for kind, makers in made.items() if ones[kind] for make in makers]
@@ -225,7 +228,7 @@ def one_head_claims(found: Found) -> list[Claim]:
 def one_head_sheets(found: Found) -> list[Sheet]:
     """Tables 3 and 6 beside each corpus, Tables 2 and 5 beside the translators."""
     groups: dict[str, list[OneHead]] = {}
-    for one in read(found, one_head_asked, "all-but-one", _one_head):
+    for one in read(found, one_head_asked, AllButOneDocument, _one_head):
         groups.setdefault(one.asked.subject.source.name, []).append(one)
     out = []
     for name, ones in groups.items():

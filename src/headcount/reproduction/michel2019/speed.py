@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents.bench import Bench
 from ...formatting import fixed, listed, signed, speed_text, times
-from ...reporting.run_reader import number
 from ..curves import corpora_of
 from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Sheet, Step
 
@@ -55,19 +55,19 @@ class Gain(NamedTuple):
 def _gains(found: Found) -> tuple[str, dict[int, Gain]]:
     """Where it was measured, and the gain at each batch size."""
     name = next((step.name for step in _speed_steps(found.setting) if step.alone), "")
-    return (name and found.read(name, "bench", _timed)) or ("", {})
+    timed = found.read(name, Bench, _timed) if name else None
+    return timed or ("", {})
 
 
-def _timed(data: dict[str, Any]) -> tuple[str, dict[int, Gain]]:
-    whole, half = (str(one["name"]) for one in data["models"])
-    speeds = {(str(row["model"]), int(row["batch"])): row for row in data["rows"]}
+def _timed(data: Bench) -> tuple[str, dict[int, Gain]]:
+    whole, half = (model.name for model in data.models)
+    speeds = {(row.model, row.batch): row for row in data.rows}
     gains = {}
     for (model, batch), row in speeds.items():
         if model == half and (whole, batch) in speeds:
-            before = number(speeds[whole, batch]["examples_per_second"])
-            fields = ("examples_per_second", "ratio", "ratio_low", "ratio_high", "limit")
-            gains[batch] = Gain(before, *(number(row[field]) for field in fields))
-    return f"{data['device']}, {data['dtype']}, length {data['rows'][0]['length']}", gains
+            before = speeds[whole, batch].examples_per_second
+            gains[batch] = Gain(before, row.examples_per_second, row.ratio, row.ratio_low, row.ratio_high, row.limit)
+    return f"{data.device}, {data.dtype}, length {data.rows[0].length}", gains
 
 
 def _speed_claims(found: Found) -> list[Claim]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from ...documents.curves import OverDocument
 from ...formatting import counted, fixed, listed, signed
 from ...stats.results import difference_text
 from ..curves import (
@@ -63,12 +63,12 @@ def _epochs(pairs: Pairs) -> tuple[str, ...]:
 def _trainings(found: Found) -> list[dict[int, Line]]:
     """For each training the curve of each epoch looked at."""
     seeds = seeds_of(found.setting, None) if found.setting.material.pairs is not None else ()
-    trainings = [found.read(f"michel-epochs-{seed}", "over", _stages) for seed in seeds]
+    trainings = [found.read(f"michel-epochs-{seed}", OverDocument, _stages) for seed in seeds]
     return [one for one in trainings if one]
 
 
-def _stages(data: dict[str, Any]) -> dict[int, Line]:
-    return {int(str(one["name"]).rpartition("-")[2]): line_of(one["curves"][0]) for one in data["checkpoints"]}
+def _stages(data: OverDocument) -> dict[int, Line]:
+    return {int(one.name.rpartition("-")[2]): line_of(one.curves[0]) for one in data.checkpoints}
 
 
 def _training_claims(found: Found) -> list[Claim]:

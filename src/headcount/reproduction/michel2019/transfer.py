@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents.ablation import TransferDocument
 from ...formatting import fixed
-from ...reporting.run_reader import number
 from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet
 from ..inputs import Corpus, Pairs
 from ..models import DASH, PAPER, Asked, asked, classifiers, read, together, translators
@@ -76,11 +76,14 @@ class Compared(NamedTuple):
         return f"{fixed(self.ceiling, 2)} [{fixed(self.room_low, 2)}, {fixed(self.room_high, 2)}]"
 
 
-def _compared(asked: Asked, data: dict[str, Any]) -> Compared:
-    value, low, high = (number(data["pearson"][name]) for name in ("value", "low", "high"))
-    more = number(data["spearman"]["value"]), number(data["ceiling"])
-    room = number(data.get("ceiling_low", 0.0)), number(data.get("ceiling_high", 1.0))
-    return Compared(asked, str(data["one"]["metric"]), int(data["pearson"]["n"]), value, low, high, *more, *room)
+def _compared(asked: Asked, data: TransferDocument) -> Compared:
+    r = data.pearson
+    if data.ceiling is None:
+        raise ValueError("ceiling is missing")
+    low = 0.0 if data.ceiling_low is None else data.ceiling_low
+    high = 1.0 if data.ceiling_high is None else data.ceiling_high
+    told = (data.one.metric, r.n, r.value, r.low, r.high, data.spearman.value)
+    return Compared(asked, *told, data.ceiling, low, high)
 
 
 def _transfers(one: Compared) -> str:
@@ -111,7 +114,7 @@ def _told_of_transfer(ones: Sequence[Compared]) -> str:
 
 def transfer_claims(found: Found) -> list[Claim]:
     """Whether the same heads matter on other data: in the metric of the task, and in the loss."""
-    every = read(found, transfer_asked, "transfer", _compared)
+    every = read(found, transfer_asked, TransferDocument, _compared)
     out = []
     sets = {"classifier": "BERT on MNLI matched and mismatched", "translator": "a translator on newstest2013 and MTNT"}
     for kind, theirs in CORRELATIONS.items():
@@ -140,7 +143,7 @@ def transfer_claims(found: Found) -> list[Claim]:
 
 def transfer_sheets(found: Found) -> list[Sheet]:
     """Every correlation beside the paper's two."""
-    every = read(found, transfer_asked, "transfer", _compared)
+    every = read(found, transfer_asked, TransferDocument, _compared)
     bert, wmt = (fixed(CORRELATIONS[kind], 2) for kind in ("classifier", "translator"))
     rows = [
         (f"{PAPER}, BERT", "MNLI matched, mismatched", "accuracy", DASH, bert, DASH, DASH),

@@ -9,8 +9,9 @@ from statistics import fmean
 
 import numpy as np
 
+from ...documents.lottery_study import Lottery
 from ...formatting import counted, fixed, listed, percent, signed
-from ...stats.agreement import Lottery, fleiss_kappa
+from ...stats.agreement import fleiss_kappa
 from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Step
 from ..seeds import COVERS, ENOUGH, SEEDS_ALONE, Mean, mean_of, mean_over_seeds
 from .tables import (

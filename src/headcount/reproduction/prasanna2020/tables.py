@@ -5,18 +5,19 @@ Published numbers are those of BERT-base, means over five seeds, from the stored
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ...documents.lottery import Draw, LotteryDocument, Network
+from ...documents.lottery_study import Lottery
 from ...formatting import fixed, percent
 from ...plans import by_place
-from ...reporting.run_reader import comparison_of, number
-from ...stats.agreement import Lottery, fleiss_kappa, in_all
+from ...stats.agreement import fleiss_kappa, in_all
 from ..experiment import Found, Setting, Sheet
 from ..inputs import Corpus
 from ..seeds import Estimate
@@ -74,12 +75,12 @@ class Task(NamedTuple):
 
     def values(self, kind: str, what: str, how: str) -> dict[int, float]:
         """What a sub-network, or the full model, is worth under each seed."""
-        return {draw["seed"]: value for draw in self.study.draws for value in _values(draw, kind, what, how)}
+        return {draw.seed: value for draw in self.study.draws for value in _values(draw, kind, what, how)}
 
     def gains(self, kind: str, what: str) -> dict[int, Estimate]:
         """How much better a sub-network, fine-tuned anew, is than the full model under each seed, on the same examples."""
-        every = {draw["seed"]: _networks(draw, kind, what, "retrained") for draw in self.study.draws}
-        compared = {seed: comparison_of(one["comparison"]) for seed, some in every.items() for one in some}
+        every = {draw.seed: _networks(draw, kind, what, "retrained") for draw in self.study.draws}
+        compared = {seed: one.comparison for seed, some in every.items() for one in some if one.comparison is not None}
         return {seed: Estimate(one.difference, one.low, one.high) for seed, one in compared.items()}
 
     def shares(self) -> list[Estimate]:
@@ -93,39 +94,36 @@ class Task(NamedTuple):
         return {seed: good[seed].minus(other[seed]) for seed in good if seed in other}
 
 
-def _networks(draw: Mapping[str, Any], kind: str, what: str, how: str) -> list[Mapping[str, Any]]:
-    owner = draw if kind == "structured" else draw["magnitude"] or {"networks": ()}
-    return [one for one in owner["networks"] if (one["what"], one["how"]) == (what, how)]
+def _networks(draw: Draw, kind: str, what: str, how: str) -> list[Network]:
+    by_weights = () if draw.magnitude is None else draw.magnitude.networks
+    every = draw.networks if kind == "structured" else by_weights
+    return [one for one in every if (one.what, one.how) == (what, how)]
 
 
-def _values(draw: Mapping[str, Any], kind: str, what: str, how: str) -> list[float]:
+def _values(draw: Draw, kind: str, what: str, how: str) -> list[float]:
     if what == "full":
-        return [number(draw["full"]["report"])] if how == "whole" else []
-    return [number(one["value"]) for one in _networks(draw, kind, what, how)]
+        return [draw.full.report] if how == "whole" else []
+    return [one.value for one in _networks(draw, kind, what, how)]
 
 
 def _task(studies: Sequence[Lottery]) -> Task:
     """The studies of one task as one."""
     study = Lottery.joined(studies)
     about, draw = study.tasks[0], study.draws[0]
-    majority = 0.0 if about["majority"] is None else number(about["majority"])
-    made = Task(str(about["name"]), str(about["metric"]), majority, int(draw["networks"][0]["n"]), study)
-    for kind, what, how in PUBLISHED:  # that they are numbers
-        made.values(kind, what, how)
-        made.gains(kind, what)
-    return made
+    majority = 0.0 if about.majority is None else about.majority
+    return Task(about.name, about.metric, majority, draw.networks[0].n, study)
 
 
-def _study(data: dict[str, Any]) -> Lottery:
+def _study(data: LotteryDocument) -> Lottery:
     """A study that was found to be one of a task, with all its numbers."""
-    return _task([Lottery.from_json(data)]).study
+    return _task([Lottery.of(data)]).study
 
 
 def tasks_of(found: Found) -> list[Task]:
     """The tasks of which there are draws."""
     made = []
     for corpus in corpora_drawn(found.setting):
-        parts = [found.read(run_of(corpus, seed), "lottery", _study) for seed in found.setting.seeds]
+        parts = [found.read(run_of(corpus, seed), LotteryDocument, _study) for seed in found.setting.seeds]
         there = [part for part in parts if part is not None]
         made += [_task(there)] if there else []
     return made
@@ -136,7 +134,7 @@ def in_one_study(tasks: Sequence[Task]) -> Lottery | None:
     common = set.intersection(*(set(task.study.seeds) for task in tasks)) if tasks else set()
     if not common:
         return None
-    kept = [[draw for draw in task.study.draws if draw["seed"] in common] for task in tasks]
+    kept = [[draw for draw in task.study.draws if draw.seed in common] for task in tasks]
     return Lottery.joined(replace(task.study, draws=tuple(draws)) for task, draws in zip(tasks, kept, strict=True))
 
 
@@ -211,14 +209,14 @@ def _survivors(tasks: Sequence[Task]) -> Sheet:
 
 def _map(study: Lottery) -> Sheet:
     """In how many tasks each head, and the MLP of its layer, survives: the heat maps of the paper in numbers."""
-    counts: Mapping[str, Any] = study.to_json()["survivors"]
-    heads = by_place(site["name"] for site in study.sites if site["kind"] == "head")
-    widest = max((len(counts[name]["mean"]) for name in heads), default=0)
+    counts = study.document().survivors
+    heads = by_place(site.name for site in study.sites if site.kind == "head")
+    widest = max((len(counts[name].mean) for name in heads), default=0)
     rows = []
     for name in heads:
-        cells = [fixed(value, 1) for value in counts[name]["mean"]]
+        cells = [fixed(value, 1) for value in counts[name].mean]
         beside = counts.get(f"{name}.mlp")
-        mlp = "–" if beside is None else fixed(beside["mean"][0], 1)
+        mlp = "–" if beside is None else fixed(beside.mean[0], 1)
         rows.append((name, *cells, *["–"] * (widest - len(cells)), mlp))
     seeds = f", mean over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
     title = f"In how many of {len(study.names)} tasks each head and MLP survives{seeds}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents.learned import LearnedDocument
+from ...documents.scores import ScoresDocument
 from ...formatting import counted, listed, percent, signed
 from ...plans import site_of, type_of
 from ..experiment import (
@@ -111,15 +113,15 @@ def left_by(found: Found, share: str) -> list[Left]:
     out = []
     for seed in found.setting.seeds:
         name = name_of(PREFIX, "l0", share, seed)
-        heads, run = found.read(name, "scores", _heads), found.read(name, "learned", outcome)
+        heads, run = found.read(name, ScoresDocument, _heads), found.read(name, LearnedDocument, outcome)
         if heads is not None and run is not None:
             out.append(Left(share, heads, heads - run.gone))
     return [one for one in out if all(one.counts(False).values())]
 
 
-def _heads(document: Mapping[str, Any]) -> frozenset[str]:
+def _heads(document: ScoresDocument) -> frozenset[str]:
     """All heads that had a gate."""
-    heads = [f"{site}:{int(unit)}" for site, own in document["sites"].items() for unit in own["units"]]
+    heads = [f"{name}:{index}" for name, site in document.sites.items() for index in site.units]
     for head in heads:
         layer_of(site_of(head))  # what is not of a layer is said here
     return frozenset(heads)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents.learned import LearnedDocument
 from ...formatting import counted, fixed, listed, signed
-from ...reporting.run_reader import comparison_of, units_of
 from ...stats.results import Comparison
 from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet, Step, over_seeds
 from ..runner import named_once
@@ -95,15 +95,16 @@ class Outcome(NamedTuple):
 Runs = Mapping[int, Outcome]  # by seed; never empty where they are told about
 
 
-def outcome(document: Mapping[str, Any]) -> Outcome:
+def outcome(document: LearnedDocument) -> Outcome:
     """What learned.json says."""
-    compared = comparison_of(document["comparison"])
-    return Outcome(int(document["keep"]), int(document["of"]), frozenset(units_of(document["plan"])), compared)
+    return Outcome(document.kept, document.of, frozenset(map(str, document.plan)), document.comparison)
 
 
 def runs_of(found: Found, method: str, share: str, prefix: str = PREFIX) -> dict[int, Outcome]:
     """The outcome under each seed, as far as it is there."""
-    read = {seed: found.read(name_of(prefix, method, share, seed), "learned", outcome) for seed in found.setting.seeds}
+    read = {
+        seed: found.read(name_of(prefix, method, share, seed), LearnedDocument, outcome) for seed in found.setting.seeds
+    }
     return {seed: one for seed, one in read.items() if one is not None}
 
 

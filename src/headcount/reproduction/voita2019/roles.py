@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...documents import roles as documents
+from ...documents.learned import LearnedDocument
+from ...documents.roles import RolesDocument
 from ...formatting import counted, fixed, listed, probability, signed
 from ...plans import site_of
 from ...reporting.head_roles import KINDS, NONE, by_role
-from ...reporting.run_reader import ALPHA, number
+from ...reporting.run_reader import ALPHA
 from ...reporting.sections.role_survival import Course, odds
 from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet, Step
 from ..models import layer_of
@@ -107,39 +110,41 @@ class Seen(NamedTuple):
     sentences: int
     roles: dict[str, frozenset[str]]  # all roles of each head
     rare: dict[str, str]  # a sentence about each head that has earned that role
-    looks: dict[
-        str, tuple[float, float, float]
-    ]  # how often each looks at one of the two rarest words, where it was seen
+    looks: dict[str, tuple[float, ...]]  # how often each looks at one of the two rarest words, where it was seen
     relations: dict[tuple[str, str], Relation]
 
 
-def seen(document: Mapping[str, Any]) -> Seen:
+def seen(document: RolesDocument) -> Seen:
     """What roles.json says about encoder heads."""
-    heads = [one for one in document["heads"] if one["type"] == "encoder"]
-    roles = {str(one["unit"]): frozenset(str(own["role"]) for own in one["roles"]) for one in heads}
+    if not document.sentences:
+        raise ValueError("sentences is missing")
+    heads = [head for head in document.heads if head.type == "encoder"]
+    roles = {head.unit: frozenset(own.role for own in head.roles) for head in heads}
     for unit, own in roles.items():
         layer_of(site_of(unit))
         if not own <= KINDS.keys():
             raise ValueError(f"{', '.join(own - KINDS.keys()):.40} is no role")
-    rare = {str(one["unit"]): str(own["text"]) for one in heads for own in one["roles"] if own["role"] == "rare"}
-    looks = {str(one["unit"]): _span(one["rare"]["two"]) for one in heads if one.get("rare") and one["rare"]["two"]}
-    relations = [one for one in document["relations"] if one["type"] == "encoder"]
-    told = {(str(one["relation"]), str(one["direction"])): _relation(one) for one in relations}
-    return Seen(int(document["sentences"]), roles, rare, looks, told)
+    rare = {head.unit: own.text for head in heads for own in head.roles if own.role == "rare"}
+    looks = {head.unit: _known(head.rare.two) for head in heads if head.rare is not None and head.rare.two is not None}
+    relations = [one for one in document.relations if one.type == "encoder"]
+    told = {(one.relation, one.direction): _relation(one) for one in relations}
+    return Seen(document.sentences, roles, rare, looks, told)
 
 
-def _span(values: Sequence[Any]) -> tuple[float, float, float]:
-    value, low, high = (number(one) for one in values)
-    return value, low, high
+def _known(numbers: Sequence[float | None]) -> tuple[float, ...]:
+    """The numbers, all of which have to be there."""
+    if None in numbers:
+        raise ValueError("a number is missing")
+    return tuple(number for number in numbers if number is not None)
 
 
-def _relation(one: Mapping[str, Any]) -> Relation:
-    if one.get("best"):  # chosen on one half of the sentences, measured on the other
-        unit, numbers = one["best"]["unit"], one["best"]["numbers"]
+def _relation(one: documents.Relation) -> Relation:
+    if one.best is not None:  # chosen on one half of the sentences, measured on the other
+        unit, numbers = one.best.unit, _known(one.best.numbers)
     else:
-        unit, numbers = max(one["heads"].items(), key=lambda item: item[1][1])
-    right, gain, low, high = (number(value) for value in numbers[:4])
-    return Relation(str(unit), right, gain, low, high, bool(one["earned"]))
+        unit, numbers = max(((unit, _known(own[:4])) for unit, own in one.heads.items()), key=lambda head: head[1][1])
+    right, gain, low, high = numbers
+    return Relation(unit, right, gain, low, high, bool(one.earned))
 
 
 def main_roles(some: Sequence[Seen]) -> dict[str, str]:
@@ -152,7 +157,7 @@ def main_roles(some: Sequence[Seen]) -> dict[str, str]:
 def course(found: Found, heads: frozenset[str]) -> Course:
     """What is left of the encoder's heads under the first seed as gates keep fewer."""
     seed = found.setting.seeds[0]
-    read = [found.read(name_of(PREFIX, "l0", share, seed), "learned", outcome) for share in shares(found.setting)]
+    read = [found.read(name_of(PREFIX, "l0", share, seed), LearnedDocument, outcome) for share in shares(found.setting)]
     runs: list[Outcome] = [one for one in read if one is not None and one.gone <= heads]
     return Course("L0 gates", heads, (heads, *(heads - one.gone for one in sorted(runs, key=lambda one: -one.kept))))
 
@@ -162,7 +167,7 @@ def course(found: Found, heads: frozenset[str]) -> Course:
 
 def claims(found: Found) -> list[Claim]:
     """Functions are what survives; there is a head for rare words; heads find dependencies."""
-    saw = {name: one for name in SUBJECTS if (one := found.read(name, "roles", seen)) is not None}
+    saw = {name: one for name in SUBJECTS if (one := found.read(name, RolesDocument, seen)) is not None}
     out = _survival(found, [saw[name] for name in (PAIRS, PARSES) if name in saw])
     out += [claim for name, one in saw.items() for claim in _rare(found, name, one)]
     return out + [_syntax(found, name, one) for name, one in saw.items() if one.relations]
@@ -273,7 +278,7 @@ def _syntax(found: Found, name: str, one: Seen) -> Claim:
 
 def sheets(found: Found) -> list[Sheet]:
     """Table 1 with ours beside it, and how many heads of each role are left."""
-    saw = {name: one for name in SUBJECTS if (one := found.read(name, "roles", seen)) is not None}
+    saw = {name: one for name in SUBJECTS if (one := found.read(name, RolesDocument, seen)) is not None}
     out = []
     parsed = {name: one for name, one in saw.items() if one.relations}
     if parsed:

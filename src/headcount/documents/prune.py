@@ -1,0 +1,228 @@
+"""prune.json: what was removed, what the model was worth before and after, and what was promised. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from ..plans import Plan
+from ..stats.guarantee import Guarantee, Step
+from ..stats.results import Comparison
+from .bench import Bench
+from .reading import FLAT, SOMETIMES, JsonDocument
+from .results import ResultDocument
+
+BUDGETS = {"flops": "FLOPs", "params": "parameters", "time": "time"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuaranteeDocument:
+    """A guarantee with how many units can go under it; documents of earlier versions have no least, cap, groups or tries."""
+
+    metric: str
+    drop: float
+    alpha: float
+    test: str
+    n: int
+    base: float | None = None
+    steps: tuple[Step, ...]
+    needed: int | None = None
+    least: float | None = None
+    cap: float | None = None
+    groups: int | None = None
+    tries: int = 1
+    removed: int | None = None
+    sentence: str = ""
+
+    @classmethod
+    def of(cls, guarantee: Guarantee) -> GuaranteeDocument:
+        """What is written of a guarantee."""
+        return cls(**vars(guarantee), removed=guarantee.removed, sentence=str(guarantee))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What was allowed, what the plan was reckoned to cost, and what the cut model really costs: FLOPs, parameters, seconds."""
+
+    what: str  # "flops", "params" or "time"
+    asked: str | float
+    whole: float
+    allowed: float
+    predicted: float
+    measured: float | None = None
+    multiples: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        left, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
+        return f"{left:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well one site was tuned: squared distances from the whole model after it, on held-out examples.
+
+    As shares of the size of what the site itself writes; more than 1 where errors of earlier sites weigh more.
+    """
+
+    name: str
+    error: float  # as cut
+    tuned: float
+    low: float  # the smallest and the largest of its numbers
+    high: float
+    used: bool  # False where the numbers did no good on held-out examples: they stay at one
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A site that could not be fitted, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class TunedDocument:
+    """What tuning did to every site, without the numbers themselves: those are in the weights."""
+
+    examples: int
+    positions: int
+    sites: tuple[Fit, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def used(self) -> list[Fit]:
+        """The sites whose numbers did some good."""
+        return [site for site in self.sites if site.used]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What was done beyond choosing and cutting: the budget, tuning, exchanges within sites, promises tried before."""
+
+    budget: Budget | None = None
+    tuned: TunedDocument | None = None
+    rearranged: int | None = None
+    not_tuned: str | None = None
+    tried: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """How the cut model was trained once more, as far as it is known, and what it was worth `before` that."""
+
+    before: float
+    epochs: float | None = field(default=None, metadata=SOMETIMES)
+    examples: int | None = field(default=None, metadata=SOMETIMES)
+    distilled: bool | None = field(default=None, metadata=SOMETIMES)
+    steps: int | None = field(default=None, metadata=SOMETIMES)
+    recipe: dict[str, Any] | None = field(default=None, metadata=SOMETIMES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteLeft:
+    """What is left of an attention or MLP."""
+
+    name: str
+    kind: str
+    type: str | None = None
+    layer: int | None = None
+    units: int
+    left: int
+
+
+@dataclass(frozen=True)
+class StackLeft:
+    """The layers of a stack, and which of them are gone."""
+
+    name: str
+    units: int
+    gone: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CutSite:
+    """A site that lost units: in which manner it was cut, and the parameters that this saved."""
+
+    name: str
+    units: int
+    left: int
+    manner: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A site that could not be cut, and why."""
+
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleSet:
+    """Examples, and what they were used for."""
+
+    role: str = ""
+    data: str
+    n: int
+    what: str | None = None
+
+
+@dataclass(frozen=True)
+class How:
+    """How much was to go: the kind of wish, and its value."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneDocument(JsonDocument):
+    """What `prune` did: all that a model card and a report need, without the values of examples."""
+
+    NAME: ClassVar[str] = "prune"
+
+    how: How | None = None
+    sentence: str = ""
+    model: str
+    class_name: str = field(default="", metadata={"key": "class"})
+    by: str | None = None
+    units: str = "units"
+    guarantee: GuaranteeDocument | None = None
+    order: tuple[str, ...] = ()
+    plan: Plan
+    removed: int
+    of: int
+    left_alone: tuple[LeftAlone, ...] = ()
+    before: ResultDocument
+    after: ResultDocument
+    comparison: Comparison
+    parameters: tuple[int, int]
+    bytes: tuple[int, int]
+    speed: Bench | None = None
+    flops: tuple[float, float] | None = None
+    steps: Steps = field(metadata=FLAT)
+    suspicion: str | None = None
+    recovered: Recovery | None = None
+    structure: tuple[SiteLeft, ...] = ()
+    layers: tuple[StackLeft, ...] = ()
+    sites: tuple[CutSite, ...]
+    output: str = ""
+    signature: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    task: str | None = field(default=None, metadata=SOMETIMES)
+    stock: bool | None = field(default=None, metadata=SOMETIMES)
+    base_card: dict[str, Any] | None = field(default=None, metadata=SOMETIMES)
+    command: str | None = field(default=None, metadata=SOMETIMES)
+    sets_note: str | None = field(default=None, metadata=SOMETIMES)
+    tries: dict[str, Any] | None = None
+    sets: tuple[ExampleSet, ...] = ()
+
+    @property
+    def gone(self) -> list[str]:
+        """The units that were removed."""
+        return [str(unit) for unit in self.plan]
