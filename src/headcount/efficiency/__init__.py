@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from .benchmark import Bench, Speed, bench
+    from ..documents.bench import Bench, Speed
+    from .benchmark import bench
 
 __all__ = [
     "Bench",
@@ -18,8 +19,8 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "Bench": ".benchmark",
-        "Speed": ".benchmark",
+        "Bench": "..documents.bench",
+        "Speed": "..documents.bench",
         "bench": ".benchmark",
     },
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from ..documents.prune import Budget
     from .budget import Budget
     from .curves import Curve, Point, curve
     from .pipeline import Pruned, prune
@@ -26,7 +27,7 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "Budget": ".budget",
+        "Budget": "..documents.prune",
         "Choice": ".selection",
         "Curve": ".curves",
         "Point": ".curves",
