@@ -8,7 +8,6 @@ from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from ..documents.prune import Budget
-    from .budget import Budget
     from .curves import Curve, Point, curve
     from .pipeline import Pruned, prune
     from .selection import Choice, choose
