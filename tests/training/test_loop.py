@@ -565,6 +565,16 @@ def test_precision_and_the_callers_own_accelerator() -> None:
         train(reader().bfloat16(), words_task(), QUICK)
 
 
+def test_one_process_needs_no_accelerate_and_what_would_split_the_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)  # whoever imports it fails
+    train(reader(), words_task(), replace(QUICK, steps=1))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with says(Refused, about="Training under FSDP would split the model"):
+        train(reader(), words_task(), QUICK)
+
+
 # --- gates ----------------------------------------------------------------------------------------------------------
 
 

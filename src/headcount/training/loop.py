@@ -28,7 +28,7 @@ from . import state
 from .loss import must_answer, must_be_trainable
 from .recipe import Recipe
 from .state import TrainableGates
-from .step import Work, accelerating, agreed, broadcast, safe_step
+from .step import Work, agreed, broadcast, processes, safe_step
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -84,11 +84,11 @@ def train(
     if teacher is not None:
         must_answer(teacher, task, device)
     trained = _trained(root, freeze, gates)
+    together = processes(device)
     with ExitStack() as stack:
-        accelerator = stack.enter_context(accelerating(recipe.precision, device))
         stack.enter_context(_training(root, trained, teacher))
         stack.enter_context(_own_randomness(device))
-        work = Work(root, task, recipe, accelerator, device, trained, gates, teacher)
+        work = Work(root, task, recipe, together, device, trained, gates, teacher)
         if gates is not None and gates.steps is None:
             gates.steps = work.steps
         if gates is not None and gates.steps != work.steps:
@@ -226,8 +226,8 @@ class _Keeper:
         if notes is not None:
             work.done, work.history, work.before = notes["step"], notes["history"], notes["seconds"]
             work.lost, work.targets = notes["lost"], notes["targets"]
-            if work.accelerator.scaler is not None and notes["scaler"]:
-                work.accelerator.scaler.load_state_dict(notes["scaler"])
+            if work.scaler is not None and notes["scaler"]:
+                work.scaler.load_state_dict(notes["scaler"])
         if work.main and self.checkpoints is not None:
             there = [one for one in sorted(self.checkpoints.glob("epoch-*")) if work.done == 0]
             if there:
@@ -253,7 +253,7 @@ class _Keeper:
         work = self.work
         if self.path is None:
             return
-        scaler = work.accelerator.scaler
+        scaler = work.scaler
         notes = {
             "step": work.done,
             "history": work.history,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,39 +33,39 @@ if TYPE_CHECKING:
 
 TOGETHER = 2**25  # numbers of gradients that are sent to the other processes at a time
 
+SPLITTING = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # what launchers can do to a model besides copying it
+# where launchers say how many processes there are
+COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+PATIENCE = timedelta(hours=6)  # of processes that wait while the first one measures
 
-@contextmanager
-def accelerating(precision: str, device: torch.device) -> Iterator[Any]:
-    """An accelerator of our own: accelerate keeps one precision and one device per process, the caller's among them."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
-    shared = [one._shared_state for one in (PartialState, AcceleratorState, GradientState)]
-    before = [dict(one) for one in shared]
-    for one in shared:
-        one.clear()
-    try:
-        parts = GradientAccumulationPlugin(num_steps=1)  # whatever the launcher's settings say: we do that ourselves
-        patience = InitProcessGroupKwargs(timeout=timedelta(hours=6))  # of those that wait while the first one measures
-        made = Accelerator(
-            cpu=device.type == "cpu",
-            mixed_precision=precision,
-            gradient_accumulation_plugin=parts,
-            kwargs_handlers=[patience],
-        )
-        kind = str(made.distributed_type.value)
-        if kind != "NO" and not kind.startswith("MULTI_"):
+class Processes(NamedTuple):
+    """The processes that train together: how many they are, and which of them this one is."""
+
+    world: int
+    rank: int
+
+
+def processes(device: torch.device) -> Processes:
+    """The processes that a launcher started, connected to each other; where it started none, this one alone.
+
+    accelerate's `PartialState` knows the launchers and connects the processes. Its `Accelerator` does not fit: it holds one
+    precision for the whole process, which is the caller's, and averages gradients by a wrapper around the model.
+    """
+    for kind in SPLITTING:
+        if os.environ.get(f"ACCELERATE_USE_{kind}", "false").lower() == "true":
             raise Refused(f"Training under {kind} would split the model; launch with plain multi-GPU or multi-CPU.")
-        if made.num_processes > 1 and device.type != "cpu" and device != made.device:
-            raise Refused(
-                f"This process was given {made.device} and the model is on {device}; move the model there first."
-            )
-        yield made
-    finally:
-        for one, old in zip(shared, before, strict=True):
-            one.clear()
-            one.update(old)
+    launched = any(int(os.environ.get(name, "1")) > 1 for name in COUNTS)
+    if not launched and not torch.distributed.is_initialized():
+        return Processes(1, 0)
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device.type == "cpu", timeout=PATIENCE)
+    if state.num_processes > 1 and device.type != "cpu" and device != state.device:
+        raise Refused(
+            f"This process was given {state.device} and the model is on {device}; move the model there first."
+        )
+    return Processes(state.num_processes, state.process_index)
 
 
 @dataclass(eq=False)
@@ -74,7 +75,7 @@ class Work:
     root: nn.Module
     task: Task
     recipe: Recipe
-    accelerator: Any
+    processes: Processes
     device: torch.device
     trained: list[nn.Parameter]
     gates: TrainableGates | None
@@ -92,8 +93,9 @@ class Work:
         groups = [self.task.size] if self.task.groups is None else [len(group) for group in self.task.groups]
         self.per_epoch = sum(math.ceil(one / size) for one in groups)
         self.steps = self.recipe.steps or math.ceil(self.recipe.epochs * self.per_epoch)
-        self.world, self.rank = self.accelerator.num_processes, self.accelerator.process_index
-        self.main = self.accelerator.is_main_process
+        self.world, self.rank = self.processes
+        self.main = self.rank == 0
+        self.scaler = torch.amp.GradScaler(self.device.type) if self.recipe.precision == "fp16" else None
 
     @cached_property
     def optimizer(self) -> torch.optim.AdamW | None:
@@ -108,6 +110,13 @@ class Work:
         if not groups:
             return None
         return torch.optim.AdamW(groups, lr=self.recipe.lr, betas=self.recipe.betas, fused=self.device.type == "cuda")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The block in which matrices are multiplied in the precision of the recipe."""
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        if self.recipe.precision == "no":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=dtypes[self.recipe.precision])
 
     @property
     def epoch_ends(self) -> bool:
@@ -191,14 +200,14 @@ def safe_step(work: Work) -> None:
 
 def _step(work: Work) -> None:
     """One step of the optimiser, and of the gates; the mean over all targets is exact, however they are spread."""
-    recipe, task, scaler = work.recipe, work.task, work.accelerator.scaler
+    recipe, task, scaler = work.recipe, work.task, work.scaler
     parts = [(task.collate(numbers), len(numbers)) for numbers in work.share()]
     count = sum(targets_in(task, batch, examples) for batch, examples in parts)
     total = count if work.world == 1 else int(_summed(work, torch.tensor([float(count)], device=work.device)))
     _seed(recipe.seed, work.done, work.rank)
     lost = torch.zeros(2, device=work.device)  # the loss, and the targets it was summed over
     for batch, _ in parts:
-        with work.accelerator.autocast():
+        with work.autocast():
             loss, targets = batch_loss(
                 work.root,
                 task,
@@ -211,7 +220,8 @@ def _step(work: Work) -> None:
         lost += torch.stack([loss.detach(), targets.to(loss)])
         if loss.requires_grad:  # weights that are frozen, and gates that have settled, leave nothing to learn
             # gradients are averaged over the processes, and must be those of a mean over all targets
-            work.accelerator.backward(loss * (work.world / max(1, total)))
+            mean = loss * (work.world / max(1, total))
+            (mean if scaler is None else scaler.scale(mean)).backward()
         elif work.gates is None:
             raise Refused("The loss does not depend on anything that trains; look at freeze and at the task's loss.")
     norm = _averaged_and_clipped(work)
@@ -252,8 +262,9 @@ def _summed(work: Work, values: Tensor) -> Tensor:
 def _averaged_and_clipped(work: Work) -> Tensor:
     """Average the gradients over the processes, clip them, and give their length.
 
-    By hand and not by a wrapper around the model: a process may have no examples in a step, and a layer that is dropped or
-    masked no gradient. A parameter that has none anywhere keeps none, so that its optimiser leaves it alone.
+    By hand and not by `DistributedDataParallel`, which `Accelerator.prepare` wraps around the model: a process may have no
+    examples in a step, for which all others would wait for ever, and a layer that is dropped or masked no gradient. A
+    parameter that has none anywhere keeps none, so that its optimiser leaves it alone.
     """
     if work.optimizer is None:
         return torch.zeros(1, device=work.device)
@@ -266,8 +277,8 @@ def _averaged_and_clipped(work: Work) -> Tensor:
             flat = _summed(work, torch.cat([grad.flatten() for grad in together])) / work.world
             for grad, mean in zip(together, flat.split([grad.numel() for grad in together]), strict=True):
                 grad.copy_(mean.view_as(grad))
-    if work.accelerator.scaler is not None:
-        work.accelerator.scaler.unscale_(work.optimizer)
+    if work.scaler is not None:
+        work.scaler.unscale_(work.optimizer)
     most = work.recipe.max_grad_norm or math.inf
     return nn.utils.clip_grad_norm_(work.trained, most).detach().to(work.device, torch.float32).view(1)
 
