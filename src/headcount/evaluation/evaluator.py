@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -157,13 +157,28 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def fitting(compute: Callable[[], Found], what: str, task: Task, numbers: Sequence[int]) -> Found | None:
-    """What `compute` gives for a batch; None where memory ran out, and half of the batch should be tried.
+def in_parts(
+    compute: Callable[[Sequence[int]], Found], what: str, task: Task, numbers: Sequence[int]
+) -> Iterator[tuple[Sequence[int], Found]]:
+    """What `compute` gives for the examples of a batch, in halves of halves where memory runs out: each part with its result.
 
-    `OutOfMemory` says so where there is only one example.
+    `OutOfMemory` says so where one example alone is too much. A part is computed when the one before was taken.
     """
+    result = _unless_out_of_memory(compute, what, task, numbers)
+    if result is not None:
+        yield numbers, result
+        return
+    half = (len(numbers) + 1) // 2
+    yield from in_parts(compute, what, task, numbers[:half])
+    yield from in_parts(compute, what, task, numbers[half:])
+
+
+def _unless_out_of_memory(
+    compute: Callable[[Sequence[int]], Found], what: str, task: Task, numbers: Sequence[int]
+) -> Found | None:
+    """What `compute` gives for a batch; None where memory ran out, and half of the batch should be tried."""
     try:
-        return compute()
+        return compute(numbers)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -175,12 +190,6 @@ def fitting(compute: Callable[[], Found], what: str, task: Task, numbers: Sequen
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
-
-
-def halves(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The first and the second half of a batch; the first is the larger one."""
-    half = (len(numbers) + 1) // 2
-    return numbers[:half], numbers[half:]
 
 
 def _rows(work: _Work, numbers: Sequence[int]) -> np.ndarray:

@@ -22,7 +22,7 @@ from ..data.losses import fitting_inputs
 from ..data.sentences.passages import Placed, Side
 from ..documents.roles import DIRECTIONS, FIRST, FURTHEST, PUNCTUATION, RULES, Name, Tested, signed
 from ..errors import BadData, Refused
-from ..evaluation.evaluator import fitting, halves
+from ..evaluation.evaluator import in_parts
 from ..model.anatomy import Site
 
 UNTESTED = "punct"  # which words of punctuation hang on is a convention, and any head that likes full stops finds them
@@ -312,12 +312,11 @@ def tallied(e: Tensor, n: Tensor) -> np.ndarray:
 def summed(
     compute: Callable[[Sequence[int]], dict[str, np.ndarray]], passages: Any, numbers: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """What `compute` gives for a batch, or the sum of what it gives for its halves where memory runs out."""
-    found = fitting(lambda: compute(numbers), "attention", passages, numbers)
-    if found is not None:
-        return found
-    one, two = (summed(compute, passages, some) for some in halves(numbers))
-    return {name: one[name] + two[name] for name in one}
+    """What `compute` gives for a batch, or the sum of what it gives for parts of it where memory runs out."""
+    sums: dict[str, np.ndarray] = {}
+    for _, arrays in in_parts(compute, "attention", passages, numbers):
+        sums = {name: sums[name] + array if name in sums else array for name, array in arrays.items()}
+    return sums
 
 
 def run_on(model: nn.Module, inputs: dict[str, Tensor], passages: Any) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import runs
 from ..errors import Refused
-from ..evaluation.evaluator import device_of, fitting, halves, to_device
+from ..evaluation.evaluator import device_of, in_parts, to_device
 from ..model.anatomy import Anatomy, Site
 from ..model.equivalence import evaluating
 from ..model.source_code import text
@@ -138,10 +138,7 @@ def halved(
 
     Attention probabilities grow with the square of the length.
     """
-    found = fitting(lambda: compute(numbers), what, task, numbers)
-    if found is not None:
-        return found
-    parts = [halved(compute, what, task, some) for some in halves(numbers)]
+    parts = [arrays for _, arrays in in_parts(compute, what, task, numbers)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -8,7 +8,7 @@ not matter. Parameters are frozen meanwhile, so the backward pass goes through a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .. import runs
 from ..errors import NotFinite, Refused
-from ..evaluation.evaluator import device_of, fitting, halves, is_out_of_memory, to_device
+from ..evaluation.evaluator import device_of, in_parts, is_out_of_memory, to_device
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.equivalence import evaluating
 from ..model.gates import applied
@@ -140,11 +140,18 @@ def _per_row(part: Site | Stack) -> int:
 
 def _fill(work: _Work, task: Task, numbers: Sequence[int], out: dict[str, Tensor]) -> None:
     """Run one batch and write its values into the rows of its examples; half of it at a time where memory runs out."""
-    sums = fitting(lambda: _batch(work, task, numbers), "gradients", task, numbers)
-    if sums is None:
-        for some in halves(numbers):
-            _fill(work, task, some, out)
-        return
+    for some, sums in in_parts(partial(_batch, work, task), "gradients", task, numbers):
+        _write(work, task, some, sums, out)
+
+
+def _write(
+    work: _Work,
+    task: Task,
+    numbers: Sequence[int],
+    sums: Mapping[str, dict[str, Tensor]],
+    out: dict[str, Tensor],
+) -> None:
+    """Write what a batch gave into the rows of its examples; `NotFinite` names an example whose gradient is none."""
     bad = (~torch.stack([torch.isfinite(each["signed"]).all(1) for each in sums.values()]).all(0)).nonzero()
     if len(bad):
         raise NotFinite(

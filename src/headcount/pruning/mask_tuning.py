@@ -26,7 +26,7 @@ from ..documents.prune import Fit as Fit
 from ..documents.prune import Skipped, TunedDocument
 from ..documents.reading import read, write
 from ..errors import BadData, Refused
-from ..evaluation.evaluator import device_of, fitting, fresh, halves, to_device
+from ..evaluation.evaluator import device_of, fresh, in_parts, to_device
 from ..importance.gradients import frozen
 from ..model.anatomy import Anatomy, Site
 from ..model.cutting.layers import deleted_blocks
@@ -256,14 +256,14 @@ def _pieces(work: _Work, spots: list[TunedSite], positions: int, batch_size: int
 def _remembered(
     work: _Work, spots: list[TunedSite], task: Task, numbers: Sequence[int], held: bool
 ) -> Iterator[_Piece]:
-    """The batch as a piece; as two where memory runs out."""
-    batch = task.collate(numbers)
-    targets = fitting(lambda: _whole(work, spots, batch), "gradients", task, numbers)
-    if targets is not None:
-        yield _Piece(batch, len(numbers), held, targets)
-        return
-    for some in halves(numbers):
-        yield from _remembered(work, spots, task, some, held)
+    """The batch as a piece; as more of them where memory runs out."""
+
+    def piece(some: Sequence[int]) -> _Piece:
+        batch = task.collate(some)
+        return _Piece(batch, len(some), held, _whole(work, spots, batch))
+
+    for _, part in in_parts(piece, "gradients", task, numbers):
+        yield part
 
 
 def _whole(work: _Work, spots: list[TunedSite], batch: dict[str, Any]) -> dict[str, _Target]:
