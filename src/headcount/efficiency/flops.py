@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..evaluation.evaluator import device_of
+from ..model.equivalence import frozen
 from ..model.tensor_trees import memory_of, tensors
 
 UNKNOWN = -1  # bytes that could not be measured
@@ -44,23 +45,13 @@ def counting(model: nn.Module) -> Iterator[Callable[[], dict[str, int]]]:
         return {str(operation).rpartition(".")[2]: count for operation, count in counts.items()}
 
     try:
-        with _frozen(model), counter:
+        with (
+            frozen(model),
+            counter,
+        ):  # torch's counter stumbles over modules that are handed a parameter with a gradient
             yield now
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Within the block no parameter wants a gradient: torch's counter stumbles over modules that are handed one that does."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in wanted:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
 
 
 def _more_formulas() -> dict[Any, Callable[..., int]]:

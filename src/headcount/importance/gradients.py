@@ -9,7 +9,7 @@ not matter. Parameters are frozen meanwhile, so the backward pass goes through a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from .. import runs
 from ..errors import NotFinite, Refused
 from ..evaluation.evaluator import device_of, in_parts, is_out_of_memory, to_device
 from ..model.anatomy import Anatomy, Site, Stack
-from ..model.equivalence import evaluating
+from ..model.equivalence import evaluating, frozen
 from ..model.gates import applied
 from ..model.multihead import opened
 from ..model.tensor_trees import tensors, with_first
@@ -103,19 +103,6 @@ def _wide(part: Site | Stack, kind: str) -> int:
     """Columns of an array: one per unit; positions are those of the whole part, unless its units are layers."""
     one = kind == "examples" or (kind == "positions" and isinstance(part, Site))
     return 1 if one else len(part)
-
-
-@contextmanager
-def frozen(root: nn.Module) -> Iterator[None]:
-    """Within the block no parameter asks for a gradient; afterwards each asks as it did."""
-    asked = [parameter for parameter in root.parameters() if parameter.requires_grad]
-    try:
-        for parameter in asked:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in asked:
-            parameter.requires_grad_(True)
 
 
 def _chunk(work: _Work, chunk: range, bar: Bar) -> dict[str, np.ndarray]:

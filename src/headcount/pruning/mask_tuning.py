@@ -27,12 +27,11 @@ from ..documents.prune import Skipped, TunedDocument
 from ..documents.reading import read, write
 from ..errors import BadData, Refused
 from ..evaluation.evaluator import device_of, fresh, in_parts, to_device
-from ..importance.gradients import frozen
 from ..model.anatomy import Anatomy, Site
 from ..model.cutting.layers import deleted_blocks
 from ..model.cutting.rules import refuse
 from ..model.discovery import find, unwrap
-from ..model.equivalence import evaluating
+from ..model.equivalence import evaluating, frozen
 from ..model.gates import applied, gates_of
 from ..model.tensor_trees import tensors
 from ..plans import Plan, Unit

@@ -21,11 +21,11 @@ from ...errors import BadPlan, NotFound, Refused
 from ...evaluation.evaluator import device_of, to_device
 from ...model.anatomy import Anatomy, Site, Stack
 from ...model.discovery import find, unwrap
-from ...model.equivalence import evaluating
+from ...model.equivalence import evaluating, frozen
 from ...model.gates import applied
 from ...model.tensor_trees import mapped, tensors
 from ...plans import Unit
-from ..gradients import Contributions, contributions, frozen
+from ..gradients import Contributions, contributions
 from .interception import check_graph, propagating
 from .rules import AlphaBeta, Epsilon, Ledger, Rule
 
