@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BadPlan
+from .parsing import by_number
 
 FORMAT = 1
 LARGEST_FILE = 64_000_000  # bytes; a plan for a 70-billion-parameter model that has seen 5 million examples still fits
@@ -55,7 +56,7 @@ class Plan:
         out: dict[str, list[int]] = {}
         for unit in self.units:
             out.setdefault(unit.site, []).append(unit.index)
-        return {site: tuple(sorted(out[site])) for site in sorted(out, key=_natural)}
+        return {site: tuple(sorted(out[site])) for site in sorted(out, key=by_number)}
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form in which runs of indices are written as ranges, short enough for a config file."""
@@ -216,11 +217,6 @@ def _checked_indices(site: object, chosen: object) -> list[int]:
     return indices
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key under which layer 10 follows layer 9."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
-
-
 def _short(value: object) -> str:
     return reprlib.repr(value)  # never builds the text of a huge or deep value
 
@@ -254,16 +250,11 @@ def type_of(site: str) -> str | None:
     return next((part for part in parts if part in ("encoder", "decoder")), None)
 
 
-def _by_number(text: str) -> list[tuple[int, int, str]]:
-    """A sort key under which 10 follows 9."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,9})", text)]
-
-
 def in_order(units: list[str]) -> list[str]:
     """The units of one site, 10 after 9."""
-    return sorted(units, key=lambda unit: _by_number(index_of(unit)))
+    return sorted(units, key=lambda unit: by_number(index_of(unit)))
 
 
 def by_place(sites: Iterable[str]) -> list[str]:
     """Sites in the order of the model."""
-    return sorted(sites, key=_by_number)
+    return sorted(sites, key=by_number)

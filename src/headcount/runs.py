@@ -27,6 +27,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from .errors import BadRun
 from .hashing import canonical, fingerprint, plain_json, versions
+from .parsing import by_number
 
 FORMAT = 1
 RUN = "run.json"
@@ -60,8 +61,7 @@ class Record:
         """The names of the finished pieces, numbers counted as numbers."""
         with _sentences("read", self.folder):
             names = [entry.removesuffix(".npz") for entry in os.listdir(self.folder) if entry.endswith(".npz")]
-        parts = {name: re.split(r"(\d+)", name) for name in names if _NAME.fullmatch(name)}  # text, digits, text, ...
-        return tuple(sorted(parts, key=lambda name: [(len(p), p) if p.isdigit() else (0, p) for p in parts[name]]))
+        return tuple(sorted(filter(_NAME.fullmatch, names), key=lambda name: (by_number(name), name)))
 
     def done(self, name: str) -> bool:
         """Whether the piece is finished."""

@@ -22,6 +22,7 @@ from ..importance.criteria import score
 from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
 from ..model.gates import masked
+from ..parsing import by_number
 from ..plans import Plan
 from ..stats.results import Comparison, Result, compare
 
@@ -300,7 +301,7 @@ def checkpoints_in(folder: Path) -> tuple[list[Path], list[str]]:
     if not folder.is_dir():
         raise BadRun(f"{folder} is not a folder; give the one that holds the checkpoints, such as epoch-01, epoch-02.")
     inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    inside.sort(key=lambda path: (_numbered(path.name), path.name))
+    inside.sort(key=lambda path: (by_number(path.name), path.name))
     found = [path for path in inside if (path / "config.json").is_file()]
     if not found:
         raise BadRun(
@@ -347,11 +348,3 @@ def over(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return stages
-
-
-def _numbered(name: str) -> list[tuple[int, str]]:
-    """A sort key under which checkpoint-1000 follows checkpoint-500, and epoch-10 follows epoch-09."""
-    parts = [part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
-    return [
-        (len(part), part) if place % 2 else (0, part) for place, part in enumerate(parts)
-    ]  # text, digits, text, ...

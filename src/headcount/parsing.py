@@ -1,0 +1,30 @@
+"""Short texts that people type: lists of words, shares, and names with numbers in them. No torch."""
+
+from __future__ import annotations
+
+import re
+
+
+def words_in(text: str, *, keep_empty: bool = False) -> list[str]:
+    """The words between commas, without the spaces around them; those between two commas only where they are wanted."""
+    words = [word.strip() for word in text.split(",")]
+    return words if keep_empty else [word for word in words if word]
+
+
+def share_in(text: str) -> float | None:
+    """The share that "40%" or "0.4" stands for, which may lie outside of 0 to 1; None for a text that is no share."""
+    text = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?%", text):
+        return float(text[:-1]) / 100
+    if re.fullmatch(r"\d*\.\d+", text):
+        return float(text)
+    return None
+
+
+def by_number(text: str) -> list[tuple[int, str]]:
+    """A sort key under which layer 10 follows layer 9, and epoch-10 follows epoch-09."""
+    key = []
+    for place, part in enumerate(re.split(r"(\d+)", text)):  # text, digits, text, ...
+        digits = part.lstrip("0")
+        key.append((len(digits), digits) if place % 2 else (0, part))
+    return key
