@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadRun
+from ..parsing import share_in
 from .options import Given, make_task, other_task, out, placed, quieten, running, specs_of
 from .train import with_labels
 from .training_options import TrainingOptions, flag, held_out
@@ -139,10 +140,10 @@ def _seeds(text: str) -> list[int]:
 
 
 def _share(text: str) -> float:
-    try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        raise typer.BadParameter(f"--step wants a share such as 10% or 0.1; I got {text[:40]!r}.") from None
+    share = share_in(text)
+    if share is None:
+        raise typer.BadParameter(f"--step wants a share such as 10% or 0.1; I got {text[:40]!r}.")
+    return share
 
 
 def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int | None, name: str | None) -> LotteryTask:

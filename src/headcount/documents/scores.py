@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import BadPlan
+from ..parsing import share_in
 from ..plans import Plan, Unit, read_json
 from .reading import SOMETIMES, JsonDocument
 
@@ -288,19 +289,18 @@ def how_many(amount: float | int | str, of: int) -> int:
         text = amount.strip()
         if re.fullmatch(r"\d+", text):
             amount = int(text)
-        elif re.fullmatch(r"\d+(\.\d+)?%", text):
-            # 29 % of 100 is 29, and floating point says 28.999999999999996
-            return _within(math.floor(round(float(text[:-1]) * of / 100, 9)), of, text)
-        elif re.fullmatch(r"0?\.\d+", text):
-            amount = float(text)
         else:
-            raise BadPlan(f'How many units? I got {amount!r:.40}; write a count (12) or a share ("40%" or 0.4).')
+            share = share_in(text)
+            if share is None:
+                raise BadPlan(f'How many units? I got {amount!r:.40}; write a count (12) or a share ("40%" or 0.4).')
+            amount = share
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise BadPlan(f"How many units? I got {amount!r:.40}; write a count (12) or a share (0.4).")
     if isinstance(amount, int):
         return _within(amount, of, amount)
     if not 0 <= amount <= 1:
         raise BadPlan(f"A share of the units lies between 0 and 1; I got {amount}: write a whole number for a count.")
+    # 29 % of 100 is 29, and floating point says 28.999999999999996
     return _within(math.floor(round(amount * of, 9)), of, amount)
 
 

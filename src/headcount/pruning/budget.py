@@ -7,7 +7,6 @@ or measured, on a model that is really cut, and not over the budget then (times 
 from __future__ import annotations
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from ..model.architectures import ModuleSpec
 from ..model.cutting.effects import parameters_removed
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
+from ..parsing import share_in
 from ..plans import Plan, Unit
 from .knapsack import LayerGroup, Options, fill
 
@@ -274,10 +274,8 @@ def _real(purse: BudgetProblem, plan: Plan) -> float:
 def share_of(asked: str | float) -> float:
     """A share such as "50%" or 0.5, above 0 and below 1."""
     value: float | None = None
-    if isinstance(asked, str) and re.fullmatch(r"\d+(\.\d+)?%", asked.strip()):
-        value = float(asked.strip()[:-1]) / 100
-    elif isinstance(asked, str) and re.fullmatch(r"0?\.\d+", asked.strip()):
-        value = float(asked)
+    if isinstance(asked, str):
+        value = share_in(asked)
     elif isinstance(asked, float):
         value = asked
     if value is None or not 0 < value < 1:

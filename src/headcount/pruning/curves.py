@@ -22,7 +22,7 @@ from ..importance.criteria import score
 from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
 from ..model.gates import masked
-from ..parsing import by_number
+from ..parsing import by_number, share_in
 from ..plans import Plan
 from ..stats.results import Comparison, Result, compare
 
@@ -92,12 +92,9 @@ def _share(step: float | int | str, of: int) -> float:
     """The part of all units that one step takes; 0 for what is not a step."""
     if not isinstance(step, str):
         return step if isinstance(step, float) else step / of
-    text = step.strip()
-    try:
-        number = float(text.removesuffix("%"))
-    except ValueError:
-        return 0.0
-    return number / 100 if text.endswith("%") else number if "." in text else number / of
+    if re.fullmatch(r"\d+", step.strip()):
+        return int(step) / of
+    return share_in(step) or 0.0
 
 
 def curve(
