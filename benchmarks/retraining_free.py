@@ -25,8 +25,8 @@ import headcount as hc
 from headcount.efficiency.benchmark import device_text
 from headcount.importance.gradients import contributions
 from headcount.pruning import budget, selection
-from headcount.pruning.mask_rearrangement import rearranged
-from headcount.pruning.mask_tuning import tuned
+from headcount.pruning.mask_rearrangement import rearrange_mask
+from headcount.pruning.mask_tuning import tune_mask
 from headcount.runs import InMemory
 
 
@@ -82,8 +82,8 @@ def main() -> None:
             lambda: budget.within(budget.purse(model, found["scores"], "flops", length=args.length), "50%")[0],
         )
         gathered = contributions(model, anatomy, anatomy.sites, task, run=notes)
-        part("rearranging", lambda: rearranged(found["search"], anatomy.sites, gathered))
-        part("tuning", lambda: tuned(model, found["rearranging"], task))
+        part("rearranging", lambda: rearrange_mask(found["search"], anatomy.sites, gathered))
+        part("tuning", lambda: tune_mask(model, found["rearranging"], task))
         part("cut", lambda: hc.cut(copy.deepcopy(model), found["rearranging"], scale=found["tuning"].scale))
         return took
 

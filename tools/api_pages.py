@@ -90,9 +90,9 @@ def _docstring(node: ast.AST) -> str:
 
 
 def _definition(name: Name, source: Path) -> ast.stmt | None:
-    """The class or function of that name; None for what is assigned."""
+    """The class or function of that name, after its overloads; None for what is assigned."""
     tree = _tree(_file(source, name.module))
-    return next((node for node in tree.body if getattr(node, "name", None) == name.own), None)
+    return next((node for node in reversed(tree.body) if getattr(node, "name", None) == name.own), None)
 
 
 def _line(name: Name, source: Path) -> int:

@@ -23,7 +23,7 @@ from headcount.reporting.theme import LINES, PALETTES, config, painted
 from headcount.reproduction import fan2020, li2021, registry
 from headcount.reproduction import seeds as over_seeds
 from headcount.reproduction.curves import Line, line_of, lines_of
-from headcount.reproduction.experiment import Found, Setting
+from headcount.reproduction.experiment import RunDocuments, Setting
 from headcount.reproduction.inputs import Corpus, Material, Pairs
 from headcount.reproduction.michel2019.curves import TYPES
 from headcount.reproduction.prasanna2020 import tables
@@ -39,7 +39,7 @@ Rows = list[dict[str, Any]]
 Told = tuple[Any, list[str]]  # a chart, and the lines below its title
 
 
-def found_in(folder: Path) -> Found:
+def found_in(folder: Path) -> RunDocuments:
     """The documents of a reproduction, without those of models that did not learn."""
     told = json.loads((folder / "setting.json").read_text(encoding="utf-8"))
     claims = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/claims.json")]
@@ -48,7 +48,7 @@ def found_in(folder: Path) -> Found:
     about["corpora"] = tuple(Corpus(**one) for one in told["material"]["corpora"])
     setting = Setting(Material(**about), folder, told["full"], seeds)
     steps = [step for one in registry.EXPERIMENTS for step in registry.plan(one, setting).steps]
-    return Found(setting, over_seeds.collapsed(Found(setting), steps).steps)
+    return RunDocuments(setting, over_seeds.collapsed(RunDocuments(setting), steps).steps)
 
 
 def spread(name: str, points: Mapping[Any, Sequence[float]]) -> Rows:
@@ -104,7 +104,7 @@ def panel(layers: Sequence[Any], width: int, height: int, title: str) -> Any:
     return alt.layer(*layers).properties(width=width, height=height, title=alt.Title(title, frame="group", offset=6))
 
 
-def michel_curves(found: Found) -> Told:
+def michel_curves(found: RunDocuments) -> Told:
     """What is left as heads go, in three orders (Michel et al. 2019, Figures 3 and 6)."""
     orders = {"taylor": "by importance (taylor)", "ablation": "by what each head alone costs", "random": "by lot"}
     colour, panels = coloured(dict(zip(orders.values(), ("accent", "warn", "band"), strict=True))), []
@@ -118,7 +118,7 @@ def michel_curves(found: Found) -> Told:
     return alt.concat(*panels, columns=3, spacing=24), [text]
 
 
-def michel_types(found: Found) -> Told:
+def michel_types(found: RunDocuments) -> Told:
     """A translator without heads of one type of attention (Michel et al. 2019, Figure 4)."""
     colour, rows = coloured(dict(zip(TYPES.values(), ("accent", "warn", "accent3"), strict=True)), offset=34), Rows()
     for kind, name in TYPES.items():
@@ -129,7 +129,7 @@ def michel_types(found: Found) -> Told:
     return alt.layer(*drawn, level([line.whole.before for line in lines])), [text]
 
 
-def michel_epochs(found: Found) -> Told:
+def michel_epochs(found: RunDocuments) -> Told:
     """When heads become unimportant in a training (Michel et al. 2019, Figure 5)."""
     stages: dict[int, list[Line]] = {}
     for document in (found.document(f"michel-epochs-{seed}", "over") for seed in found.setting.seeds):
@@ -149,7 +149,7 @@ def michel_epochs(found: Found) -> Told:
     return alt.layer(shown.mark_line(), shown.mark_point(opacity=1, size=60)), [text, more]
 
 
-def layerdrop(found: Found) -> Told:
+def layerdrop(found: RunDocuments) -> Told:
     """Layers taken out of a translator without training it again (Fan et al. 2020)."""
     both, panels, names = (
         fan2020.pairs_of(found),
@@ -170,7 +170,7 @@ def layerdrop(found: Found) -> Told:
     return alt.hconcat(*panels, spacing=28).resolve_scale(y="shared"), [text]
 
 
-def li_subsets(found: Found) -> Told:
+def li_subsets(found: RunDocuments) -> Told:
     """Accuracy with exactly so many heads, found in several ways (Li et al. 2021)."""
     names, rows, seeds = {way.title: LINES[n] for n, way in enumerate(li2021.WAYS)}, Rows(), found.setting.seeds
     for way in li2021.WAYS:
@@ -186,7 +186,7 @@ def li_subsets(found: Found) -> Told:
     return alt.layer(whiskers, points.encode(shape=shape), level([one.compared.before for one in runs])), [text]
 
 
-def voita(found: Found) -> Told:
+def voita(found: RunDocuments) -> Told:
     """A translator with fewer heads in its encoder, trained further (Voita et al. 2019)."""
     names = {"L0 gates": "accent", "taylor": "warn", "by lot": "muted", "all heads, trained as long": "accent3"}
     few, rows = (encoder.FEW, encoder.TENTH, encoder.HALF), Rows()
@@ -203,7 +203,7 @@ def voita(found: Found) -> Told:
     return alt.layer(*drawn), [text]
 
 
-def lottery(found: Found) -> Told:
+def lottery(found: RunDocuments) -> Told:
     """Good, random and bad sub-networks of one size, fine-tuned anew (Prasanna et al. 2020)."""
     names, panels = {"full model": "ink", "heads and MLPs": "accent", "single weights": "warn"}, []
     kinds = {"heads and MLPs": "structured", "single weights": "magnitude"}
@@ -220,7 +220,7 @@ def lottery(found: Found) -> Told:
     return alt.hconcat(*panels, spacing=10), ["Mean, deviation over seeds; thin line: always the most frequent label."]
 
 
-def heads(found: Found) -> Told:
+def heads(found: RunDocuments) -> Told:
     """What removing one head changes, for every head (Michel et al. 2019, Figure 1)."""
     names, panels = {"significant after Holm, at 5 %": "warn", "not significant": "bar"}, []
     for task in ("SST-2", "STS-B"):

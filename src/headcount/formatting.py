@@ -80,10 +80,7 @@ class Table:
         head = [markdown_text(column.title) for column in self.columns]
         rules = ["---:" if column.numeric else "---" for column in self.columns]
         rows = [
-            [
-                shown if isinstance(value, int | float) else markdown_text(shown)
-                for shown, value in zip(*pair, strict=True)
-            ]
+            [text if isinstance(value, int | float) else markdown_text(text) for text, value in zip(*pair, strict=True)]
             for pair in zip(self.shown, self.rows, strict=True)
         ]
         return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rules, *rows]) + "\n"
@@ -121,8 +118,8 @@ def _plain(value: Any) -> Any:
 
 def digits_for(sizes: Iterable[float], more: int = 0, default: int = 2) -> int:
     """Decimals for a whole column: two digits, and `more`, of a middling one among these widths or values."""
-    known = sorted(abs(size) for size in sizes if size)
-    return min(6, digits_of(known[len(known) // 2], 1) + more) if known else default
+    nonzero = sorted(abs(size) for size in sizes if size)
+    return min(6, digits_of(nonzero[len(nonzero) // 2], 1) + more) if nonzero else default
 
 
 def fixed(value: float, digits: int) -> str:
@@ -142,7 +139,7 @@ def three(value: float) -> str:
     return fixed(value, 3) if value == 0 or 0.001 <= abs(value) < 1e6 else f"{value:.2e}".replace("-", MINUS)
 
 
-def whole(value: float) -> str:
+def with_commas(value: float) -> str:
     """A count with commas."""
     return f"{round(value):,}".replace("-", MINUS)
 
@@ -185,12 +182,12 @@ def memory_text(size: float) -> str:
 
 def speed_text(value: float) -> str:
     """Examples per second."""
-    return whole(value) if value >= 100 else f"{value:.{1 if value >= 10 else 2}f}"
+    return with_commas(value) if value >= 100 else f"{value:.{1 if value >= 10 else 2}f}"
 
 
-def counted(count: float, one: str, many: str = "") -> str:
+def counted(count: float, singular: str, plural: str = "") -> str:
     """A count with its noun: "1 point", "2 points"."""
-    return f"{count:g} {one if count == 1 else many or one + 's'}"
+    return f"{count:g} {singular if count == 1 else plural or singular + 's'}"
 
 
 def times(ratio: float) -> str:
@@ -223,8 +220,8 @@ def result_text(result: Interval, interval: bool = True) -> str:
 
 def listed(names: Sequence[str], most: int = 4) -> str:
     """Names in a sentence: "a, b and c"."""
-    shown = [*names[:most], f"{len(names) - most} more"] if len(names) > most else list(names)
-    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + f" and {shown[-1]}"
+    parts = [*names[:most], f"{len(names) - most} more"] if len(names) > most else list(names)
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f" and {parts[-1]}"
 
 
 def digits_of(width: float, default: int) -> int:

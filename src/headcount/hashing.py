@@ -39,21 +39,23 @@ def fingerprint_of_files(paths: Iterable[Path | str]) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that numbers depend on, without importing them."""
-    found = {"python": platform.python_version()}
+    package_versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            package_versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            package_versions[name] = "not installed"
+    return package_versions
 
 
-def plain_json(data: Any, what: str) -> Any:
+def plain_json(data: Any, subject: str) -> Any:
     """The data as it comes back from JSON (tuples are lists, names are texts), or `BadRun` if it would not."""
     try:
         return json.loads(json.dumps(data, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRun(f"{what} must be plain JSON without NaN; convert the rest first ({str(error)[:120]}).") from None
+        raise BadRun(
+            f"{subject} must be plain JSON without NaN; convert the rest first ({str(error)[:120]})."
+        ) from None
 
 
 def canonical(plain: Any) -> str:

@@ -132,12 +132,12 @@ def legalize(plan: Plan, anatomy: Any, to: str = "even") -> Plan:
         groups: dict[int, list[int]] = {}
         for index, kv in zip(site.ids, site.kv_of, strict=True):
             groups.setdefault(kv, []).append(index)
-        gone = {kv: [index for index in group if index in indices] for kv, group in groups.items()}
-        staying = [kv for kv, group in groups.items() if len(gone[kv]) < len(group)]
-        most = max((len(groups[kv]) - len(gone[kv]) * (to == "even") for kv in staying), default=0)
+        removed_heads = {kv: [index for index in group if index in indices] for kv, group in groups.items()}
+        staying = [kv for kv, group in groups.items() if len(removed_heads[kv]) < len(group)]
+        most = max((len(groups[kv]) - len(removed_heads[kv]) * (to == "even") for kv in staying), default=0)
         for kv in staying:
-            back = most - (len(groups[kv]) - len(gone[kv]))
-            units -= {Unit(name, index) for index in gone[kv][:back]}
+            back = most - (len(groups[kv]) - len(removed_heads[kv]))
+            units -= {Unit(name, index) for index in removed_heads[kv][:back]}
     return Plan(frozenset(units), plan.why)
 
 

@@ -107,20 +107,20 @@ class Run(Record):
         with equal questions must have equal answers. Refused in one sentence, with nothing touched: a folder with
         another question, a folder that holds something else, and one that is open already.
         """
-        folder, asked = Path(folder), _asked(question)
-        _same_question(folder, asked)  # before anything is touched
+        folder, plain_question = Path(folder), _plain_json(question)
+        _same_question(folder, plain_question)  # before anything is touched
         with _sentences("write", folder):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 _flush_folder(folder.parent)
         with locked(folder) as lock:
-            _same_question(folder, asked)  # another process may have been here in between
+            _same_question(folder, plain_question)  # another process may have been here in between
             with _sentences("write", folder):
                 for entry in os.listdir(folder):
                     if _DRAFT.fullmatch(entry):
                         (folder / entry).unlink(missing_ok=True)
             if _document(folder) is None:
-                _begin(folder, asked)
+                _begin(folder, plain_question)
             yield cls(**vars(read(folder)), lock=lock)
 
     def piece(self, name: str, compute: Callable[[], Mapping[str, Any]]) -> Arrays:
@@ -213,21 +213,21 @@ def default_folder(question: Mapping[str, Any]) -> Path:
 
     COMMAND is `question["command"]`, MODEL the last part of `question["model"]` or of its "name".
     """
-    asked = _asked(question)
-    return Path("runs", "-".join([*_words(asked), fingerprint(asked)[:8]]))
+    plain_question = _plain_json(question)
+    return Path("runs", "-".join([*_words(plain_question), fingerprint(plain_question)[:8]]))
 
 
-def _asked(question: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_json(question: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(question, Mapping):
         raise BadRun(f"A question maps names to what was asked; I got {type(question).__name__}: give a dict.")
     return plain_json(dict(question), "A question")
 
 
-def _begin(folder: Path, asked: dict[str, Any]) -> None:
+def _begin(folder: Path, question: dict[str, Any]) -> None:
     document = {
         "format": FORMAT,
-        "question": asked,
-        "signature": " ".join([fingerprint(asked)[:8], *_words(asked)]),
+        "question": question,
+        "signature": " ".join([fingerprint(question)[:8], *_words(question)]),
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": False,
@@ -252,8 +252,8 @@ def _document(folder: Path) -> dict[str, Any] | None:
         raise BadRun(f"{path} has format {document['format']!r:.40}; this headcount reads {FORMAT}: update it.")
     wrong = [name for name, kind in kinds.items() if type(document.get(name)) is not kind]
     if wrong or document["signature"][:8] != fingerprint(document["question"])[:8]:
-        what = wrong[0] if wrong else "question or signature"
-        raise BadRun(f"{path} is damaged: its {what} is not what was written; start again in another folder.")
+        part = wrong[0] if wrong else "question or signature"
+        raise BadRun(f"{path} is damaged: its {part} is not what was written; start again in another folder.")
     return document
 
 
@@ -264,34 +264,48 @@ def _written(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _same_question(folder: Path, asked: dict[str, Any]) -> None:
+def _same_question(folder: Path, question: dict[str, Any]) -> None:
     """Refuse a folder that holds something else, or the answer to another question."""
     document = _document(folder)
     if document is None:
         with _sentences("use", folder):
             entries = os.listdir(folder) if os.path.lexists(folder) else []
-        others = [entry for entry in entries if entry != LOCK and not _DRAFT.fullmatch(entry)]
-        if others:
-            raise BadRun(f"{folder} holds {min(others):.80} and is not a run folder; choose another one, or a new one.")
-    elif difference := _first_difference(document["question"], asked):
+        foreign_entries = [entry for entry in entries if entry != LOCK and not _DRAFT.fullmatch(entry)]
+        if foreign_entries:
+            raise BadRun(
+                f"{folder} holds {min(foreign_entries):.80} and is not a run folder; choose another one, or a new one."
+            )
+    elif difference := _first_difference(document["question"], question):
         raise BadRun(f"{folder} holds the answer to another question: {difference}; choose another folder.")
 
 
-def _first_difference(there: Any, here: Any, path: str = "") -> str | None:
+def _first_difference(stored_value: Any, current_value: Any, path: str = "") -> str | None:
     """The first thing in which two questions differ, with both values; None if they are equal."""
-    if isinstance(there, list) and isinstance(here, list):
-        there, here = dict(enumerate(there)), dict(enumerate(here))
-    if isinstance(there, dict) and isinstance(here, dict):
-        pairs = ((name, there.get(name, _ABSENT), here.get(name, _ABSENT)) for name in {**there, **here})
-        found = (_first_difference(old, new, f"{path}.{name}".lstrip(".")) for name, old, new in pairs)
-        return next(filter(None, found), None)
-    old, new = ("not given" if value is _ABSENT else canonical(value) for value in (there, here))
-    return None if old == new else f"{path} is {_part(old, new)} there and {_part(new, old)} here"
+    if isinstance(stored_value, list) and isinstance(current_value, list):
+        stored_value, current_value = dict(enumerate(stored_value)), dict(enumerate(current_value))
+    if isinstance(stored_value, dict) and isinstance(current_value, dict):
+        pairs = (
+            (name, stored_value.get(name, _ABSENT), current_value.get(name, _ABSENT))
+            for name in {**stored_value, **current_value}
+        )
+        differences = (
+            _first_difference(stored_part, current_part, f"{path}.{name}".lstrip("."))
+            for name, stored_part, current_part in pairs
+        )
+        return next(filter(None, differences), None)
+    stored_text, current_text = (
+        "not given" if value is _ABSENT else canonical(value) for value in (stored_value, current_value)
+    )
+    return (
+        None
+        if stored_text == current_text
+        else f"{path} is {_part(stored_text, current_text)} there and {_part(current_text, stored_text)} here"
+    )
 
 
-def _part(text: str, other: str) -> str:
+def _part(text: str, reference: str) -> str:
     """A text, or of a long one 80 characters from shortly before the place where it parts from the other."""
-    start = max(0, next(at for at, (a, b) in enumerate(zip_longest(text, other)) if a != b) - 20)
+    start = max(0, next(at for at, (a, b) in enumerate(zip_longest(text, reference)) if a != b) - 20)
     return text if len(text) <= 80 else f"…{text[start : start + 80]}…"
 
 
@@ -299,8 +313,8 @@ def _words(question: Mapping[str, Any]) -> list[str]:
     """The command and the last part of the model's name, as far as they are given, fit for the name of a folder."""
     model = question.get("model")
     model = model.get("name") if isinstance(model, dict) else model
-    given = [question.get("command"), re.split(r"[/\\]", model.rstrip("/\\"))[-1] if isinstance(model, str) else None]
-    words = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.")[:60] for word in given if isinstance(word, str)]
+    names = [question.get("command"), re.split(r"[/\\]", model.rstrip("/\\"))[-1] if isinstance(model, str) else None]
+    words = [re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.")[:60] for word in names if isinstance(word, str)]
     return [word for word in words if word]
 
 

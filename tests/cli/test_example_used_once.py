@@ -88,11 +88,11 @@ def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.data.Task]:
     tasks: dict[str, hc.data.Task] = {}
     really = options.question_of
 
-    def noted(command: str, name: str, model: Any, given: Any, asked: Mapping[str, Any], settings: Any) -> Any:
+    def to_note(command: str, name: str, model: Any, given: Any, asked: Mapping[str, Any], settings: Any) -> Any:
         tasks.update(asked)
         return really(command, name, model, given, asked, settings)
 
-    monkeypatch.setattr(options, "question_of", noted)
+    monkeypatch.setattr(options, "question_of", to_note)
     monkeypatch.setattr(pipeline, "bench", lambda *models, **how: benchmark.bench(*models, **{**how, "repeats": 2}))
     return tasks
 

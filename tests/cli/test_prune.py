@@ -25,7 +25,7 @@ from headcount.data.places import place as place_of
 from headcount.efficiency import costs, latency
 from headcount.pruning import budget as budgets
 from headcount.pruning import pipeline, plan_tests
-from headcount.pruning.mask_tuning import tuned
+from headcount.pruning.mask_tuning import tune_mask
 from headcount.pruning.selection import usual_length
 
 
@@ -311,7 +311,7 @@ def test_resuming_comes_to_the_same_end(
 
 def test_what_stays_after_whole_layers_went_is_tuned_too(place: Path) -> None:  # noqa: F811
     model, score = _model(place), _task(place, "train", limit=100)
-    fit = tuned(model, "layers:0", score)
+    fit = tune_mask(model, "layers:0", score)
     assert {site.name for site in fit.sites} == {"1", "1.mlp", "2", "2.mlp"}
     assert set(fit.scale) == {site.name for site in fit.sites if site.used} != set()
     hc.cut(model, "layers:0", scale=fit.scale, check=score.batch())
@@ -393,13 +393,13 @@ def test_tuning_that_does_harm_is_left_out_and_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    really = plan_tests.tuned
+    really = plan_tests.tune_mask
 
     def spoilt(model: Any, plan: Any, task: Any, **how: Any) -> Any:
         found = really(model, plan, task, **how)
         return replace(found, scale={site.name: -torch.ones(len(site)) for site in hc.find(model)})
 
-    monkeypatch.setattr(plan_tests, "tuned", spoilt)
+    monkeypatch.setattr(plan_tests, "tune_mask", spoilt)
     words = ("--units", "heads,neurons", "--flops", "70%", "--tune", "--score-data", place / "train.tsv", "--no-report")
     found = _json(*_asked(place, tmp_path, *words))
     assert found["tuned"] is None

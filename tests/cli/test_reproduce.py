@@ -27,7 +27,7 @@ import headcount as hc
 from headcount.cli import app as command_line
 from headcount.cli.app import app
 from headcount.reproduction import inputs, registry, verdicts
-from headcount.reproduction.experiment import Found, Setting, Step
+from headcount.reproduction.experiment import RunDocuments, Setting, Step
 from headcount.reproduction.inputs import Material
 from headcount.reproduction.seeds import Collapsed
 from headcount.runs import LOCK, locked, read
@@ -448,8 +448,8 @@ def test_what_can_be_run_says_what_it_goes_without_and_claims_nothing_without_ru
     for experiment in registry.EXPERIMENTS:
         planned = registry.plan(experiment, setting)
         assert planned.steps or planned.left_out
-        assert experiment.claims(Found(setting)) == []
-        assert all(not sheet.rows for sheet in experiment.sheets(Found(setting))), experiment.name
+        assert experiment.claims(RunDocuments(setting)) == []
+        assert all(not sheet.rows for sheet in experiment.sheets(RunDocuments(setting))), experiment.name
         assert all(0 < len(text) < 200 for text in experiment[:4])
         assert experiment.asks.endswith("?")
 

@@ -520,19 +520,19 @@ def test_names_that_the_data_gives_to_numbers_are_matched_too() -> None:
     with says(BadData, about="'neg', 'pos' and the model's are 'NEGATIVE', 'POSITIVE'"):
         outputs_of({"0": 9, "1": 9}, 2, source="x", data_names=("neg", "pos"), model_names=("NEGATIVE", "POSITIVE"))
     found = outputs_of(
-        {"0": 9, "1": 9}, 2, source="x", data_names=("neg", "pos"), model_names=("a", "b"), given=("pos", "neg")
+        {"0": 9, "1": 9}, 2, source="x", data_names=("neg", "pos"), model_names=("a", "b"), user_names=("pos", "neg")
     )
     assert found == {"0": 1, "1": 0}
 
 
 def test_given_labels_are_in_the_order_of_the_outputs() -> None:
-    assert outputs_of({"no": 9, "yes": 9}, 2, source="x", given=["yes", "no"]) == {"no": 1, "yes": 0}
-    assert outputs_of({"1": 90, "2": 90}, 2, source="x", given=["1", "2"]) == {"1": 0, "2": 1}
-    assert outputs_of({"0": 90, "1": 90}, 3, source="x", given=["a", "b", "c"]) == {"0": 0, "1": 1}
+    assert outputs_of({"no": 9, "yes": 9}, 2, source="x", user_names=["yes", "no"]) == {"no": 1, "yes": 0}
+    assert outputs_of({"1": 90, "2": 90}, 2, source="x", user_names=["1", "2"]) == {"1": 0, "2": 1}
+    assert outputs_of({"0": 90, "1": 90}, 3, source="x", user_names=["a", "b", "c"]) == {"0": 0, "1": 1}
     with says(BadData, about="2 different names and the model has 3 outputs"):
-        outputs_of({"no": 9, "yes": 9}, 3, source="x", given=["yes", "no"])
+        outputs_of({"no": 9, "yes": 9}, 3, source="x", user_names=["yes", "no"])
     with says(BadData, about="labels= has only 'yes', 'no'"):
-        outputs_of({"maybe": 9, "yes": 9}, 2, source="x", given=["yes", "no"])
+        outputs_of({"maybe": 9, "yes": 9}, 2, source="x", user_names=["yes", "no"])
 
 
 @pytest.mark.parametrize(

@@ -444,8 +444,12 @@ def test_parallel_text_brings_a_file_of_groups_for_each_pair(place: Path, tmp_pa
 def test_prune_shares_groups_out_and_draws_them_whole(
     place: Path, tmp_path: Path, seen: dict[str, hc.data.Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn, sequence = list[Any](), plan_tests.sequence
-    monkeypatch.setattr(plan_tests, "sequence", lambda *a, **k: (drawn.append(k["clusters"]), sequence(*a, **k))[1])
+    drawn, real_test = list[Any](), plan_tests.fixed_sequence_test
+    monkeypatch.setattr(
+        plan_tests,
+        "fixed_sequence_test",
+        lambda *a, **k: (drawn.append(k["clusters"]), real_test(*a, **k))[1],
+    )
     asked = ("--max-drop", 90, "--step", "50%", "--dry-run", "--run", tmp_path / "dry")
     dry = ran_json(*_asked(place, "prune", *asked))
     _apart(seen["score"], seen["select"], seen["report"])

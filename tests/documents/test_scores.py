@@ -102,8 +102,8 @@ def test_the_best_of_every_site_stay() -> None:
 def test_what_is_gone_is_not_among_the_best() -> None:
     scores = made({"0": [2.0, 1.0, 1.5], "1": [0.1, 0.2, 0.3]})
     gone = hc.Plan.of("0:0", "1:2")
-    assert names(scores.order(gone=gone)) == "1:0 1:1 0:1 0:2"
-    assert names(scores.order(1, gone=gone)) == "1:0 0:1"
+    assert names(scores.order(removed_units=gone)) == "1:0 1:1 0:1 0:2"
+    assert names(scores.order(1, removed_units=gone)) == "1:0 0:1"
 
 
 def test_plans_are_nested() -> None:

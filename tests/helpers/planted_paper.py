@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from headcount.documents.ablation import AblationDocument
 from headcount.documents.results import ResultDocument
-from headcount.reproduction.experiment import CONFIRMED, NOT_CONFIRMED, Claim, Experiment, Found, Setting, Sheet, Step
+from headcount.reproduction.experiment import (
+    CONFIRMED,
+    NOT_CONFIRMED,
+    Claim,
+    Experiment,
+    RunDocuments,
+    Setting,
+    Sheet,
+    Step,
+)
 
 
 def steps(setting: Setting) -> list[Step]:
@@ -26,7 +35,7 @@ def steps(setting: Setting) -> list[Step]:
     return [*out, step("planted-each", "ablate", "--each", *limit, after=["planted-whole"])]
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(found: RunDocuments) -> list[Claim]:
     whole, each = found.document("planted-whole", ResultDocument), found.document("planted-each", AblationDocument)
     made = []
     if whole is not None:
@@ -38,7 +47,7 @@ def claims(found: Found) -> list[Claim]:
     return made
 
 
-def sheets(found: Found) -> list[Sheet]:
+def sheets(found: RunDocuments) -> list[Sheet]:
     return [Sheet("Counts", ("theirs", "ours"), (("24", "24"),))]
 
 

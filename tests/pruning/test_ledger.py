@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 import headcount as hc
-from headcount.cli.options import Given
+from headcount.cli.options import CommonFlags
 from headcount.cli.prune import sets_from
 from headcount.data import example_sets, seen_examples, splits
 from headcount.pruning import ledger, pipeline, plan_tests
@@ -127,7 +127,7 @@ def test_a_plan_written_by_the_verb_says_it_too(place: Path, tmp_path: Path) -> 
 def test_what_was_scored_on_may_be_tuned_on_again_and_what_was_selected_on_may_not(place: Path, files: Path) -> None:  # noqa: F811
     _dry(place, "a", "--score-data", place / "train.tsv", "--by", "taylor", "--step", 12)
     words = ("--plan", "a/plan.json", "--tune")
-    given, old = Given(data=str(place / "dev.tsv")), _seen_in(files / "a")
+    given, old = CommonFlags(data=str(place / "dev.tsv")), _seen_in(files / "a")
     sets = _sets(place, given, (True, False), (str(place / "train.tsv"), None, None, None), old)
     assert sets.score is not None
     assert seen_examples.marks(sets.score) == _marks(place, place / "train.tsv")
@@ -144,7 +144,7 @@ def _seen_in(folder: Path) -> seen_examples.Seen:
 
 def _sets(
     place: Path,  # noqa: F811
-    given: Given,
+    given: CommonFlags,
     needs: tuple[bool, bool],
     others: tuple[Any, Any, Any, Any],
     old: seen_examples.Seen | None = None,
@@ -169,7 +169,7 @@ def test_every_generation_has_another_part_of_one_file(place: Path, files: Path)
 
 def test_what_was_seen_comes_back_from_a_few_bytes(place: Path) -> None:  # noqa: F811
     task = _task(place, "few")
-    note = seen_examples.noted({"score": seen_examples.marks(task), "select": frozenset()})
+    note = seen_examples.to_note({"score": seen_examples.marks(task), "select": frozenset()})
     assert set(note) == {"score"}
     assert len(base64.b64decode(note["score"])) == 8 * len(splits.digests(task))
     assert seen_examples.read_seen(note, Path()) == {"score": seen_examples.marks(task)}
@@ -375,7 +375,7 @@ def test_twenty_tries_break_a_promise_no_oftener_than_said() -> None:
 
 def test_without_select_data_the_guarantee_is_shown_on_a_part_of_the_data(place: Path) -> None:  # noqa: F811
     dev, train, few = (str(place / f"{name}.tsv") for name in ("dev", "train", "few"))
-    given, whole = Given(data=dev), _marks(place, place / "dev.tsv")
+    given, whole = CommonFlags(data=dev), _marks(place, place / "dev.tsv")
     three = _sets(place, given, (True, True), (None, None, None, None))
     scored = _sets(place, given, (True, True), (train, None, None, None))
     assert scored.score is not None

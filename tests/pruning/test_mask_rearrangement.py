@@ -14,7 +14,7 @@ from helpers.small_models import class_task, classifier, parts_of
 import headcount as hc
 from headcount.importance.gradients import Contributions, contributions
 from headcount.pruning import mask_rearrangement
-from headcount.pruning.mask_rearrangement import cost, exchanged, rearranged
+from headcount.pruning.mask_rearrangement import cost, exchanged, rearrange_mask
 
 
 def drawn(seed: int, rows: int, units: int) -> np.ndarray:
@@ -141,7 +141,7 @@ def test_a_plan_keeps_its_counts_and_costs_no_more() -> None:
     parts = parts_of(model)
     gathered = contributions(model, hc.find(model), parts, class_task(40))
     plan = hc.Plan.of("0:0,1", "1:3", "1.mlp:0-20", "2.mlp:5", "layers:2", why="asked")
-    new = rearranged(plan, parts, gathered)
+    new = rearrange_mask(plan, parts, gathered)
     assert {name: len(units) for name, units in new.by_site().items()} == {
         name: len(units) for name, units in plan.by_site().items()
     }
@@ -160,7 +160,7 @@ def test_it_counts_by_original_indices_after_a_cut() -> None:
     site = next(part for part in parts_of(model) if part.name == "0.mlp")
     signed = np.full((4, len(site)), 3.0)
     signed[:, -1] = 0.0  # the last neuron of those that are left does nothing
-    new = rearranged(hc.Plan.of("0.mlp:10"), [site], contributions_of({"0.mlp": signed}))
+    new = rearrange_mask(hc.Plan.of("0.mlp:10"), [site], contributions_of({"0.mlp": signed}))
     assert new == hc.Plan.of(f"0.mlp:{site.of - 1}")
 
 
@@ -174,4 +174,6 @@ def test_heads_that_share_keys_and_values_and_unknown_parts_stay_as_planned() ->
         values[:, -1] = 0.0
     plan = hc.Plan.of("0:0", "0.mlp:0", "1.mlp:0")
     mlp = next(part for part in parts if part.name == "0.mlp")
-    assert rearranged(plan, parts, contributions_of(signed)) == hc.Plan.of("0:0", f"0.mlp:{len(mlp) - 1}", "1.mlp:0")
+    assert rearrange_mask(plan, parts, contributions_of(signed)) == hc.Plan.of(
+        "0:0", f"0.mlp:{len(mlp) - 1}", "1.mlp:0"
+    )

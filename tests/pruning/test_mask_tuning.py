@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount.model.gates import gates_of
 from headcount.pruning import mask_tuning
-from headcount.pruning.mask_tuning import Sums, Tuned, normal_equations, ridge, tuned
+from headcount.pruning.mask_tuning import MaskTuning, Sums, normal_equations, ridge, tune_mask
 from headcount.pruning.residual_targets import ResidualTarget, landing
 
 
-def gates_with(model: nn.Module, plan: hc.Plan, found: Tuned) -> dict[str, Tensor]:
+def gates_with(model: nn.Module, plan: hc.Plan, found: MaskTuning) -> dict[str, Tensor]:
     gates = gates_of(hc.find(model), plan)
     return gates | {name: numbers * gates.get(name, torch.ones(1)) for name, numbers in found.scale.items()}
 
@@ -117,7 +117,7 @@ def twins(model: nn.Module, name: str, one: int, other: int, times: float) -> nn
 def test_the_twin_of_a_unit_that_goes_takes_its_part(name: str, times: float) -> None:
     model, task = twins(classifier(), name, 1, 3, times), text_task(24)
     plan = hc.Plan.of(f"{name}:3")
-    found = tuned(model, plan, task, positions=100_000)
+    found = tune_mask(model, plan, task, positions=100_000)
     numbers = found.scale[name]
     assert float(numbers[1]) == pytest.approx(1 + times, abs=0.01)
     assert float((numbers - 1).abs().sum() - (numbers[1] - 1).abs()) < 0.02
@@ -135,7 +135,7 @@ def test_what_is_found_without_a_ridge_is_exact(monkeypatch) -> None:
     monkeypatch.setattr(mask_tuning, "STRENGTHS", (1e-10,))
     model, task = twins(twins(classifier(), "1", 0, 2, 0.5), "1.mlp", 4, 7, 1.0), text_task(24)
     plan = hc.Plan.of("1:2", "1.mlp:7")
-    found = tuned(model, plan, task, positions=100_000)
+    found = tune_mask(model, plan, task, positions=100_000)
     assert float(found.scale["1"][0]) == pytest.approx(1.5, abs=1e-4)
     assert float(found.scale["1.mlp"][4]) == pytest.approx(2.0, abs=1e-4)
     first = found.sites[0]
@@ -196,7 +196,7 @@ def test_a_writer_that_does_more_than_multiply_is_not_tuned() -> None:
     model, task = classifier(), text_task(8)
     dense = model.bert.encoder.layer[1].output.dense
     dense.register_forward_hook(lambda _, args, y: y + 0.1 * args[0].sum(-1, keepdim=True))
-    found = tuned(model, "1.mlp:0-7", task)
+    found = tune_mask(model, "1.mlp:0-7", task)
     assert [name for name, _ in found.skipped] == ["1.mlp"]
     assert "1.mlp" not in found.scale
 
@@ -225,7 +225,7 @@ def law_tuned_is_nearer(name: str) -> None:
     """What a tuned model computes is nearer to the whole one, and its cut is the gated model."""
     model, task = long_task(name)
     plan, print_of = half_of(model), Fingerprint(model)
-    found = tuned(model, plan, task)
+    found = tune_mask(model, plan, task)
     changed = [one for one in print_of.changed() if "swin.encoder" not in one]  # Swin writes its window size down
     assert not changed
     assert not found.skipped
@@ -254,7 +254,7 @@ def test_a_tuned_model_is_nearer_to_the_whole_one(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     model, task = twins(classifier(), "1.mlp", 1, 3, 1.0).to(dtype), text_task(24)
-    found = tuned(model, "1.mlp:3", task)
+    found = tune_mask(model, "1.mlp:3", task)
     assert float(found.scale["1.mlp"][1]) == pytest.approx(2.0, abs=0.05)
 
 
@@ -278,7 +278,7 @@ def test_the_law_sees_numbers_of_the_wrong_sign(name: str, monkeypatch) -> None:
 def test_padding_and_the_batch_size_do_not_matter(padded: Any) -> None:
     model = classifier() if padded is ragged_texts else zoo.build("bart")[0]
     task, plan = padded(16), half_of(model)
-    found = [tuned(model, plan, task, batch_size=size) for size in (1, 4, 16)]
+    found = [tune_mask(model, plan, task, batch_size=size) for size in (1, 4, 16)]
     assert len({one.positions for one in found}) == 1
     for other in found[1:]:
         assert found[0].scale.keys() == other.scale.keys()
@@ -296,7 +296,7 @@ def test_only_positions_that_the_loss_reads_count(monkeypatch) -> None:
 
     monkeypatch.setattr(mask_tuning, "_fitted", kept)
     model = classifier()
-    found = tuned(model, half_of(model), text_task(12))
+    found = tune_mask(model, half_of(model), text_task(12))
     assert seen == {
         "0": 108,
         "0.mlp": 108,
@@ -320,24 +320,24 @@ def test_what_is_held_out_is_not_fitted() -> None:
 
 def test_it_looks_at_no_more_positions_than_it_may_and_draws_by_the_seed(monkeypatch) -> None:
     model, task, plan = classifier(), text_task(60), hc.Plan.of("0.mlp:0-9")
-    one, again, other = (tuned(model, plan, task, positions=90, seed=seed) for seed in (0, 0, 1))
+    one, again, other = (tune_mask(model, plan, task, positions=90, seed=seed) for seed in (0, 0, 1))
     assert (one.examples, one.positions) == (10, 90)
     # the fit amplifies rounding, but by far less than other examples change it
     assert torch.allclose(one.scale["0.mlp"], again.scale["0.mlp"], atol=1e-3)
     assert (one.scale["0.mlp"] - other.scale["0.mlp"]).abs().max() > 0.1
-    assert tuned(model, plan, task, positions=1).examples == 2
+    assert tune_mask(model, plan, task, positions=1).examples == 2
     d_model, sites = model.config.hidden_size, 6
     monkeypatch.setattr(mask_tuning, "MEMORY", 27 * d_model * 4 * sites)
-    assert 2 <= tuned(model, plan, task).examples <= 4
+    assert 2 <= tune_mask(model, plan, task).examples <= 4
     with says(hc.errors.BadData, about="two examples"):
-        tuned(model, plan, task.subset([0]))
+        tune_mask(model, plan, task.subset([0]))
 
 
 def test_one_unit_left_none_left_layers_gone_and_nothing_to_do() -> None:
     model, task = classifier(), text_task(24)
     neurons = len(hc.find(model)["0.mlp"])
     plan = hc.find(model).plan(f"0:0-2 0.mlp:1-{neurons - 1} 1:* 2.mlp:0-3 layers:1")
-    found = tuned(model, plan, task)
+    found = tune_mask(model, plan, task)
     names = [fit.name for fit in found.sites]
     assert names == ["0", "0.mlp", "2", "2.mlp"]  # as they run, without those of the layer that goes
     assert not found.skipped
@@ -346,13 +346,18 @@ def test_one_unit_left_none_left_layers_gone_and_nothing_to_do() -> None:
             assert (found.scale[name][gone] == 1).all()
     assert "0.mlp" in found.scale
     hc.cut(model, plan, scale=found.scale, check=task.batch())
-    assert tuned(classifier(), hc.Plan(), task).to_json() == {"examples": 0, "positions": 0, "sites": [], "skipped": []}
+    assert tune_mask(classifier(), hc.Plan(), task).to_json() == {
+        "examples": 0,
+        "positions": 0,
+        "sites": [],
+        "skipped": [],
+    }
 
 
 def test_layers_that_go_are_made_up_for_by_those_that_follow() -> None:
     model, task = classifier(4), text_task(40)
     plan = hc.Plan.of("layers:1")
-    found = tuned(model, plan, task)
+    found = tune_mask(model, plan, task)
     assert {fit.name for fit in found.sites} == {"2", "2.mlp", "3", "3.mlp"}
     batch = task.batch(40)
     with torch.no_grad():
@@ -367,14 +372,14 @@ def test_layers_that_go_are_made_up_for_by_those_that_follow() -> None:
 def test_sites_that_cannot_be_tuned_are_named_with_the_reason() -> None:
     for name, reason in (("albert", "runs 2 times"), ("wavlm", "without calling"), ("deepseek_v3", "expert")):
         model, task = zoo_task(name)
-        found = tuned(model, half_of(model), task)
+        found = tune_mask(model, half_of(model), task)
         assert any(reason in why for _, why in found.skipped), name
         assert not {site for site, _ in found.skipped} & found.scale.keys()
 
 
 def test_the_document_is_json_and_says_what_was_found() -> None:
     model = classifier()
-    found = tuned(model, "1.mlp:0-7", text_task(16))
+    found = tune_mask(model, "1.mlp:0-7", text_task(16))
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert document["sites"][0].keys() == {"name", "error", "tuned", "low", "high", "used"}
     first = found.scale["1.mlp"]
@@ -387,13 +392,13 @@ def test_a_loss_without_gradients_is_said() -> None:
         return class_loss(model, batch).detach()
 
     with says(hc.errors.Refused, about="no gradient"):
-        tuned(
+        tune_mask(
             classifier(), "0:1", hc.custom_task([{"input_ids": texts(4), "labels": torch.arange(4) % 3}], loss=detached)
         )
 
 
 def test_memory_that_runs_out_halves_the_batch(monkeypatch) -> None:
-    right = mask_tuning._whole
+    right = mask_tuning._full_model_pass
 
     def small(work: Any, spots: Any, batch: dict[str, Tensor]) -> Any:
         if len(batch["labels"]) > 2:
@@ -401,10 +406,12 @@ def test_memory_that_runs_out_halves_the_batch(monkeypatch) -> None:
         return right(work, spots, batch)
 
     model, task = classifier(), text_task(16)
-    want = tuned(model, "1.mlp:0-7", task)
-    monkeypatch.setattr(mask_tuning, "_whole", small)
-    found = tuned(model, "1.mlp:0-7", task)
+    want = tune_mask(model, "1.mlp:0-7", task)
+    monkeypatch.setattr(mask_tuning, "_full_model_pass", small)
+    found = tune_mask(model, "1.mlp:0-7", task)
     assert torch.allclose(found.scale["1.mlp"], want.scale["1.mlp"], atol=1e-3)
-    monkeypatch.setattr(mask_tuning, "_whole", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    monkeypatch.setattr(
+        mask_tuning, "_full_model_pass", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none"))
+    )
     with says(hc.errors.OutOfMemory, about="one example"):
-        tuned(model, "1.mlp:0-7", task)
+        tune_mask(model, "1.mlp:0-7", task)

@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 
 import headcount as hc
 from headcount.cli.app import app
-from headcount.cli.options import Given
+from headcount.cli.options import CommonFlags
 from headcount.cli.prune import sets_from
 from headcount.data import example_sets, splits
 from headcount.data.places import place as place_of
@@ -255,7 +255,7 @@ def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_p
 # -- three sets that never meet ------------------------------------------------------------------------------------------
 
 
-def _sets(place: Path, given: Given, needs: tuple[bool, bool], *others: Any) -> example_sets.Sets:
+def _sets(place: Path, given: CommonFlags, needs: tuple[bool, bool], *others: Any) -> example_sets.Sets:
     return sets_from(str(place / "classifier"), _model(place), given, needs, others)
 
 
@@ -263,7 +263,7 @@ def test_sets_share_no_example_whatever_files_are_given(place: Path, tmp_path: P
     dev, train, few = (str(place / f"{name}.tsv") for name in ("dev", "train", "few"))
     both = tmp_path / "both.tsv"  # half of it is in dev
     _write(both, [*_sentences(900, 0)[:150], *_sentences(150, 9)])
-    given = Given(data=dev)
+    given = CommonFlags(data=dev)
     for others in [
         (None, None, None, None),
         (train, None, None, None),
@@ -291,7 +291,7 @@ def test_sets_share_no_example_whatever_files_are_given(place: Path, tmp_path: P
 
 def test_an_example_has_its_place_whatever_else_is_in_the_file(place: Path) -> None:
     """So a later command on the same data never reports on what an earlier one chose on."""
-    dev, given = str(place / "dev.tsv"), Given(data=str(place / "dev.tsv"))
+    dev, given = str(place / "dev.tsv"), CommonFlags(data=str(place / "dev.tsv"))
     whole = _sets(place, given, (True, True), None, None, None, None)
     part = _sets(place, replace(given, limit=300), (True, True), None, None, None, None)
     only = _sets(place, given, (True, False), None, None, None, None)
@@ -309,7 +309,7 @@ def test_a_plan_from_a_dry_run_is_not_reported_on_what_it_was_chosen_on(place: P
     shared = ("prune", place / "classifier", "--data", place / "dev.tsv", "--no-report")
     _run(*shared, "--max-drop", 5, "--step", 4, "--dry-run", "--run", tmp_path / "dry")
     file = tmp_path / "dry" / "plan.json"
-    first = _sets(place, Given(data=str(place / "dev.tsv")), (True, True), None, None, None, None)
+    first = _sets(place, CommonFlags(data=str(place / "dev.tsv")), (True, True), None, None, None, None)
     for more, number in (((), 0), (("--max-drop", 50), 1)):
         found = _json(*shared, "--plan", file, *more, "-o", tmp_path / f"{number}", "--run", tmp_path / f"run{number}")
         used = {role["role"]: role["n"] for role in found["sets"]}
@@ -328,7 +328,7 @@ def test_a_plan_from_a_dry_run_is_not_reported_on_what_it_was_chosen_on(place: P
 def test_copies_of_an_example_count_once(place: Path, tmp_path: Path) -> None:
     rows = _sentences(120, 3)
     _write(tmp_path / "four.tsv", rows * 4)
-    sets = _sets(place, Given(data=str(tmp_path / "four.tsv")), (True, True), None, None, None, None)
+    sets = _sets(place, CommonFlags(data=str(tmp_path / "four.tsv")), (True, True), None, None, None, None)
     assert sum(task.size for task in sets.tasks().values()) == len({text for text, _ in rows})
     assert "count once" in sets.how
 

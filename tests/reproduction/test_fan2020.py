@@ -17,7 +17,16 @@ from headcount.importance import layer_orders
 from headcount.importance.layer_orders import every_other
 from headcount.plans import Plan
 from headcount.reproduction import fan2020, inputs
-from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, SIZES, UNTOLD, Claim, Found, Setting
+from headcount.reproduction.experiment import (
+    CONFIRMED,
+    DIFFERS,
+    NOT_CONFIRMED,
+    SIZES,
+    UNTOLD,
+    Claim,
+    RunDocuments,
+    Setting,
+)
 from headcount.reproduction.inputs import Material, Pairs
 from headcount.stats.results import Comparison
 
@@ -57,8 +66,8 @@ def test_the_commands_parse_and_come_after_what_they_need(tmp_path, place, full)
 def test_without_pairs_there_is_nothing_to_do(tmp_path) -> None:
     bare = setting(tmp_path, Material("nothing", ""))
     assert fan2020.steps(bare) == []
-    assert fan2020.claims(Found(bare)) == []
-    assert fan2020.sheets(Found(bare)) == []
+    assert fan2020.claims(RunDocuments(bare)) == []
+    assert fan2020.sheets(RunDocuments(bare)) == []
 
 
 def test_the_two_translators_differ_in_layerdrop_alone(tmp_path) -> None:
@@ -134,7 +143,7 @@ def _claims(
             place = folder / "runs" / fan2020.name_of(which, seed)
             place.mkdir(parents=True, exist_ok=True)
             (place / "curves.json").write_text(json.dumps({"curves": curves}), encoding="utf-8")
-    return fan2020.claims(Found(setting(folder)))
+    return fan2020.claims(RunDocuments(setting(folder)))
 
 
 def _robust(which: str, by: str, gone: int) -> float:
@@ -178,14 +187,14 @@ def test_two_seeds_tell_nothing(tmp_path) -> None:
 def test_what_is_asked_of_layerdrop_alone_needs_no_plain_model(tmp_path) -> None:
     _claims(tmp_path, _robust)
     lost = frozenset([fan2020.name_of(fan2020.PLAIN, 0)])
-    assert [one.verdict for one in fan2020.claims(Found(setting(tmp_path), lost))] == [
+    assert [one.verdict for one in fan2020.claims(RunDocuments(setting(tmp_path), lost))] == [
         UNTOLD,
         UNTOLD,
         CONFIRMED,
         CONFIRMED,
     ]
     lost = frozenset(fan2020.name_of(fan2020.PLAIN, seed) for seed in range(3))
-    assert [one.verdict for one in fan2020.claims(Found(setting(tmp_path), lost))] == [CONFIRMED, CONFIRMED]
+    assert [one.verdict for one in fan2020.claims(RunDocuments(setting(tmp_path), lost))] == [CONFIRMED, CONFIRMED]
 
 
 def test_better_at_some_depths_only_differs(tmp_path) -> None:
@@ -215,7 +224,7 @@ def test_of_two_stacks_of_two_the_top_is_every_other(tmp_path) -> None:
 
 def test_the_sheets_have_every_depth_and_the_published_scores(tmp_path) -> None:
     _claims(tmp_path, _robust)
-    whole, depths = fan2020.sheets(Found(setting(tmp_path)))
+    whole, depths = fan2020.sheets(RunDocuments(setting(tmp_path)))
     assert [row[1:] for row in whole.rows[:2]] == [("29.3", "29.6"), ("34.4", "34.5")]
     assert whole.rows[2][1:] == ("38.00 (38.00 to 38.00)", "38.01 (38.00 to 38.02)")
     assert len(depths.rows) == 13
@@ -232,7 +241,7 @@ def test_what_is_damaged_is_said_in_one_sentence(tmp_path, data) -> None:
     place.mkdir(parents=True)
     (place / "curves.json").write_text(json.dumps(data), encoding="utf-8")
     with says(BadRun, about="fan-curve-plain-0"):
-        fan2020.claims(Found(setting(tmp_path)))
+        fan2020.claims(RunDocuments(setting(tmp_path)))
 
 
 def test_a_curve_that_was_broken_off_is_no_curve(tmp_path) -> None:
@@ -242,4 +251,4 @@ def test_a_curve_that_was_broken_off_is_no_curve(tmp_path) -> None:
     del made["curves"][0]["points"][3]
     file.write_text(json.dumps(made), encoding="utf-8")
     with says(BadRun, about="3 layers"):
-        fan2020.claims(Found(setting(tmp_path)))
+        fan2020.claims(RunDocuments(setting(tmp_path)))

@@ -21,7 +21,7 @@ from headcount.errors import BadRun
 from headcount.formatting import MINUS
 from headcount.plans import Plan
 from headcount.reproduction import li2021
-from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting
+from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, RunDocuments, Setting
 from headcount.reproduction.inputs import Corpus, Material
 from headcount.stats.results import Comparison
 
@@ -65,13 +65,13 @@ def _write(setting: Setting, name: str, data: object) -> None:
     (place / "learned.json").write_text(json.dumps(data))
 
 
-def _planted(folder: Path, gains: Gains, reach: float = 0.1) -> Found:
+def _planted(folder: Path, gains: Gains, reach: float = 0.1) -> RunDocuments:
     setting = _setting(folder)
     for (way, keep), values in gains.items():
         for seed, gain in zip(setting.seeds, values, strict=False):
             document = _run(gain, KEPT[keep], 5 + seed if way == "l0" else None, reach)
             _write(setting, f"li-{way}-{keep[:-1]}-{seed}", document)
-    return Found(setting)
+    return RunDocuments(setting)
 
 
 def _claims(folder: Path, gains: Gains, reach: float = 0.1) -> list[Claim]:
@@ -223,10 +223,10 @@ def test_of_a_loss_less_is_better_and_points_are_not_counted(tmp_path: Path) -> 
 
 
 def test_without_runs_nothing_is_claimed_and_a_damaged_one_is_a_sentence(tmp_path: Path) -> None:
-    found = Found(_setting(tmp_path))
+    found = RunDocuments(_setting(tmp_path))
     assert li2021.claims(found) == []
     assert li2021.sheets(found) == []
-    assert li2021.claims(Found(_setting(tmp_path, "nothing"))) == []
+    assert li2021.claims(RunDocuments(_setting(tmp_path, "nothing"))) == []
     for spoiled in ({**_run(0.0, 7), "plan": 3}, {"of": 72}, [], {**_run(0.0, 7), "comparison": {}}):
         _write(found.setting, "li-joint-10-3", spoiled)
         with says(BadRun, about="li-joint-10-3"):
@@ -265,12 +265,12 @@ def test_the_commands_write_what_the_claims_read(tmp_path: Path) -> None:
     for step in li2021.steps(setting):
         done = ran(*("8" if word == "40" else word for word in step.words))  # steps of training
         assert done.exit_code == 0, done.output
-    exact, most, beside = li2021.claims(Found(setting))
+    exact, most, beside = li2021.claims(RunDocuments(setting))
     assert exact.verdict == CONFIRMED
     assert "2 of 2 runs of subset gates kept exactly the 1 of 12 heads" in exact.here
     assert (most.verdict, beside.verdict) == (UNTOLD, UNTOLD)
     ways = ("joint", "pipelined", "taylor")
     learned = {name: json.loads((tmp_path / "out/runs" / f"li-{name}-10-0/learned.json").read_text()) for name in ways}
-    (sheet,) = li2021.sheets(Found(setting))
+    (sheet,) = li2021.sheets(RunDocuments(setting))
     cells = [f"{learned['joint']['full']['value']:.3f}", *(f"{learned[name]['learned']['value']:.3f}" for name in ways)]
     assert [row[1] for row in sheet.rows] == cells

@@ -23,7 +23,7 @@ from headcount.reproduction.experiment import (
     UNTOLD,
     Claim,
     Experiment,
-    Found,
+    RunDocuments,
     Setting,
 )
 from headcount.reproduction.inputs import Corpus, Material, Pairs
@@ -156,14 +156,14 @@ def _plant(setting: Setting, name: str, kind: str, document: Mapping[str, Any]) 
 
 
 def _one(experiment: Experiment, setting: Setting, beginning: str) -> Claim:
-    (claim,) = [one for one in experiment.claims(Found(setting)) if one.paper.startswith(beginning)]
+    (claim,) = [one for one in experiment.claims(RunDocuments(setting)) if one.paper.startswith(beginning)]
     return claim
 
 
 def test_nothing_is_claimed_or_shown_before_anything_was_run(tmp_path: Path) -> None:
     for experiment in michel_heads.EXPERIMENTS:
         for material in MATERIALS:
-            found = Found(_setting(tmp_path, material, full=True))
+            found = RunDocuments(_setting(tmp_path, material, full=True))
             assert experiment.claims(found) == []
             assert experiment.sheets(found) == []
 
@@ -198,7 +198,7 @@ HARMLESS, WIDE, WORSE, BETTER = (0.0, 0.4, 0.8), (0.0, 1.5, 0.8), (-2.0, 0.4, 1e
 def test_most_heads_can_go_if_intervals_say_so(heads: Rows, metric: str, verdict: str, tmp_path: Path) -> None:
     setting = _setting(tmp_path)
     _plant(setting, "michel-heads-SST-2", "ablation", _ablation({"0": heads[:4], "1": heads[4:]}, metric))
-    (claim,) = HEADS.claims(Found(setting))
+    (claim,) = HEADS.claims(RunDocuments(setting))
     assert claim.verdict == verdict
     assert f"{sum(head[2] < 0.01 for head in heads)} of 8 heads at p < 0.01" in claim.here
 
@@ -248,7 +248,7 @@ def test_the_sheets_count_the_heads_and_have_their_table_beside_ours(tmp_path: P
     setting = _setting(tmp_path)
     heads = [(1.25, 0.4, 0.9), (-0.5, 0.4, 0.03), (-3.0, 0.4, 0.009), (0.25, 0.4, 0.035)]
     _plant(setting, "michel-heads-translator", "ablation", _translator(heads))
-    counts, table = HEADS.sheets(Found(setting))
+    counts, table = HEADS.sheets(RunDocuments(setting))
     assert {len(row) for row in counts.rows} == {len(counts.columns)}
     ours = dict(zip(counts.columns, counts.rows[1], strict=True))
     want = {"heads": "4, encoder", "p < 0.01": "1", "of these better gone": "0", "p ≤ 0.05": "3"}
@@ -293,7 +293,7 @@ def test_one_head_is_enough_for_a_classifier(layers: Rows, verdict: str, tmp_pat
     setting = _setting(tmp_path)
     rows = {str(n): _compared(points, half, p_holm=p, metric="accuracy") for n, (points, half, p) in enumerate(layers)}
     _plant(setting, "michel-one-head-SST-2", "all-but-one", _all_but_one(rows))
-    (claim,) = ONE_HEAD.claims(Found(setting))
+    (claim,) = ONE_HEAD.claims(RunDocuments(setting))
     assert claim.verdict == verdict
     assert f"layer {1 + int(np.argmin([layer[0] for layer in layers]))}," in claim.here
 
@@ -392,7 +392,7 @@ def test_the_tables_of_one_head_stand_side_by_side(tmp_path: Path) -> None:
     _plant(
         setting, "michel-one-head-translator-4", "all-but-one", _all_but_one(_attentions(cross1=(-4.0, 0.5, 1.0)), 0.5)
     )
-    ours, captions = ONE_HEAD.sheets(Found(setting))
+    ours, captions = ONE_HEAD.sheets(RunDocuments(setting))
     assert ours.columns[3:] == tuple(
         f"SST-2, seed {seed}: {which}" for seed in (3, 5) for which in ("same (train)", "other (dev)")
     )
@@ -463,7 +463,7 @@ def _older(document: dict[str, Any]) -> dict[str, Any]:
 def test_the_same_heads_matter_elsewhere(document: dict[str, Any], verdict: str, tmp_path: Path) -> None:
     setting = _setting(tmp_path)
     _plant(setting, "michel-transfer-SST-2-tweets", "transfer", document)
-    (claim,) = TRANSFER.claims(Found(setting))
+    (claim,) = TRANSFER.claims(RunDocuments(setting))
     assert claim.verdict == verdict
     assert "0.68" in claim.paper
     assert "the loss" not in claim.paper
@@ -475,14 +475,14 @@ def test_metrics_and_kinds_of_models_are_told_apart(tmp_path: Path) -> None:
         _plant(setting, f"michel-transfer-SST-2-{seed}-tweets", "transfer", _transfer(value, ceiling=0.4))
     _plant(setting, "michel-transfer-SST-2-3-hotel-news-loss", "transfer", _transfer(0.05, ceiling=0.4, metric="loss"))
     _plant(setting, "michel-transfer-translator-3-elsewhere", "transfer", _transfer(0.3, metric="bleu"))
-    accuracy, loss, bleu = TRANSFER.claims(Found(setting))
+    accuracy, loss, bleu = TRANSFER.claims(RunDocuments(setting))
     assert (accuracy.verdict, loss.verdict, bleu.verdict) == (CONFIRMED, UNTOLD, DIFFERS)
     assert "0.10 to 0.30 in 3 models, the interval above 0 in 2" in accuracy.here
     assert "hotel news, loss" in loss.here
     assert "0.56" in bleu.paper
     assert "0.30 [0.10, 0.50]; noise leaves room for 0.90 [0.85, 0.95]" in bleu.here
     assert "noise leaves room for 0.40 to 0.40 (with intervals from 0.35 to 0.45)" in accuracy.here
-    (sheet,) = TRANSFER.sheets(Found(setting))
+    (sheet,) = TRANSFER.sheets(RunDocuments(setting))
     assert [row[4] for row in sheet.rows[:2]] == ["0.68", "0.56"]
     assert len(sheet.rows) == 2 + 5
     assert {len(row) for row in sheet.rows} == {len(sheet.columns)}
@@ -505,7 +505,7 @@ def test_data_sets_are_told_together_whatever_the_number_of_their_models(tmp_pat
     for seed in (3, 4, 5):
         _plant(setting, f"michel-transfer-SST-2-{seed}-tweets", "transfer", _transfer(0.3, ceiling=0.4))
     _plant(setting, "michel-transfer-SST-2-3-hotel-news", "transfer", _transfer(0.05, ceiling=0.4))
-    (claim,) = TRANSFER.claims(Found(setting))
+    (claim,) = TRANSFER.claims(RunDocuments(setting))
     assert claim.verdict == UNTOLD, "one of two data sets, though three of four runs"
 
 
@@ -568,7 +568,7 @@ def test_a_damaged_document_is_said_in_one_sentence(
             _plant(setting, name, kind, {**document, key: value})
             for read in (experiment.claims, experiment.sheets):
                 with says(BadRun, about=f"{name}/{kind}.json"):
-                    read(Found(setting))
+                    read(RunDocuments(setting))
         _plant(setting, name, kind, {k: v for k, v in document.items() if k != key})
         with says(BadRun, about=kind):
-            experiment.claims(Found(setting))
+            experiment.claims(RunDocuments(setting))

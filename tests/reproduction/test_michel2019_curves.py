@@ -29,7 +29,7 @@ from headcount.reproduction.experiment import (
     UNTOLD,
     Claim,
     Experiment,
-    Found,
+    RunDocuments,
     Setting,
 )
 from headcount.reproduction.inputs import Corpus, Material, Pairs
@@ -159,7 +159,7 @@ def _curves(folder: Path, name: str, *models: Sequence[dict[str, Any]], material
     setting = _setting(folder, material)
     for seed, model in zip(SEEDS, models, strict=False):
         _plant(setting, f"michel-curve-{name}-{seed}", "curves", {"sets": "", "curves": list(model)})
-    return CURVES.claims(Found(setting))
+    return CURVES.claims(RunDocuments(setting))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_it_is_the_mean_of_the_models_that_counts(tmp_path: Path) -> None:
     (claim,) = _curves(tmp_path, "SST-2", [down], [up])
     assert claim.verdict == UNTOLD, "two models have no interval"
     assert "2 models" in claim.here
-    (sheet,) = CURVES.sheets(Found(_setting(tmp_path)))
+    (sheet,) = CURVES.sheets(RunDocuments(_setting(tmp_path)))
     assert sheet.columns == ("heads removed", "taylor")
     assert sheet.rows[0] == ("0 %", "0.800 (0.800 to 0.800)")
     assert sheet.rows[3] == ("30 %", "0.808 (0.760 to 0.856)")
@@ -271,7 +271,7 @@ def test_other_tasks_are_held_against_the_least_of_the_four(tmp_path: Path) -> N
     other = Material("m", "", "encoder", (Corpus("hotels", "classification", "a.tsv", "b.tsv"),))
     for share, verdict in ((30, CONFIRMED), (25, DIFFERS)):
         _plant(setting, "michel-curve-hotels-3", "curves", {"curves": [_curve("taylor", _until(share))]})
-        (claim,) = CURVES.claims(Found(replace(setting, material=other)))
+        (claim,) = CURVES.claims(RunDocuments(replace(setting, material=other)))
         assert (claim.verdict, claim.paper[:15]) == (verdict, "Figures 3 and 6")
 
 
@@ -332,14 +332,14 @@ def test_which_attention_collapses(
     setting = _setting(tmp_path)
     for several, seed in enumerate(SEEDS, 1):
         for kind, shape in zip(michel_curves.TYPES, (encoder, cross, decoder), strict=True):
-            assert several > 1 or TYPES.claims(Found(setting)) == [], "a type is missing"
+            assert several > 1 or TYPES.claims(RunDocuments(setting)) == [], "a type is missing"
             made = _curve("taylor", shape, BLEU, step=10)
             _plant(setting, f"michel-{kind}-translator-{seed}", "curves", {"curves": [made]})
-        claims = TYPES.claims(Found(setting))
+        claims = TYPES.claims(RunDocuments(setting))
         assert tuple(claim.verdict for claim in claims) == (verdicts if several == 3 else (UNTOLD, UNTOLD))
         ours = "1 translator, n = 500): bleu 36.0" if several == 1 else f"{several} translators, n = 500): bleu 36.0"
         assert all(f"captions ({ours}" in claim.here for claim in claims)
-    (sheet,) = TYPES.sheets(Found(setting))
+    (sheet,) = TYPES.sheets(RunDocuments(setting))
     assert sheet.rows[8][0] == "80 %"
     left = [f"{36 * shape(80):.1f}" for shape in (encoder, cross, decoder)]
     assert sheet.rows[8][1:] == tuple(f"{one} ({one} to {one})" for one in left)
@@ -353,7 +353,7 @@ def test_translators_that_agree_on_few_sentences_say_nothing_about_others(tmp_pa
             for kind in michel_curves.TYPES:
                 made = _curve("taylor", _until(60, 0.1 if kind == "cross" else 1.0), BLEU, step=10, reach=reach)
                 _plant(setting, f"michel-{kind}-translator-{seed}", "curves", {"curves": [made]})
-        claims = TYPES.claims(Found(setting))
+        claims = TYPES.claims(RunDocuments(setting))
         assert [claim.verdict for claim in claims] == verdicts
         assert all("for other seeds and other examples" in claim.rule for claim in claims)
 
@@ -368,7 +368,7 @@ def test_a_collapse_on_average_is_not_enough(tmp_path: Path, rests: Sequence[flo
         for kind in michel_curves.TYPES:
             made = _curve("taylor", _until(60, rest if kind == "cross" else others), BLEU)
             _plant(setting, f"michel-{kind}-translator-{seed}", "curves", {"curves": [made]})
-    assert TYPES.claims(Found(setting))[0].verdict == UNTOLD
+    assert TYPES.claims(RunDocuments(setting))[0].verdict == UNTOLD
 
 
 def test_translators_that_disagree_or_are_measured_by_loss_say_nothing(tmp_path: Path) -> None:
@@ -377,12 +377,12 @@ def test_translators_that_disagree_or_are_measured_by_loss_say_nothing(tmp_path:
         for kind in michel_curves.TYPES:
             made = _curve("taylor", _until(60, 0.1) if kind == "cross" else shape, BLEU)
             _plant(setting, f"michel-{kind}-translator-{seed}", "curves", {"curves": [made]})
-    assert [claim.verdict for claim in TYPES.claims(Found(setting))] == [CONFIRMED, UNTOLD]
+    assert [claim.verdict for claim in TYPES.claims(RunDocuments(setting))] == [CONFIRMED, UNTOLD]
     for seed in SEEDS:
         for kind in michel_curves.TYPES:
             made = _curve("taylor", lambda share: 1 + share / 100, LOSS, reach=0.005)
             _plant(setting, f"michel-{kind}-translator-{seed}", "curves", {"curves": [made]})
-    claims = TYPES.claims(Found(setting))
+    claims = TYPES.claims(RunDocuments(setting))
     assert [claim.verdict for claim in claims] == [UNTOLD, UNTOLD]
     assert claims[0].here.count("+1.60") == 3
 
@@ -403,7 +403,7 @@ def _trainings(
             made = _curve("taylor", shape, whole, step=20, reach=reach)
             stages.append({"name": f"epoch-{epoch:02d}", "place": place, "curves": [made]})
         _plant(setting, f"michel-epochs-{seed}", "over", {"sets": "", "checkpoints": stages, "skipped": []})
-    return TRAINING.claims(Found(setting))
+    return TRAINING.claims(RunDocuments(setting))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_when_heads_become_unimportant(
     assert tuple(claim.verdict for claim in claims) == verdicts
     assert f"{100 * np.mean(late):.0f} ({100 * min(late):.0f} to {100 * max(late):.0f}) % of the bleu" in claims[0].here
     assert "after epochs 10 and 20" in claims[0].here
-    (sheet,) = TRAINING.sheets(Found(_setting(tmp_path)))
+    (sheet,) = TRAINING.sheets(RunDocuments(_setting(tmp_path)))
     assert [row[:2] for row in sheet.rows] == [(str(epoch), f"{IWSLT[epoch]:.1f}") for epoch in (1, 3, 10, 20)]
     assert sheet.rows[0][4] == f"{100 * np.mean(early):.0f} ({100 * min(early):.0f} to {100 * max(early):.0f}) %"
 
@@ -452,7 +452,7 @@ def test_trainings_of_which_nothing_can_be_said(tmp_path: Path) -> None:
     by_loss = _trainings(tmp_path, {1: 1.1, 10: 1.5}, model=LOSS, reach=0.005)
     assert [claim.verdict for claim in by_loss] == [UNTOLD, UNTOLD]
     assert re.search(r"\+0\.200 \[.*\] loss after epoch 1 and \+1\.000 \[.*\] loss after epoch 10", by_loss[0].here)
-    (sheet,) = TRAINING.sheets(Found(_setting(tmp_path)))
+    (sheet,) = TRAINING.sheets(RunDocuments(_setting(tmp_path)))
     assert sheet.rows[1][2:5] == ("2.000", "+0.100", "+1.000")
 
 
@@ -473,7 +473,7 @@ def _speeds(folder: Path, ratios: Mapping[int, tuple[float, float, float]]) -> l
     models = tuple(Subject(name, "BertModel", 1, 4) for name in ("whole", "half"))
     made = Bench("a GPU", "float32", False, "2.0", 9, models, tuple(rows))
     _plant(setting, "michel-bench-SST-2-3", "bench", made.to_json())
-    return SPEED.claims(Found(setting))
+    return SPEED.claims(RunDocuments(setting))
 
 
 SMALL, LARGE = {1: (0.98, 1.0, 1.05), 4: (1.0, 1.02, 1.05)}, {16: (1.1, 1.15, 1.2), 64: (1.19, 1.2, 1.21)}
@@ -500,7 +500,7 @@ def test_how_much_faster_half_of_the_heads_are(
 
 def test_speeds_beside_the_published_ones(tmp_path: Path) -> None:
     assert len(_speeds(tmp_path, {**SMALL, 16: LARGE[16]})) == 1, "batch 64 did not fit"
-    (sheet,) = SPEED.sheets(Found(_setting(tmp_path)))
+    (sheet,) = SPEED.sheets(RunDocuments(_setting(tmp_path)))
     assert [row[0] for row in sheet.rows] == ["1", "4", "16"]
     assert sheet.rows[2] == ("16", "114.0", "134.0", "+17.5 %", "160", "192", "+15.0 % (+10.0 to +20.0)", "1.21×")
 
@@ -509,7 +509,7 @@ def test_speeds_beside_the_published_ones(tmp_path: Path) -> None:
 
 
 def test_nothing_is_said_of_runs_that_are_not_there_and_broken_ones_are_named(tmp_path: Path) -> None:
-    found = Found(_setting(tmp_path))
+    found = RunDocuments(_setting(tmp_path))
     for experiment in michel_curves.EXPERIMENTS:
         assert experiment.claims(found) == experiment.sheets(found) == []
     curve = {"by": "taylor", "of": OF, "points": [{"removed": 0}]}

@@ -20,7 +20,7 @@ from headcount.documents.lottery_study import Lottery
 from headcount.documents.reading import read
 from headcount.errors import BadRun
 from headcount.formatting import MINUS
-from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting
+from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, RunDocuments, Setting
 from headcount.reproduction.inputs import Corpus, Material
 from headcount.reproduction.prasanna2020 import claims as prasanna_claims
 from headcount.reproduction.prasanna2020 import tables
@@ -100,7 +100,7 @@ def _planted(
     alive: Mapping[tuple[str, int], Alive] | None = None,
     seeds: tuple[int, ...] = (3, 4, 5),
     reach: float = 0.001,
-) -> Found:
+) -> RunDocuments:
     """The tasks with these values under every seed, a thousandth apart."""
     setting = _setting(folder, seeds=seeds)
     for task, values in anew.items():
@@ -109,7 +109,7 @@ def _planted(
             living = (alive or {}).get((task, seed))
             document = _document(task, seed, near, (weights or {}).get(task), alive=living, reach=reach)
             _write(setting, task, seed, document)
-    return Found(setting)
+    return RunDocuments(setting)
 
 
 def _values(good: float, random: float, bad: float) -> Values:
@@ -184,7 +184,7 @@ def test_what_one_answer_to_everything_reaches_proves_nothing(tmp_path: Path) ->
     setting = _planted(tmp_path, {}).setting
     for seed in setting.seeds:  # 0.7 of 0.8 is what the most frequent label has, and 84 % are 0.672
         _write(setting, "MRPC", seed, _document("MRPC", seed, _values(0.79, 0.75, 0.75), full=0.8))
-    claims = prasanna_claims.claims(Found(setting))
+    claims = prasanna_claims.claims(RunDocuments(setting))
     assert [_about(claims, what).verdict for what in (GOOD, WIN)] == [UNTOLD, UNTOLD]
     assert "not about MRPC" in _about(claims, GOOD).here
 
@@ -371,10 +371,10 @@ def test_the_published_tables_are_whole() -> None:
 
 
 def test_without_runs_nothing_is_claimed_and_a_damaged_one_is_a_sentence(tmp_path: Path) -> None:
-    found = Found(_setting(tmp_path))
+    found = RunDocuments(_setting(tmp_path))
     for material in MATERIALS:
-        assert prasanna_claims.claims(Found(_setting(tmp_path, material))) == []
-        assert prasanna_claims.sheets(Found(_setting(tmp_path, material))) == []
+        assert prasanna_claims.claims(RunDocuments(_setting(tmp_path, material))) == []
+        assert prasanna_claims.sheets(RunDocuments(_setting(tmp_path, material))) == []
     whole = _document("SST-2", 3, _values(0.8, 0.8, 0.8), _values(0.8, 0.8, 0.8))
     text = json.dumps(whole)
     spoiled = ["[]", "{}", text.replace('"value": 0.8,', '"value": NaN,', 1), text.replace('"n": 500', '"m": 500')]
@@ -410,13 +410,13 @@ def test_the_commands_write_what_the_claims_read(tmp_path: Path) -> None:
         done = ran(*("4" if word == "40" else word for word in step.words))  # steps of training
         assert done.exit_code == 0, done.output
     joined = json.loads((tmp_path / "out/runs/lottery-all/lottery.json").read_text())
-    (task,) = tables.tasks_of(Found(setting))
+    (task,) = tables.tasks_of(RunDocuments(setting))
     assert task.study.to_json() == joined  # put together here as the command does it
     assert (task.n, task.majority) == (40, joined["tasks"][0]["majority"])
     means = {(row["what"], row["how"]): row["mean"] for row in joined["table"]}
-    rows = {row[1]: row[4:] for row in prasanna_claims.sheets(Found(setting))[0].rows}
+    rows = {row[1]: row[4:] for row in prasanna_claims.sheets(RunDocuments(setting))[0].rows}
     for what in ("good", "random", "bad"):
         assert [cell.split()[0] for cell in rows[what]] == [
             f"{means[what, how]:.3f}" for how in ("pruned", "retrained")
         ]
-    assert {claim.verdict for claim in prasanna_claims.claims(Found(setting))} == {UNTOLD}  # two seeds
+    assert {claim.verdict for claim in prasanna_claims.claims(RunDocuments(setting))} == {UNTOLD}  # two seeds

@@ -12,17 +12,17 @@ from helpers import run_folders
 
 from headcount.documents.training import TrainingDocument
 from headcount.errors import BadRun
-from headcount.reproduction.experiment import Found, Setting, Step
+from headcount.reproduction.experiment import RunDocuments, Setting, Step
 from headcount.reproduction.inputs import Material
 from headcount.reproduction.seeds import collapsed
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Found:
-    return Found(Setting(Material("planted", "Planted."), tmp_path, full=True, seeds=(0, 1, 2)))
+def found(tmp_path: Path) -> RunDocuments:
+    return RunDocuments(Setting(Material("planted", "Planted."), tmp_path, full=True, seeds=(0, 1, 2)))
 
 
-def _trained(found: Found, name: str, value: float, metric: str = "bleu", after: tuple[str, ...] = ()) -> Step:
+def _trained(found: RunDocuments, name: str, value: float, metric: str = "bleu", after: tuple[str, ...] = ()) -> Step:
     folder = Path(found.setting.run(name))
     folder.mkdir(parents=True)
     (folder / "training.json").write_text(
@@ -36,7 +36,9 @@ def _trained(found: Found, name: str, value: float, metric: str = "bleu", after:
     return Step(name, ("train", "new-marian", "--epochs", "3", "--seed", name[-1], "--run", str(folder)), after)
 
 
-def test_a_training_below_half_of_the_best_seeds_score_is_passed_over_with_all_that_builds_on_it(found: Found) -> None:
+def test_a_training_below_half_of_the_best_seeds_score_is_passed_over_with_all_that_builds_on_it(
+    found: RunDocuments,
+) -> None:
     steps = [_trained(found, f"train-x-{seed}", value) for seed, value in enumerate((19.9, 40.0, 20.0))]
     steps += [Step(f"curve-{seed}", ("curve",), (f"train-x-{seed}",)) for seed in range(3)]
     steps += [Step("of-curve-0", ("cut",), ("curve-0",)), Step("both", ("bench",), ("curve-1", "of-curve-0"))]
@@ -49,7 +51,7 @@ def test_a_training_below_half_of_the_best_seeds_score_is_passed_over_with_all_t
     assert read.document("train-x-2", TrainingDocument) is not None
 
 
-def test_other_trainings_are_no_measure_and_neither_is_a_loss(found: Found) -> None:
+def test_other_trainings_are_no_measure_and_neither_is_a_loss(found: RunDocuments) -> None:
     steps = [_trained(found, "train-x-0", 4.0), _trained(found, "train-y-1", 40.0)]
     steps += [_trained(found, "train-z-0", 1.0, "loss"), _trained(found, "train-z-1", 9.0, "loss")]
     steps += [Step("train-x-1", ("train", "new-marian", "--seed", "1"))]  # not run yet
@@ -58,7 +60,7 @@ def test_other_trainings_are_no_measure_and_neither_is_a_loss(found: Found) -> N
     assert collapsed(found, steps) == ({}, frozenset())
 
 
-def test_a_document_that_no_command_wrote_is_named(found: Found) -> None:
+def test_a_document_that_no_command_wrote_is_named(found: RunDocuments) -> None:
     step = _trained(found, "train-x-0", 4.0)
     (Path(found.setting.run("train-x-0")) / "training.json").write_text("{}")
     with says(BadRun, about="train-x-0/training.json is not what headcount writes"):

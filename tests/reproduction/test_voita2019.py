@@ -18,7 +18,16 @@ from headcount.documents.scores import how_many
 from headcount.errors import BadRun
 from headcount.plans import Plan
 from headcount.reproduction import inputs, voita2019
-from headcount.reproduction.experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, SIZES, UNTOLD, Claim, Found, Setting
+from headcount.reproduction.experiment import (
+    CONFIRMED,
+    DIFFERS,
+    NOT_CONFIRMED,
+    SIZES,
+    UNTOLD,
+    Claim,
+    RunDocuments,
+    Setting,
+)
 from headcount.reproduction.inputs import Corpus, Material, Pairs
 from headcount.reproduction.seeds import mean_over_seeds
 from headcount.reproduction.voita2019 import all_types, encoder
@@ -99,8 +108,8 @@ def test_without_pairs_there_is_nothing_but_the_classifier_to_look_at(tmp_path) 
     assert [step.name for step in voita_roles.steps(bare)] == [voita_roles.CLASSIFIER]
     assert voita_roles.steps(setting(tmp_path, replace(MATERIAL, pairs=None, parses=None))) == []
     for experiment in voita2019.EXPERIMENTS:
-        assert experiment.claims(Found(bare)) == []
-        assert experiment.sheets(Found(bare)) == []
+        assert experiment.claims(RunDocuments(bare)) == []
+        assert experiment.sheets(RunDocuments(bare)) == []
 
 
 def test_the_shares_are_the_papers_counts() -> None:
@@ -162,7 +171,7 @@ def _encoder(folder: Path, gains: Mapping[str, Iterable[float]], **how: Any) -> 
     for arm, values in gains.items():
         for seed, gain in enumerate(values):
             write(folder, f"voita-encoder-{arm}-{seed}", "learned", learned(10, 48, gain, **how))
-    return encoder.claims(Found(setting(folder)))
+    return encoder.claims(RunDocuments(setting(folder)))
 
 
 LOST = [  # against all heads trained as long, which are half a point better than the whole translator
@@ -210,7 +219,7 @@ def test_what_is_told_are_differences_to_the_whole_and_to_all_heads_trained_as_l
     assert f"trained less long: −0.25 (−0.25 to −0.25) {name}" in text
     assert "[−0.75, +0.25]" in text
     assert f"trained as long: −0.75 [−1.46, −0.04] {name} (mean over 3 seeds" in text  # the root of 0.5
-    (sheet,) = encoder.sheets(Found(setting(tmp_path)))
+    (sheet,) = encoder.sheets(RunDocuments(setting(tmp_path)))
     after = ("37.75", "38.50") if metric == "bleu" else ("38.25", "37.50")
     assert [row[4] for row in sheet.rows] == [f"{value} ({value} to {value})" for value in after]
     assert all(len(row) == len(sheet.columns) for row in sheet.rows)
@@ -245,7 +254,7 @@ def _all(
             write(folder, f"voita-all-l0-{share}-{seed}", "scores", {"by": "l0", "sites": sites})
         for seed, gain in enumerate(fresh):
             write(folder, f"voita-all-scratch-{share}-{seed}", "learned", learned(len(left), 144, gain))
-    return all_types.claims(Found(setting(folder)))
+    return all_types.claims(RunDocuments(setting(folder)))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +274,7 @@ def test_at_one_number_of_heads_only_is_different(tmp_path) -> None:
     _all(tmp_path, lambda type_, layer: 2, fresh=(-0.7, -0.6, -0.8))
     for seed, gain in enumerate((0.7, -0.6, 0.1)):
         write(tmp_path, f"voita-all-scratch-25-{seed}", "learned", learned(36, 144, gain))
-    assert only(all_types.claims(Found(setting(tmp_path))), "from scratch").verdict == DIFFERS
+    assert only(all_types.claims(RunDocuments(setting(tmp_path))), "from scratch").verdict == DIFFERS
 
 
 @pytest.mark.parametrize(
@@ -283,7 +292,7 @@ def test_which_type_goes_first(tmp_path, counts, verdict) -> None:
     assert claim.verdict == verdict
     shares = [f"{100 * count / 8:.0f}\u00a0%" for count in counts.values()]
     assert " / ".join(f"{share} ({share} to {share})" for share in shares) in claim.here
-    (sheet,) = all_types.sheets(Found(setting(tmp_path)))
+    (sheet,) = all_types.sheets(RunDocuments(setting(tmp_path)))
     assert sheet.rows[: len(all_types.PUBLISHED)] == all_types.PUBLISHED
     assert sheet.rows[-3][1] == "48 / 48 / 48"
     assert sheet.rows[-1][1] == " / ".join(f"{6 * n} ({6 * n} to {6 * n})" for n in counts.values())
@@ -343,7 +352,7 @@ def _survivors(folder: Path, mains: Mapping[str, str], kept: Iterable[str]) -> C
     write(folder, voita_roles.PAIRS, "roles", _roles(mains))
     stay = [*kept]
     write(folder, "voita-encoder-l0-21-0", "learned", learned(len(stay), 48, 0, [u for u in HEADS if u not in stay]))
-    return only(voita_roles.claims(Found(setting(folder))), "last to be pruned")
+    return only(voita_roles.claims(RunDocuments(setting(folder))), "last to be pruned")
 
 
 FUNCTIONS = {**dict.fromkeys(HEADS[:4], "positional"), **dict.fromkeys(HEADS[4:8], "rare"), HEADS[8]: "local"}
@@ -369,7 +378,7 @@ def test_what_parses_show_counts_too(tmp_path) -> None:
     claim = _survivors(tmp_path, {HEADS[0]: "local"}, HEADS[:10])
     assert claim.verdict == CONFIRMED
     assert "8 of 8 syntactic" in claim.here
-    sheet = voita_roles.sheets(Found(setting(tmp_path)))[-1]
+    sheet = voita_roles.sheets(RunDocuments(setting(tmp_path)))[-1]
     assert ("syntactic", "8", "8") in sheet.rows
     assert sheet.columns[1:] == ("48 heads", "10 heads")
 
@@ -389,12 +398,12 @@ def test_what_parses_show_counts_too(tmp_path) -> None:
 def test_a_head_for_rare_words_in_the_first_layer(tmp_path, shares, verdict) -> None:
     mains = {unit: "rare" for unit, share in shares.items() if share >= 0.5}
     write(tmp_path, voita_roles.PAIRS, "roles", _roles(mains, shares))
-    assert only(voita_roles.claims(Found(setting(tmp_path))), "Rare words").verdict == verdict
+    assert only(voita_roles.claims(RunDocuments(setting(tmp_path))), "Rare words").verdict == verdict
 
 
 def test_where_there_are_no_rare_words_nothing_is_said(tmp_path) -> None:
     write(tmp_path, voita_roles.PAIRS, "roles", _roles({}))
-    assert voita_roles.claims(Found(setting(tmp_path))) == []
+    assert voita_roles.claims(RunDocuments(setting(tmp_path))) == []
 
 
 def _relation(name: str, direction: str, earned: bool, gain: float) -> dict[str, Any]:
@@ -427,10 +436,10 @@ def test_heads_that_find_dependencies(tmp_path, earned, others, verdict) -> None
         for way in ways
     ]
     write(tmp_path, voita_roles.PARSES, "roles", _roles({}, relations=relations))
-    claim = only(voita_roles.claims(Found(setting(tmp_path))), "Table 1")
+    claim = only(voita_roles.claims(RunDocuments(setting(tmp_path))), "Table 1")
     assert claim.verdict == verdict
     assert f"{2 * len(earned)} of all 6 relations" in claim.here
-    sheet = voita_roles.sheets(Found(setting(tmp_path)))[0]
+    sheet = voita_roles.sheets(RunDocuments(setting(tmp_path)))[0]
     assert [row[2:4] for row in sheet.rows] == [row[2:] for row in voita_roles.PUBLISHED]
     assert [bool(row[4]) for row in sheet.rows] == [True] * 4 + [False] * 4
     gain = round(100 * earned.get("nsubj", others))
@@ -459,4 +468,4 @@ def test_what_is_damaged_is_said_in_one_sentence(tmp_path, name, kind, data) -> 
     write(tmp_path, name, kind, data)
     with says(BadRun, about=name):
         for experiment in voita2019.EXPERIMENTS:
-            experiment.claims(Found(setting(tmp_path)))
+            experiment.claims(RunDocuments(setting(tmp_path)))

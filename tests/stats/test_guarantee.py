@@ -21,7 +21,7 @@ from headcount.reporting import model_card
 from headcount.reporting.sections import pruning
 from headcount.stats import betting_bound, guarantee, noninferiority, paired_shares
 from headcount.stats.correlation_influence import influences
-from headcount.stats.guarantee import TEST_NAMES, fewest, noninferiority_test, sequence
+from headcount.stats.guarantee import TEST_NAMES, fewest, fixed_sequence_test, noninferiority_test
 from headcount.stats.metrics import metric
 from headcount.stats.paired_shares import LEFT_OUT, TAIL, exact_p, upper_bound
 
@@ -368,14 +368,16 @@ def test_the_usual_cap_is_twenty_drops_and_what_is_beyond_it_is_counted_and_told
     found = noninferiority_test(LOSS, was, now, 0.05)
     assert (found.test, found.cap, found.beyond) == ("bounded", 1.0, 4)
     assert found.damage == pytest.approx(8 / 500), "what was measured has no cap"
-    held = sequence(LOSS, was, [(1, was), (2, now)], 0.05)
+    held = fixed_sequence_test(LOSS, was, [(1, was), (2, now)], 0.05)
     assert (held.cap, [step.beyond for step in held.steps]) == (1.0, [0, 4])
     promise = "loses less than 0.05 in mean, no example counted for more than 1, 95 % sure, shown on 500 examples"
     assert str(held) == f"{promise}, bounded by a betting test"
     assert noninferiority_test(LOSS, was, now, 0.05, cap=5.0).beyond == 0
     tokens = np.stack([was[:, 0] * 23, np.full(500, 23.0)], axis=1)  # of 20 tokens, to one digit
     assert noninferiority_test(metric("loss"), tokens, tokens, 0.05).cap == 20.0
-    assert str(sequence(metric("loss"), tokens, [(1, tokens)], 0.05)).count("no example counted for more than 20 nats")
+    assert str(fixed_sequence_test(metric("loss"), tokens, [(1, tokens)], 0.05)).count(
+        "no example counted for more than 20 nats"
+    )
     assert noninferiority_test(LOSS, was, now, 0.05, clusters=np.arange(500) // 5).cap == 5.0, "of a group of five"
 
 
@@ -410,7 +412,7 @@ def test_a_perplexity_is_bounded_by_its_logarithm() -> None:
     assert alone[1].p == pytest.approx(alone[0].p)
     assert alone[1].bound == pytest.approx(value * math.expm1(alone[0].bound))
     assert f"in perplexity (a factor of {math.exp(0.1):.4g}), no example" in str(
-        sequence(perplexity, before, [(1, after)], drop)
+        fixed_sequence_test(perplexity, before, [(1, after)], drop)
     )
 
 
@@ -525,7 +527,7 @@ def test_a_promise_about_a_correlation_is_broken_no_more_often_than_it_says(name
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 def test_a_fall_of_one_point_can_be_shown_on_as_many_examples_as_people_have(name: str) -> None:
     before, _ = of_shape("normal", np.random.default_rng(0), 675)
-    found = sequence(metric(name), before, [(1, before)], 1.1)
+    found = fixed_sequence_test(metric(name), before, [(1, before)], 1.1)
     assert found.removed == 1
     assert found.least is not None
     assert 0.5 < found.least == found.steps[0].bound < 1.1
@@ -567,7 +569,7 @@ def broken(model: Synthetic, choose: str, repetitions: int) -> float:
         before, afters = model.measured(N, rng)
         plans = list(enumerate(afters, 1))
         if choose == "sequence":
-            removed = sequence(ACCURACY, before, plans, DROP, alpha=ALPHA).removed
+            removed = fixed_sequence_test(ACCURACY, before, plans, DROP, alpha=ALPHA).removed
         elif choose == "best of all":  # every plan tested, the largest that passes taken
             passed = [
                 n for n, after in plans if noninferiority_test(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA
@@ -599,7 +601,9 @@ def test_taking_the_largest_that_passes_would_break_it() -> None:
         before = rows_of(was)
         # ten plans at the limit, each losing other examples
         afters = [rows_of(was & (rng.random(N) >= 0.0225)) for _ in range(10)]
-        count["sequence"] += sequence(ACCURACY, before, list(enumerate(afters, 1)), DROP, alpha=ALPHA).removed > 0
+        count["sequence"] += (
+            fixed_sequence_test(ACCURACY, before, list(enumerate(afters, 1)), DROP, alpha=ALPHA).removed > 0
+        )
         count["any"] += any(
             noninferiority_test(ACCURACY, before, after, DROP, alpha=ALPHA).p <= ALPHA for after in afters
         )
@@ -615,7 +619,9 @@ def test_the_promise_holds_for_a_mean_also_when_it_is_read_without_its_cap() -> 
         was = rng.exponential(0.3, (120, 1))
         hit = rng.random((120, 1))
         afters = [was + np.where(hit < share, rng.exponential(1.0, (120, 1)), 0.0) for share in (0.01, 0.05, 0.06)]
-        found = sequence(loss, was, list(enumerate(afters, 1)), 0.05, alpha=ALPHA, resamples=200, seed=number)
+        found = fixed_sequence_test(
+            loss, was, list(enumerate(afters, 1)), 0.05, alpha=ALPHA, resamples=200, seed=number
+        )
         count += found.removed > 1
     assert count / times <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / times)
 
@@ -628,7 +634,7 @@ def test_it_stops_at_the_first_that_cannot_be_shown_and_measures_no_more() -> No
             seen.append(removed)
             yield removed, counted(lost, 0, n)[1]
 
-    found = sequence(ACCURACY, rows_of(np.ones(n)), plans(), 1.5)
+    found = fixed_sequence_test(ACCURACY, rows_of(np.ones(n)), plans(), 1.5)
     assert seen == [3, 6, 9]
     assert [step.shown for step in found.steps] == [True, True, False]
     assert (found.removed, found.kept, found.stopped) == (6, found.steps[1], found.steps[2])
@@ -641,7 +647,7 @@ def test_it_stops_at_the_first_that_cannot_be_shown_and_measures_no_more() -> No
 def test_the_number_of_examples_that_would_be_needed_is_about_right() -> None:
     """With as many as it says, the same costs are shown in about four of five tries."""
     before, after = counted(4, 3, 200)  # 0.5 points lost, with 3.5 % of the examples changed
-    found = sequence(ACCURACY, before, [(1, after)], 1.5)
+    found = fixed_sequence_test(ACCURACY, before, [(1, after)], 1.5)
     assert found.removed == 0
     assert found.needed is not None
     rng, shown = np.random.default_rng(0), 0
@@ -650,7 +656,7 @@ def test_the_number_of_examples_that_would_be_needed_is_about_right() -> None:
         shown += exact_p(int(lost), int(won), found.needed, 0.015) <= 0.05
     assert 0.75 <= shown / 200 <= 0.92
     same = rows_of(np.ones(100))
-    nothing = sequence(ACCURACY, same, [(1, same)], 1.0)
+    nothing = fixed_sequence_test(ACCURACY, same, [(1, same)], 1.0)
     assert nothing.needed is not None
     assert nothing.needed >= fewest(0.01, 0.05) == 299
 
@@ -671,7 +677,7 @@ def test_the_spread_of_a_difference_is_that_of_its_counts_with_half_an_example_m
 def test_the_bounds_of_a_sequence_are_as_sure_as_it_is() -> None:
     before, after = counted(4, 3, 200)
     for alpha in (0.05, 0.2):
-        (step,) = sequence(ACCURACY, before, [(1, after)], 1.5, alpha=alpha).steps
+        (step,) = fixed_sequence_test(ACCURACY, before, [(1, after)], 1.5, alpha=alpha).steps
         assert step.bound == pytest.approx(100 * upper_bound(4, 3, 200, alpha))
 
 
@@ -695,17 +701,17 @@ def test_the_number_of_examples_needed_is_about_right_for_a_bounded_mean(share: 
     rng = np.random.default_rng(0)
     big = drawn(4000, rng)  # so that spread and damage are those of all
     found = noninferiority_test(LOSS, *big, 0.05, resamples=500)
-    wanted = guarantee.needed(found, 4000, 0.05, 0.05, 1.0)
+    wanted = guarantee.required_sample_size(found, 4000, 0.05, 0.05, 1.0)
     assert wanted == 4100, "never fewer than there are"
     few = found._replace(spread=found.spread * math.sqrt(4000 / 60))  # the same, as of 60 examples
-    wanted = guarantee.needed(few, 60, 0.05, 0.05, 1.0)
+    wanted = guarantee.required_sample_size(few, 60, 0.05, 0.05, 1.0)
     assert wanted is not None
     shown = [
         noninferiority_test(LOSS, *drawn(wanted, rng), 0.05, resamples=300, seed=seed).p <= 0.05 for seed in range(120)
     ]
     assert 0.65 <= sum(shown) / 120 <= 0.97
     same = np.random.default_rng(0).exponential(0.3, (50, 1))
-    nothing = sequence(LOSS, same, [(1, same)], 0.05)
+    nothing = fixed_sequence_test(LOSS, same, [(1, same)], 0.05)
     assert nothing.needed is not None
     assert nothing.needed >= betting_bound.fewest(0.05, 1.0, 1.0, 0.05) == 69
 
@@ -717,19 +723,19 @@ def test_every_test_says_how_sure_it_is() -> None:
     ] == [True] * 3
     rows = np.stack([np.arange(900) % 2, np.arange(900) % 2, np.zeros(900)], axis=1).astype(float)
     told = {
-        name: str(sequence(metric(name, labels=2), rows, [(1, rows)], 3.0, resamples=200, clusters=clusters))
+        name: str(fixed_sequence_test(metric(name, labels=2), rows, [(1, rows)], 3.0, resamples=200, clusters=clusters))
         for name, clusters in (("accuracy", None), ("matthews", np.arange(900) // 2))
     }
     assert told["accuracy"] == "loses less than 3 points, 95 % sure, shown on 900 examples by an exact paired test"
     assert told["matthews"].endswith("shown on 900 examples in 450 groups by an approximate paired bootstrap")
-    grouped = sequence(ACCURACY, rows, [(1, rows)], 3.0, clusters=np.arange(900) // 2)
+    grouped = fixed_sequence_test(ACCURACY, rows, [(1, rows)], 3.0, clusters=np.arange(900) // 2)
     assert str(grouped).endswith("shown on 900 examples in 450 groups, bounded by a betting test")
     assert (grouped.groups, grouped.cap) == (450, None)
 
 
 def test_the_smallest_drop_that_could_be_shown_is_that_of_no_change_at_all() -> None:
     before, after = counted(9, 3, 400)
-    held = sequence(ACCURACY, before, [(1, after)], 5.0)
+    held = fixed_sequence_test(ACCURACY, before, [(1, after)], 5.0)
     assert held.least == pytest.approx(100 * upper_bound(0, 0, 400, 0.05))
     assert guarantee.least_in_words(675, 0.6031, "pearson") == (
         "on 675 examples no drop below 0.6 points could be shown, even if nothing changed"
@@ -760,7 +766,7 @@ def test_bad_questions_get_a_sentence() -> None:
     with says(hc.errors.BadMeasure, about="50 examples before and 49 after"):
         noninferiority_test(ACCURACY, before, after[1:], 1.0)
     with says(hc.errors.BadMeasure, about="no plan to test"):
-        sequence(ACCURACY, before, [], 1.0)
+        fixed_sequence_test(ACCURACY, before, [], 1.0)
 
 
 # -- what is said --------------------------------------------------------------------------------------------------------
@@ -770,7 +776,7 @@ def capped_promise() -> guarantee.Guarantee:
     was = np.random.default_rng(0).exponential(0.3, (500, 1))
     now = was.copy()
     now[:3] += 1.5
-    return sequence(LOSS, was, [(4, now), (8, now + 1)], 0.05)
+    return fixed_sequence_test(LOSS, was, [(4, now), (8, now + 1)], 0.05)
 
 
 def test_the_table_has_the_examples_beyond_the_cap_and_the_smallest_drop() -> None:
@@ -781,7 +787,7 @@ def test_the_table_has_the_examples_beyond_the_cap_and_the_smallest_drop() -> No
     assert lines[2].split()[-2:] == ["3", "yes"]
     assert lines[-2] == "capped: examples that changed by more than 1, and counted as that"
     assert lines[-1] == guarantee.least_in_words(500, found.least or 0.0, "mean")
-    plain = guarantee_text(sequence(ACCURACY, *[rows_of(np.ones(400))], [(1, rows_of(np.ones(400)))], 2.0))
+    plain = guarantee_text(fixed_sequence_test(ACCURACY, *[rows_of(np.ones(400))], [(1, rows_of(np.ones(400)))], 2.0))
     assert "capped" not in plain
     assert plain.endswith("on 400 examples no drop below 0.75 points could be shown, even if nothing changed")
 
@@ -821,11 +827,11 @@ def test_the_page_says_it_too() -> None:
 
 def test_what_cannot_be_shown_on_so_few_examples_is_said_where_it_helps() -> None:
     same = rows_of(np.ones(100))
-    found = sequence(ACCURACY, same, [(1, same)], 1.0)
+    found = fixed_sequence_test(ACCURACY, same, [(1, same)], 1.0)
     assert (
         "; on 100 examples no drop below 3 points could be shown, even if nothing changed: about "
         in plan_tests._not_shown(found, 12)
     )
     before, after = counted(4, 3, 400)
-    enough = sequence(ACCURACY, before, [(1, after)], 1.5)
+    enough = fixed_sequence_test(ACCURACY, before, [(1, after)], 1.5)
     assert "even if nothing" not in plan_tests._not_shown(enough, 12), "these could have shown it"

@@ -112,7 +112,7 @@ def test_a_comparison_holds_what_the_test_found() -> None:
 
 @pytest.mark.parametrize("test", ["randomization", "mcnemar"])
 def test_many_comparisons_are_single_ones_with_corrected_p_values(test: str) -> None:
-    together = compare_all(BEFORE, AFTERS, test=test)
+    together = compare(BEFORE, AFTERS, test=test)
     assert together == compare_all(BEFORE, ROWS[1:], test=test)
     alone = [compare(BEFORE, after, test=test) for after in AFTERS]
     assert [replace(one, p_holm=None, p_bh=None) for one in together] == alone

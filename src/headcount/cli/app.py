@@ -117,9 +117,9 @@ def inspect(
         print(json.dumps(_anatomy_json(model, anatomy, rows, total), indent=2))
         return
     out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters")
-    shown = rows if every else _alike(rows)
-    out.print(_site_table(shown, total))
-    for row in shown:
+    table_rows = rows if every else _alike(rows)
+    out.print(_site_table(table_rows, total))
+    for row in table_rows:
         if row["cut"] not in MANNERS:
             out.print(f"[yellow]{row['site']} can be masked, not cut:[/] {row['cut']}")
     for stack in anatomy.stacks:
@@ -148,14 +148,15 @@ def cut(
     ] = None,
     least: Annotated[int, typer.Option("--least", help="With --remove: units that every site keeps.")] = 0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed and what it costs.")
+        bool, typer.Option("--dry-run", help="Show what would be removed and what it saves; write nothing.")
     ] = False,
     portable: Annotated[
         bool, typer.Option("--portable", help="Write a folder that a stock from_pretrained can load.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Prove on a small batch that cutting equals masking.")
+        bool,
+        typer.Option("--check/--no-check", help="Check on a small batch that the cut model equals the masked one."),
     ] = True,
     as_json: AsJson = False,
     spec: Rows = None,
@@ -299,7 +300,9 @@ def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
     from ..model.cutting.rules import is_padded, refusal
 
     reason = refusal(site, anatomy, model)
-    whole = sum(p.numel() for m in {id(m): m for m in (*site.readers, site.writer)}.values() for p in m.parameters())
+    site_parameters = sum(
+        p.numel() for m in {id(m): m for m in (*site.readers, site.writer)}.values() for p in m.parameters()
+    )
     unit = site_effect(site, tuple(range(1, len(site)))).parameters if reason is None and len(site) else 0
     return {
         "site": site.name,
@@ -311,7 +314,7 @@ def _site_row(site: Site, anatomy: Anatomy, model: Any) -> dict[str, Any]:
         "of": site.of,
         "kv_heads": site.kv_heads if site.kind == "head" else None,
         "width": site.width,
-        "parameters": whole,
+        "parameters": site_parameters,
         "parameters_per_unit": unit,
         "cut": reason or ("padded" if is_padded(site) else "slim" if len(site) else "empty"),
     }
@@ -361,11 +364,11 @@ def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
     for row in rows:
         times, unit = row.get("times", 1), row["parameters_per_unit"]
         units = f"{row['units']} of {row['of']}" if row["units"] != row["of"] else str(row["units"])
-        what = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
-        one = (_n(unit), f"{unit / total:.2%}") if unit else ("", "")
-        sizes = (_n(row["parameters"]), f"{row['parameters'] / total:.1%}", *one)
+        type_text = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
+        unit_cells = (_n(unit), f"{unit / total:.2%}") if unit else ("", "")
+        sizes = (_n(row["parameters"]), f"{row['parameters'] / total:.1%}", *unit_cells)
         cut = row["cut"] if row["cut"] in MANNERS else "refused"
-        table.add_row(row["site"], what, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
+        table.add_row(row["site"], type_text, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
     return table
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import HeadcountError
-from .options import Given, command_line, load_model, out, quieten, weights_of
+from .options import CommonFlags, command_line, load_model, out, quieten, weights_of
 from .text import bench_text
 
 if TYPE_CHECKING:
@@ -28,25 +28,26 @@ def bench(
             metavar="MODEL...", help="Model folders or names on the hub. The first is what others are compared to."
         ),
     ],
-    batch_size: Annotated[
-        str, typer.Option("--batch-size", help="Examples at a time, several with commas.")
-    ] = "1,4,16,64",
-    length: Annotated[str, typer.Option("--length", help="Tokens of an example, several with commas.")] = "128",
+    batch_size: Annotated[str, typer.Option("--batch-size", help="Batch sizes, separated by commas.")] = "1,4,16,64",
+    length: Annotated[str, typer.Option("--length", help="Sequence lengths in tokens, separated by commas.")] = "128",
     repeats: Annotated[
-        int | None, typer.Option("--repeats", help="How often each is run; else as --seconds allow.")
+        int | None, typer.Option("--repeats", help="Repetitions per model.", show_default="as --seconds allow")
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="About so long in all: 5 to 25 repetitions.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Approximate duration in all, within 5 to 25 repetitions.")
+    ] = 120.0,
     compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16.")] = "float32",
     device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, ...; else a GPU where there is one.")
+        str | None, typer.Option("--device", help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="For the tokens and the order of the models.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the tokens and of the order of the models.")] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that ships with the models.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The run folder; else runs/....")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
@@ -64,7 +65,7 @@ def bench(
         headcount bench my-model smaller --device cuda --dtype bfloat16 --compile
     """
     _no_model_twice(models)
-    asked = {
+    options = {
         "batch_sizes": _numbers("--batch-size", batch_size),
         "lengths": _numbers("--length", length),
         "repeats": repeats,
@@ -80,18 +81,18 @@ def bench(
     from ..evaluation.evaluator import device_of
     from ..runs import Run, default_folder
 
-    given = Given(dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    loaded = {name: load_model(name, given) for name in models}
+    flags = CommonFlags(dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    loaded = {name: load_model(name, flags) for name in models}
     listed = [{"name": name, "weights": weights_of(name, model)} for name, model in loaded.items()]
     where = device_text(device_of(loaded[models[0]]))
     question = {"command": "bench", "model": listed[0], "others": listed[1:], "run": {"dtype": dtype, "device": where}}
-    question["options"] = asked
+    question["options"] = options
     with ExitStack() as stack:
         if quiet or as_json:
             stack.enter_context(progress.quiet())
         run = stack.enter_context(Run.open(output or default_folder(question), question))
         before = run.finished
-        data = _before(run) if before else _measured(run, loaded, asked)
+        data = _before(run) if before else _measured(run, loaded, options)
         if not before:
             run.write_json("command", {"command": command_line(context)}, replace=True)
             run.finish()
@@ -110,18 +111,18 @@ def _before(run: Run) -> Bench:
     return Bench.from_json(run.read_json(Bench.NAME), f"{run.folder / Bench.NAME}.json")
 
 
-def _measured(run: Run, loaded: dict[str, Any], asked: dict[str, Any]) -> Bench:
+def _measured(run: Run, loaded: dict[str, Any], options: dict[str, Any]) -> Bench:
     """What is measured now, written into the run folder; a command that fails at once leaves none."""
     from ..efficiency.benchmark import bench
 
     try:
-        data = bench(loaded, **asked, run=run)
+        data = bench(loaded, **options, run=run)
     except HeadcountError:
         run.discard_if_empty()
         raise
     except KeyboardInterrupt:
-        kept = f"{run.folder} keeps what is done: the same command goes on from there."
-        sys.stderr.write(f"headcount: stopped; {kept}\n")
+        message = f"{run.folder} keeps what is done: the same command goes on from there."
+        sys.stderr.write(f"headcount: stopped; {message}\n")
         raise
     run.write_json(data.NAME, data.to_json(), replace=True)
     return data

@@ -12,7 +12,7 @@ import typer
 
 from ..data.splits import in_words
 from ..errors import BadPlan
-from .options import Given, Only, load_model, make_task, other_task, out, quieten, running, specs_of
+from .options import CommonFlags, Only, load_model, make_task, other_task, out, quieten, running, specs_of
 from .training_options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MOST_SHOWN = 600  # characters of a plan
 
 def learn(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
-    given: Given,
+    flags: CommonFlags,
     regimen: TrainingOptions,
     method: Annotated[
         str,
@@ -41,7 +41,8 @@ def learn(
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the smaller model.")
     ] = None,
     report_data: Annotated[
-        str | None, typer.Option("--report-data", metavar="FILE", help="Data to report on; else a tenth of --data.")
+        str | None,
+        typer.Option("--report-data", metavar="FILE", help="Data to report on.", show_default="a tenth of --data"),
     ] = None,
     report_limit: Annotated[int | None, typer.Option("--report-limit", help="Examples of --report-data.")] = None,
     units: Annotated[
@@ -50,25 +51,39 @@ def learn(
     only: Only = "",
     plan: Annotated[Path | None, typer.Option("--plan", help="With --method plan: a plan file.")] = None,
     pipelined: Annotated[
-        bool, flag("--pipelined", panel=GATES, help="Only the gates learn; the weights stay as they are.")
+        bool, flag("--pipelined", panel=GATES, help="Train the gates only; the weights are frozen.")
     ] = False,
     settle: Annotated[
-        float | None, flag("--settle", panel=GATES, help="Last share of the steps, when the choice stands; else 0.2.")
+        float | None,
+        flag(
+            "--settle",
+            panel=GATES,
+            help="Fraction of the steps at the end, with the gates fixed at 0 or 1.",
+            show_default="0.2",
+        ),
     ] = None,
     l0: Annotated[
-        float | None, flag("--l0", panel=GATES, help="l0: the price of an open gate, instead of --keep.")
+        float | None, flag("--l0", panel=GATES, help="l0: weight of the L0 penalty, instead of --keep.")
     ] = None,
     form: Annotated[
-        str | None, flag("--form", panel=GATES, help="subset: bounded, published or straight-through.")
+        str | None,
+        flag("--form", panel=GATES, help="subset: relaxation of the gates: bounded, published or straight-through."),
     ] = None,
     rate: Annotated[
-        float | None, flag("--rate", panel=GATES, help="layerdrop: the share that a step leaves out; else 0.2.")
+        float | None, flag("--rate", panel=GATES, help="layerdrop: drop rate during training.", show_default="0.2")
     ] = None,
     choose: Annotated[
-        str | None, flag("--choose", panel=GATES, help="layerdrop: a criterion; else evenly spaced units stay.")
+        str | None,
+        flag(
+            "--choose",
+            panel=GATES,
+            help="layerdrop: importance criterion that selects what stays.",
+            show_default="evenly spaced units",
+        ),
     ] = None,
     gate_lr: Annotated[
-        float | None, flag("--gate-lr", panel=GATES, help="The learning rate of the gates; else the method's.")
+        float | None,
+        flag("--gate-lr", panel=GATES, help="Learning rate of the gates.", show_default="that of the method"),
     ] = None,
     setting: Annotated[
         list[str] | None,
@@ -83,12 +98,17 @@ def learn(
             "temperatures, learning rate with its decay and Adam's beta2. No hard phase (--settle 0).",
         ),
     ] = False,
-    scratch: Annotated[bool, flag("--scratch", panel=AFTER, help="Fresh weights after the choice: a control.")] = False,
+    scratch: Annotated[
+        bool, flag("--scratch", panel=AFTER, help="Reinitialize the weights after the selection, as a control.")
+    ] = False,
     recover_epochs: Annotated[
-        float, flag("--recover-epochs", panel=AFTER, help="Train the smaller model for so long again.")
+        float, flag("--recover-epochs", panel=AFTER, help="Epochs of training after the cut.")
     ] = 0.0,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
-    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="The run folder; else runs/....")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
+    ] = None,
 ) -> None:
     """Train a model so that a few of its units are enough, and cut the others.
 
@@ -109,14 +129,16 @@ def learn(
 
         headcount learn my-model --data train.tsv --method layerdrop --units layers --keep 3
     """
-    regimen.sane(given, output, run)
+    regimen.sane(flags, output, run)
     if report_limit is not None and report_data is None:
         raise typer.BadParameter("--report-limit goes with --report-data; use --limit for --data.")
     if output is not None:
         from ..model.checkpoints import may_be_written
 
-        kept = [Path(name) for name in (model, regimen.teacher, given.data, report_data, run, plan) if name is not None]
-        may_be_written(output, force, kept, only_models=True)
+        protected_paths = [
+            Path(name) for name in (model, regimen.teacher, flags.data, report_data, run, plan) if name is not None
+        ]
+        may_be_written(output, force, protected_paths, only_models=True)
     quieten()
     from ..evaluation.evaluator import evaluate
     from ..learned_gates import pipeline
@@ -126,9 +148,9 @@ def learn(
     from ..training.loop import frozen_by
     from ..training.recipe import Recipe
 
-    given = replace(given, batch_size=regimen.batch_size, device=own_device(given))
-    subject = load_model(model, given)
-    uses = _two_sets(model, subject, given, report_data, report_limit)
+    flags = replace(flags, batch_size=regimen.batch_size, device=own_device(flags))
+    subject = load_model(model, flags)
+    uses = _two_sets(model, subject, flags, report_data, report_limit)
     train, report = uses.tasks["train"], uses.tasks["report"]
     trains = bool(regimen.epochs) or regimen.steps is not None
     verb = "learned"
@@ -136,8 +158,8 @@ def learn(
         verb = "chosen and trained" if trains or recover_epochs else "chosen"
     sets = in_words(uses, {"train": verb, "report": "reported"})
     usual = FRESH_RATE if scratch else Recipe.lr
-    recipe = regimen.recipe(given.seed, usual) if trains else None
-    again = regimen.recipe(given.seed, usual, epochs=recover_epochs, steps=None) if recover_epochs else None
+    recipe = regimen.recipe(flags.seed, usual) if trains else None
+    again = regimen.recipe(flags.seed, usual, epochs=recover_epochs, steps=None) if recover_epochs else None
     wanted = None if plan is None else Plan.read(plan)
     if published and method not in PUBLISHED:
         raise typer.BadParameter(
@@ -152,11 +174,11 @@ def learn(
     if unknown:
         raise BadPlan(f"{method} has no setting {unknown[0]!r:.40}; `headcount learn --help` lists what there is.")
     names = [word.strip() for word in only.split(",") if word.strip()]
-    rows = specs_of(given.spec)
-    wish = pipeline.Asked(method, keep, units, names, pipelined, settle, wanted, choose, scratch)
+    rows = specs_of(flags.spec)
+    wish = pipeline.LearnRequest(method, keep, units, names, pipelined, settle, wanted, choose, scratch)
     pipeline.prepared(subject, wish, recipe, again, tuple(rows), settings)  # before any work is done
     frozen_by(subject, regimen.frozen)
-    tutor, told_teacher = regimen.loaded_teacher(given)
+    tutor, told_teacher = regimen.loaded_teacher(flags)
     how = {
         "method": method,
         "keep": keep,
@@ -168,9 +190,12 @@ def learn(
         "scratch": scratch,
         "freeze": regimen.frozen,
     }
-    asked = {**how, **settings, "plan": None if wanted is None else wanted.to_json(), "teacher": told_teacher}
-    asked |= {"recipe": None if recipe is None else asdict(recipe), "recover": None if again is None else asdict(again)}
-    asked |= {"scored_on": pipeline.scored_on(wish, train, given.seed)}
+    options = {**how, **settings, "plan": None if wanted is None else wanted.to_json(), "teacher": told_teacher}
+    options |= {
+        "recipe": None if recipe is None else asdict(recipe),
+        "recover": None if again is None else asdict(again),
+    }
+    options |= {"scored_on": pipeline.scored_on(wish, train, flags.seed)}
     work = {
         **how,
         **settings,
@@ -179,62 +204,64 @@ def learn(
         "recover": again,
         "teacher": tutor,
         "save_every": regimen.save_every,
-        "seed": given.seed,
+        "seed": flags.seed,
         "specs": rows,
     }
     if not is_main():  # the first process opens the run folder, tells the others where it stands, and writes
         pipeline.learn(subject, train, **work)
         return
     tasks = {"train": train, "report": report}
-    with running("learn", model, subject, replace(given, output=run), tasks, **asked) as folder:
+    with running("learn", model, subject, replace(flags, output=run), tasks, **options) as folder:
         full = evaluate(subject, report, run=folder)
-        found = pipeline.learn(subject, train, **work, run=folder)
-        after, compared = _measured(found, report, full, folder, given)
+        outcome = pipeline.learn(subject, train, **work, run=folder)
+        after, compared = _measured(outcome, report, full, folder, flags)
         extra = {**settings, "pipelined": pipelined, "settle": settle, "choose": choose, "scratch": scratch}
         extra |= {"teacher": regimen.teacher, "only": names, "freeze": regimen.frozen, "recover_epochs": recover_epochs}
-        told = _told(found, method, given, (full, after, compared), (recipe, extra), sets)
-        if found.scores is not None:
-            folder.write_json("scores", found.scores.to_json(), replace=True)
-        folder.write_json("plan", found.plan.to_json(), replace=True)
-        folder.write_json(told.NAME, told.to_json(), replace=True)
+        document = learned_document(outcome, method, flags, (full, after, compared), (recipe, extra), sets)
+        if outcome.scores is not None:
+            folder.write_json("scores", outcome.scores.to_json(), replace=True)
+        folder.write_json("plan", outcome.plan.to_json(), replace=True)
+        folder.write_json(document.NAME, document.to_json(), replace=True)
         if output is not None:
-            checkpoints.save(found.model, output, source=model, force=force)
-        _show(told, found, (full, after, compared), given, output, folder.folder)
+            checkpoints.save(outcome.model, output, source=model, force=force)
+        _show(document, outcome, (full, after, compared), flags, output, folder.folder)
 
 
 def _settings(texts: list[str]) -> dict[str, float]:
     """Settings of a method from texts such as first=2."""
-    found = {}
+    settings = {}
     for text in texts:
         name, _, number = text.partition("=")
         try:
-            found[name.strip()] = float(number)
+            settings[name.strip()] = float(number)
         except ValueError:
             raise typer.BadParameter(f"--setting wants NAME=NUMBER, such as first=2; I got {text[:40]!r}.") from None
-    return found
+    return settings
 
 
-def _two_sets(name: str, model: Any, given: Given, report_data: str | None, limit: int | None) -> Uses:
+def _two_sets(name: str, model: Any, flags: CommonFlags, report_data: str | None, limit: int | None) -> Uses:
     """Examples to learn from and examples to report on, which share none."""
-    own = {} if report_data is None else {"report": other_task(name, model, given, report_data, limit)}
-    return held_out(make_task(name, model, given), "report", given.seed, own)
+    own = {} if report_data is None else {"report": other_task(name, model, flags, report_data, limit)}
+    return held_out(make_task(name, model, flags), "report", flags.seed, own)
 
 
-def _measured(found: Learned, report: Task, full: Result, folder: Any, given: Given) -> tuple[Result, Comparison]:
+def _measured(
+    outcome: Learned, report: Task, full: Result, folder: Any, flags: CommonFlags
+) -> tuple[Result, Comparison]:
     """The smaller model on the examples to report on, and the difference to the full one."""
     from ..evaluation.evaluator import measure, result_of
     from ..plans import Plan
     from ..stats.results import compare
 
-    rows = measure(found.model, report, [Plan()], run=folder, name="learned", specs=specs_of(given.spec))[0]
-    after = result_of(report, rows, f"{full.signature}|{found.label.replace(', ', '-')}|kept:{found.kept}")
-    return after, compare(full, after, seed=given.seed)
+    rows = measure(outcome.model, report, [Plan()], run=folder, name="learned", specs=specs_of(flags.spec))[0]
+    after = result_of(report, rows, f"{full.signature}|{outcome.label.replace(', ', '-')}|kept:{outcome.kept}")
+    return after, compare(full, after, seed=flags.seed)
 
 
-def _told(
-    found: Learned,
+def learned_document(
+    outcome: Learned,
     method: str,
-    given: Given,
+    flags: CommonFlags,
     results: tuple[Result, Result, Comparison],
     how: tuple[Any, dict[str, Any]],
     sets: str,
@@ -246,62 +273,63 @@ def _told(
     from ..documents.training import TrainingStep
 
     (full, after, compared), (recipe, extra) = results, how
-    history: Sequence[Any] = () if found.trained is None else found.trained.history
-    trained = None if recipe is None or found.trained is None else {**asdict(recipe), "steps": found.trained.steps}
+    history: Sequence[Any] = () if outcome.trained is None else outcome.trained.history
+    trained = None if recipe is None or outcome.trained is None else {**asdict(recipe), "steps": outcome.trained.steps}
     if trained is not None:  # what had no say is left out
         silent = ["epochs"] * (recipe.steps is not None) + ["distill", "temperature"] * (extra["teacher"] is None)
         trained = {name: value for name, value in trained.items() if name not in silent}
     return LearnedDocument(
-        label=found.label,
+        label=outcome.label,
         method=method,
-        units=found.units,
+        units=outcome.units,
         settings={name: value for name, value in extra.items() if value not in (None, False, [], 0.0)},
-        keep=found.kept,
-        of=found.of,
-        seed=given.seed,
+        keep=outcome.kept,
+        of=outcome.of,
+        seed=flags.seed,
         trained=trained,
-        recovered=None if found.recovered is None else RecoveryTraining(steps=found.recovered.steps),
-        plan=found.plan,
+        recovered=None if outcome.recovered is None else RecoveryTraining(steps=outcome.recovered.steps),
+        plan=outcome.plan,
         full=ResultDocument.of(full),
         learned=ResultDocument.of(after),
         comparison=compared,
         history=read(tuple[TrainingStep, ...], list(history)),
         sets=sets,
-        penalty=found.price,
-        open=found.open,
+        penalty=outcome.price,
+        open=outcome.open,
     )
 
 
 def _show(
-    told: LearnedDocument,
-    found: Learned,
+    document: LearnedDocument,
+    outcome: Learned,
     results: tuple[Result, Result, Comparison],
-    given: Given,
+    flags: CommonFlags,
     output: Path | None,
     folder: Path,
 ) -> None:
-    if given.as_json:
+    if flags.as_json:
         print(
             json.dumps(
-                {**told.to_json(), "output": None if output is None else str(output), "run": str(folder)}, indent=2
+                {**document.to_json(), "output": None if output is None else str(output), "run": str(folder)}, indent=2
             )
         )
         return
     full, after, compared = results
-    lines = [told.sets, "", f"{found.label}: {found.kept} of {found.of} {told.units} stay"]
-    if found.price is not None:
-        lines.append(f"an open gate cost {found.price:.3g} in the end; {found.open} were open by themselves")
-        if "l0" not in (told.settings or {}) and abs((found.open or 0) - found.kept) > 0.1 * found.of:
+    lines = [document.sets, "", f"{outcome.label}: {outcome.kept} of {outcome.of} {document.units} stay"]
+    if outcome.price is not None:
+        lines.append(f"an open gate cost {outcome.price:.3g} in the end; {outcome.open} were open by themselves")
+        if "l0" not in (document.settings or {}) and abs((outcome.open or 0) - outcome.kept) > 0.1 * outcome.of:
             lines.append(
                 "note: that is far from what was asked for, so which ones stay is uncertain; give it more steps"
             )
-    gone = str(found.plan)
-    gone = gone if len(gone) <= MOST_SHOWN else f"{len(found.plan):,} units of {len(found.plan.by_site())} sites"
-    lines += [f"full:    {full}", f"smaller: {after}", f"         {compared}", f"gone: {gone}"]
-    lines += [f"left alone: {reason}" for _, reason in found.left_alone[:3]]
-    if found.trained is not None:
-        steps = found.trained.steps
-        lines.append(f"{steps:,} step{'s' * (steps != 1)} in {found.trained.seconds:,.0f} s")
+    plan_text = str(outcome.plan)
+    if len(plan_text) > MOST_SHOWN:
+        plan_text = f"{len(outcome.plan):,} units of {len(outcome.plan.by_site())} sites"
+    lines += [f"full:    {full}", f"smaller: {after}", f"         {compared}", f"gone: {plan_text}"]
+    lines += [f"left alone: {reason}" for _, reason in outcome.left_alone[:3]]
+    if outcome.trained is not None:
+        steps = outcome.trained.steps
+        lines.append(f"{steps:,} step{'s' * (steps != 1)} in {outcome.trained.seconds:,.0f} s")
     if output is not None:
         lines.append(f"smaller model: {output}")
     out.print("\n".join([*lines, f"run folder: {folder}"]), soft_wrap=True, markup=False)

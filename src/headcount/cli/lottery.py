@@ -13,7 +13,7 @@ import typer
 
 from ..errors import BadRun
 from ..parsing import share_in
-from .options import Given, make_task, other_task, out, placed, quieten, running, specs_of
+from .options import CommonFlags, make_task, other_task, out, placed, quieten, running, specs_of
 from .train import with_labels
 from .training_options import TrainingOptions, flag, held_out
 
@@ -32,24 +32,37 @@ def lottery(
         list[str],
         typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub; with --join, run folders."),
     ],
-    given: Given,
+    flags: CommonFlags,
     regimen: TrainingOptions,
     dev_data: Annotated[
-        str | None, typer.Option("--dev-data", metavar="FILE", help="Data to report on; --data trains and selects.")
+        str | None,
+        typer.Option("--dev-data", metavar="FILE", help="Data to report on; --data is for training and selection."),
     ] = None,
     dev_limit: Annotated[int | None, typer.Option("--dev-limit", help="Examples of --dev-data.")] = None,
-    seeds: Annotated[str, flag("--seeds", panel=DRAWS, help="A draw for each, with commas.")] = "0,1,2",
+    seeds: Annotated[
+        str, flag("--seeds", panel=DRAWS, help="Random seeds, separated by commas; one lottery ticket for each.")
+    ] = "0,1,2",
     threshold: Annotated[
-        float, flag("--threshold", panel=DRAWS, help="The share of the score that a good sub-network keeps.")
+        float,
+        flag("--threshold", panel=DRAWS, help="Fraction of the full model's score that a good sub-network keeps."),
     ] = 0.9,
-    step: Annotated[str, flag("--step", panel=DRAWS, help="Heads that go in a step, as a share of all.")] = "10%",
-    magnitude: Annotated[bool, flag("--magnitude", panel=DRAWS, help="The same with single weights as well.")] = False,
+    step: Annotated[str, flag("--step", panel=DRAWS, help="Heads removed per step, as a share of all.")] = "10%",
+    magnitude: Annotated[
+        bool, flag("--magnitude", panel=DRAWS, help="Also run magnitude pruning of single weights.")
+    ] = False,
     retrain: Annotated[
-        bool, flag("--retrain/--no-retrain", panel=DRAWS, help="Fine-tune sub-networks from the start, too.")
+        bool,
+        flag(
+            "--retrain/--no-retrain", panel=DRAWS, help="Also fine-tune the sub-networks from the pretrained weights."
+        ),
     ] = True,
-    name: Annotated[str | None, flag("--name", panel=DRAWS, help="What to call the task; else after --data.")] = None,
-    join: Annotated[bool, flag("--join", panel=DRAWS, help="Put finished studies of several tasks into one.")] = False,
-    new_head: Annotated[bool, flag("--new-head", help="Replace the head of a classifier of other labels.")] = False,
+    name: Annotated[
+        str | None, flag("--name", panel=DRAWS, help="Name of the task.", show_default="the name of --data")
+    ] = None,
+    join: Annotated[bool, flag("--join", panel=DRAWS, help="Join finished studies of several tasks into one.")] = False,
+    new_head: Annotated[
+        bool, flag("--new-head", help="Replace the classification head if its labels are others.")
+    ] = False,
     teacher: Annotated[str | None, typer.Option("--teacher", hidden=True)] = None,
     distill: Annotated[float | None, typer.Option("--distill", hidden=True)] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", hidden=True)] = None,
@@ -73,23 +86,23 @@ def lottery(
         headcount lottery --join runs/lottery-sst2 runs/lottery-mrpc runs/lottery-qnli
     """
     if join:
-        _joined(models, given, dev_data)
+        _joined(models, flags, dev_data)
         return
     drawn, share = _seeds(seeds), _share(step)
-    _sane(models, given, regimen, dev_data, (teacher, distill, temperature))
+    _sane(models, flags, regimen, dev_data, (teacher, distill, temperature))
     quieten()
     from ..lottery_ticket import study
     from ..training.recipe import Recipe
 
-    given = replace(given, batch_size=regimen.batch_size)
-    recipe = regimen.recipe(given.seed, Recipe.lr)
+    flags = replace(flags, batch_size=regimen.batch_size)
+    recipe = regimen.recipe(flags.seed, Recipe.lr)
 
     def build(seed: int) -> Any:
-        return placed(with_labels(models[0], replace(given, seed=seed), new_head)[0], given)
+        return placed(with_labels(models[0], replace(flags, seed=seed), new_head)[0], flags)
 
     subject = build(drawn[0])
-    lot = _lot(models[0], subject, given, str(dev_data), dev_limit, name)
-    asked = {
+    lot = _lot(models[0], subject, flags, str(dev_data), dev_limit, name)
+    options = {
         "seeds": drawn,
         "threshold": threshold,
         "step": share,
@@ -101,31 +114,31 @@ def lottery(
         "lot": lot.name,
         "scored_on": study.scored_on(lot),
     }
-    how = {key: asked[key] for key in ("seeds", "threshold", "step", "magnitude", "retrain", "freeze")}
+    how = {key: options[key] for key in ("seeds", "threshold", "step", "magnitude", "retrain", "freeze")}
     tasks = {"train": lot.train, "select": lot.select, "report": lot.report}
-    with running("lottery", models[0], subject, given, tasks, **asked) as run:
+    with running("lottery", models[0], subject, flags, tasks, **options) as run:
         del subject
-        rest = {"run": run, "save_every": regimen.save_every, "specs": specs_of(given.spec)}
-        found = study.lottery(build, lot, recipe=recipe, **how, **rest)
-        found = replace(found, model=models[0].rstrip("/\\").replace("\\", "/").rpartition("/")[2])
-        run.write_json("lottery", found.to_json(), replace=True)
-        _show(found, given, run.folder)
+        run_options = {"run": run, "save_every": regimen.save_every, "specs": specs_of(flags.spec)}
+        result = study.lottery(build, lot, recipe=recipe, **how, **run_options)
+        result = replace(result, model=models[0].rstrip("/\\").replace("\\", "/").rpartition("/")[2])
+        run.write_json("lottery", result.to_json(), replace=True)
+        _show(result, flags, run.folder)
 
 
 # -- what was asked ------------------------------------------------------------------------------------------------------
 
 
 def _sane(
-    models: Sequence[str], given: Given, regimen: TrainingOptions, dev_data: str | None, taught: Sequence[object]
+    models: Sequence[str], flags: CommonFlags, regimen: TrainingOptions, dev_data: str | None, taught: Sequence[object]
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
     if len(models) != 1:
         raise typer.BadParameter(f"a study is of one MODEL, and I got {len(models)}; --join is for run folders.")
-    if any(one is not None for one in taught):
+    if any(option is not None for option in taught):
         raise typer.BadParameter(
             "the study fine-tunes on labels alone; leave --teacher, --distill and --temperature out."
         )
-    regimen.sane(given, None, None)
+    regimen.sane(flags, None, None)
     if dev_data is None:
         raise typer.BadParameter("say which data to report on with --dev-data FILE; --data trains and selects.")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -146,17 +159,19 @@ def _share(text: str) -> float:
     return share
 
 
-def _lot(model: str, subject: Any, given: Given, dev_data: str, dev_limit: int | None, name: str | None) -> LotteryTask:
+def _lot(
+    model: str, subject: Any, flags: CommonFlags, dev_data: str, dev_limit: int | None, name: str | None
+) -> LotteryTask:
     """Examples to train on, to select on and to report on, which share none."""
     from ..lottery_ticket.study import LotteryTask
 
-    report = other_task(model, subject, given, dev_data, dev_limit)
-    task = make_task(model, subject, given)
-    uses = held_out(task, "select", given.seed, {"report": report})
+    report = other_task(model, subject, flags, dev_data, dev_limit)
+    task = make_task(model, subject, flags)
+    uses = held_out(task, "select", flags.seed, {"report": report})
     train, select, report = (uses.tasks[use] for use in ("train", "select", "report"))
     if select.size < FEW:
         typer.echo(f"note: {select.size} examples to select on are few; what survives will be partly chance", err=True)
-    return LotteryTask(name or _called(str(given.data)), train, select, report, uses.left_out)
+    return LotteryTask(name or _called(str(flags.data)), train, select, report, uses.left_out)
 
 
 def _called(data: str) -> str:
@@ -169,9 +184,9 @@ def _called(data: str) -> str:
 # -- several tasks -------------------------------------------------------------------------------------------------------
 
 
-def _joined(folders: Sequence[str], given: Given, dev_data: str | None) -> None:
+def _joined(folders: Sequence[str], flags: CommonFlags, dev_data: str | None) -> None:
     """Join finished studies into a run folder of their own."""
-    if given.data is not None or dev_data is not None:
+    if flags.data is not None or dev_data is not None:
         raise typer.BadParameter("--join reads finished studies and nothing else; leave --data and --dev-data out.")
     from ..documents.lottery_study import Lottery
     from ..hashing import fingerprint
@@ -180,16 +195,16 @@ def _joined(folders: Sequence[str], given: Given, dev_data: str | None) -> None:
     if len(folders) < 2:
         raise typer.BadParameter("--join puts two or more run folders together; give all of them.")
     documents = [_document(folder) for folder in folders]
-    found = Lottery.joined([Lottery.from_json(one) for one in documents])
+    result = Lottery.joined([Lottery.from_json(document) for document in documents])
     _same_weights(folders)
-    joined = [fingerprint(one) for one in documents]
+    joined = [fingerprint(document) for document in documents]
     question = {"command": "lottery", "model": read(folders[0]).question["model"], "options": {"join": joined}}
-    with Run.open(given.output or default_folder(question), question) as run:
-        run.write_json("lottery", found.to_json(), replace=True)
-        if given.command:
-            run.write_json("command", {"command": given.command}, replace=True)
+    with Run.open(flags.output or default_folder(question), question) as run:
+        run.write_json("lottery", result.to_json(), replace=True)
+        if flags.command:
+            run.write_json("command", {"command": flags.command}, replace=True)
         run.finish()
-        _show(found, given, run.folder)
+        _show(result, flags, run.folder)
 
 
 def _same_weights(folders: Sequence[str]) -> None:
@@ -197,10 +212,16 @@ def _same_weights(folders: Sequence[str]) -> None:
     from ..runs import read
 
     weights = [read(folder).question.get("model") for folder in folders]
-    known = [one.get("weights") for one in weights if isinstance(one, dict)]
-    if len(set(known)) > 1:
-        other = next(folder for folder, one in zip(folders, known, strict=False) if one != known[0])
-        raise BadRun(f"{folders[0]} and {other} are studies of models with different weights; join those of one model.")
+    weight_hashes = [model.get("weights") for model in weights if isinstance(model, dict)]
+    if len(set(weight_hashes)) > 1:
+        different_folder = next(
+            folder
+            for folder, weight_hash in zip(folders, weight_hashes, strict=False)
+            if weight_hash != weight_hashes[0]
+        )
+        raise BadRun(
+            f"{folders[0]} and {different_folder} are studies of models with different weights; join those of one model."
+        )
 
 
 def _document(folder: str) -> Any:
@@ -219,33 +240,33 @@ def _document(folder: str) -> Any:
 # -- what came out -------------------------------------------------------------------------------------------------------
 
 
-def _show(found: Lottery, given: Given, folder: Path) -> None:
-    told = found.document()
-    if given.as_json:
-        print(json.dumps({**told.to_json(), "run": str(folder)}, indent=2))
+def _show(result: Lottery, flags: CommonFlags, folder: Path) -> None:
+    document = result.document()
+    if flags.as_json:
+        print(json.dumps({**document.to_json(), "run": str(folder)}, indent=2))
         return
-    lines = [line for task in told.tasks for line in [*_of_task(task, told), ""]]
-    out.print("\n".join([*lines, told.sentence, f"run folder: {folder}"]), soft_wrap=True, markup=False)
+    lines = [line for task in document.tasks for line in [*_of_task(task, document), ""]]
+    out.print("\n".join([*lines, document.sentence, f"run folder: {folder}"]), soft_wrap=True, markup=False)
 
 
-def _of_task(task: TaskSettings, told: LotteryDocument) -> list[str]:
+def _of_task(task: TaskSettings, document: LotteryDocument) -> list[str]:
     """The lines of one task: its table, how many survive, and whether the seeds agree."""
-    rows = {(row.kind, row.what, row.how): row for row in told.table if row.task == task.name}
-    draws = [draw for draw in told.draws if draw.task == task.name]
+    rows = {(row.kind, row.what, row.how): row for row in document.table if row.task == task.name}
+    draws = [draw for draw in document.draws if draw.task == task.name]
     seeds = f"mean ± deviation over {len(draws)} seeds" if len(draws) > 1 else f"seed {draws[0].seed}"
     lines = [f"{task.name}: {task.metric}, {seeds}", task.sets, ""]
     anew = "fine-tuned anew" if any(how == "retrained" for _, _, how in rows) else ""
     lines.append(f"{'':<18}{'as found':>16}{anew:>18}".rstrip())
     lines.append(f"{'full model':<18}{_number(rows['structured', 'full', 'whole']):>16}")
     for kind, word in NAMES.items():
-        for what in ("good", "random", "bad"):
-            both = [rows.get((kind, what, how)) for how in ("pruned", "retrained")]
-            if both[0] is not None:
-                lines.append(f"{word + what:<18}{_number(both[0]):>16}{_number(both[1]):>18}".rstrip())
+        for network in ("good", "random", "bad"):
+            means = [rows.get((kind, network, how)) for how in ("pruned", "retrained")]
+            if means[0] is not None:
+                lines.append(f"{word + network:<18}{_number(means[0]):>16}{_number(means[1]):>18}".rstrip())
     if task.majority is not None:
         lines.append(f"{'majority class':<18}{task.majority:>16.3f}")
     lines.append("")
-    lines += [_agreed(one, draws) for one in told.agreement if one.task == task.name]
+    lines += [_agreed(agreement, draws) for agreement in document.agreement if agreement.task == task.name]
     shares = [draw.magnitude.left for draw in draws if draw.magnitude is not None]
     if shares:
         lines.append(f"weights: {sum(shares) / len(shares):.0%} stay, by magnitude")
@@ -258,19 +279,21 @@ def _number(row: NetworkMean | None) -> str:
     return f"{row.mean:.3f}" + ("" if row.sd is None else f" ± {row.sd:.3f}")
 
 
-def _agreed(one: SeedAgreement, draws: Sequence[Draw]) -> str:
+def _agreed(agreement: SeedAgreement, draws: Sequence[Draw]) -> str:
     """How many of a kind survive, and whether the seeds agree, in words."""
     from ..stats.agreement import in_words
 
-    size, of = one.size, draws[0].of.of(one.kind)
-    word = "MLPs" if one.kind == "mlps" else one.kind
+    size, of = agreement.size, draws[0].of.of(agreement.kind)
+    word = "MLPs" if agreement.kind == "mlps" else agreement.kind
     spread = "" if size.sd is None else f" ± {size.sd:.1f}"
-    said = [f"{word}: {size.mean:.1f}{spread} of {of} stay" if spread else f"{word}: {size.mean:.0f} of {of} stay"]
+    phrases = [f"{word}: {size.mean:.1f}{spread} of {of} stay" if spread else f"{word}: {size.mean:.0f} of {of} stay"]
     if len(draws) > 1:
-        said.append(f"{one.in_all} under every seed")
-    if one.kappa is not None:
-        said.append(f"agreement of the seeds on which: {in_words(one.kappa)} (Fleiss' kappa {one.kappa:.2f})")
-    if one.p is not None:
-        differ = "seeds keep different numbers" if one.p <= 0.05 else "no sign that seeds keep different numbers"
-        said.append(f"{differ} (Cochran's Q = {one.q:.1f}, p = {one.p:.2g})")
-    return "; ".join(said)
+        phrases.append(f"{agreement.in_all} under every seed")
+    if agreement.kappa is not None:
+        phrases.append(
+            f"agreement of the seeds on which: {in_words(agreement.kappa)} (Fleiss' kappa {agreement.kappa:.2f})"
+        )
+    if agreement.p is not None:
+        differ = "seeds keep different numbers" if agreement.p <= 0.05 else "no sign that seeds keep different numbers"
+        phrases.append(f"{differ} (Cochran's Q = {agreement.q:.1f}, p = {agreement.p:.2g})")
+    return "; ".join(phrases)

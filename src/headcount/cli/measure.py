@@ -13,8 +13,8 @@ from ..data import seen_examples, splits
 from ..errors import BadPlan
 from ..hashing import fingerprint
 from .options import (
+    CommonFlags,
     Criterion,
-    Given,
     Only,
     Running,
     ScoreData,
@@ -40,11 +40,13 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
 Units = Annotated[str, typer.Option("--units", help="heads, neurons, mlps, attentions or layers.")]
 Test = Annotated[str, typer.Option("--test", help="randomization, bootstrap, mcnemar (accuracy) or t.")]
-Draws = Annotated[int | None, typer.Option("--resamples", help="Draws of a test; else 100 per test, at least 1000.")]
-Memory = Annotated[float, typer.Option("--memory", help="GiB of activations to remember at most.")]
+Draws = Annotated[
+    int | None, typer.Option("--resamples", help="Resamples of a test.", show_default="100 per test, at least 1000")
+]
+Memory = Annotated[float, typer.Option("--memory", help="Memory for cached activations, in GiB.")]
 
 
-def evaluate(model: Model, given: Given) -> None:
+def evaluate(model: Model, flags: CommonFlags) -> None:
     """Measure a model: the metric with its interval.
 
     Examples:
@@ -53,25 +55,34 @@ def evaluate(model: Model, given: Given) -> None:
 
         headcount evaluate my-translator --data test.de --target test.en --num-beams 5
     """
-    subject, task = _ready(model, given)
+    subject, task = _model_and_task(model, flags)
     from ..documents.results import ResultDocument
     from ..evaluation import evaluator
 
-    with running("evaluate", model, subject, given, {"data": task}) as run:
+    with running("evaluate", model, subject, flags, {"data": task}) as run:
         result = evaluator.evaluate(subject, task, run=run)
         text = f"{result}\n{result.signature}{_notes(task)}{limit_notes({'': result.unfinished}, result.n)}"
-        keep(run, ResultDocument.of(result), given, text)
+        keep(run, ResultDocument.of(result), flags, text)
 
 
 def score(
     model: Model,
-    given: Given,
+    flags: CommonFlags,
     by: Criterion = "taylor",
     granularity: Annotated[
-        str, typer.Option("--granularity", help="Of taylor: example (the paper), token (its code), batch, signed.")
+        str,
+        typer.Option(
+            "--granularity",
+            help="taylor: where absolute values are taken: example (the paper), token (its code), batch, signed.",
+        ),
     ] = "example",
     normalize: Annotated[
-        str, typer.Option("--normalize", help="layer, type, global, none; else as the criterion was published.")
+        str,
+        typer.Option(
+            "--normalize",
+            help="L2 normalization of the scores: layer, type, global, none.",
+            show_default="as the criterion was published",
+        ),
     ] = "by paper",
     units: Annotated[str, typer.Option("--units", help="heads, neurons, layers, or several with commas.")] = "heads",
 ) -> None:
@@ -87,10 +98,10 @@ def score(
     """
     from ..importance import criteria
 
-    subject, task = _ready(model, given, optional=by in criteria.NEED_NO_DATA)
+    subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA)
     tasks = {} if task is None else {"data": task}
     options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units}
-    with running("score", model, subject, given, tasks, **options) as run:
+    with running("score", model, subject, flags, tasks, **options) as run:
         scores = criteria.score(
             subject,
             task,
@@ -98,30 +109,32 @@ def score(
             units=units.split(","),
             granularity=granularity,
             normalize=None if normalize == "none" else normalize,
-            seed=given.seed,
+            seed=flags.seed,
             run=run,
-            specs=specs_of(given.spec),
+            specs=specs_of(flags.spec),
         )
-        stability = scores.stability(seed=given.seed)
+        stability = scores.stability(seed=flags.seed)
         if scores.samples is not None and len(scores) <= 100_000:
             run.write("samples", {"samples": scores.samples.astype("float32")})
         document = scores.document(stability)
         if task is not None:  # a curve by these scores is not reported on them
-            document = replace(document, seen=seen_examples.noted({"score": seen_examples.marks(task)}))
-        keep(run, document, given, scores_text(scores, stability) + (_notes(task) if task else ""))
+            document = replace(document, seen=seen_examples.to_note({"score": seen_examples.marks(task)}))
+        keep(run, document, flags, scores_text(scores, stability) + (_notes(task) if task else ""))
 
 
 def ablate(
     model: Model,
-    given: Given,
-    each: Annotated[bool, typer.Option("--each", help="Close one unit at a time (the default).")] = False,
+    flags: CommonFlags,
+    each: Annotated[bool, typer.Option("--each", help="Mask one unit at a time (the default).")] = False,
     all_but_one: Annotated[
-        bool, typer.Option("--all-but-one", help="Leave one head alone in each attention, the best one.")
+        bool, typer.Option("--all-but-one", help="Mask all heads of an attention but the best one.")
     ] = False,
     units: Units = "heads",
-    block: Annotated[int | None, typer.Option("--block", help="Neurons masked together; else a twelfth.")] = None,
+    block: Annotated[
+        int | None, typer.Option("--block", help="Neurons masked together.", show_default="a twelfth of the MLP")
+    ] = None,
     select_data: Annotated[
-        str | None, typer.Option("--select-data", help="Other data to choose the one head on; else half of --data.")
+        str | None, typer.Option("--select-data", help="Data to select the head on.", show_default="half of --data")
     ] = None,
     select_limit: SelectLimit = None,
     test: Test = "randomization",
@@ -142,7 +155,7 @@ def ablate(
     """
     if each and all_but_one:
         raise typer.BadParameter("choose one of --each and --all-but-one.")
-    subject, task = _ready(model, given)
+    subject, task = _model_and_task(model, flags)
     from ..documents.ablation import AblationDocument, AllButOneDocument, ClosedUnit, OneHeadLeft
     from ..documents.results import ResultDocument
     from ..evaluation import ablation
@@ -150,34 +163,36 @@ def ablate(
     limit = int(memory * 2**30)
     if not all_but_one:
         options = {"units": units, "block": block}
-        with running("ablate", model, subject, given, {"data": task}, **options) as run:
-            found = ablation.ablate(
-                subject, task, units, block=block, memory=limit, run=run, specs=specs_of(given.spec)
+        with running("ablate", model, subject, flags, {"data": task}, **options) as run:
+            result = ablation.ablate(
+                subject, task, units, block=block, memory=limit, run=run, specs=specs_of(flags.spec)
             )
-            comparisons = found.comparisons(test, resamples=resamples, seed=given.seed)
-            counts: list[int | None] = [*found.unfinished] or [None] * len(found.names)
-            listed = zip(found.names, comparisons, counts, strict=True)
-            closed = [ClosedUnit(closed=name, comparison=one, unfinished=count) for name, one, count in listed]
-            document = AblationDocument(base=ResultDocument.of(found.base), test=test, ablations=tuple(closed))
-            keep(run, document, given, ablation_text(found, comparisons) + _notes(task), replace=True)
+            comparisons = result.comparisons(test, resamples=resamples, seed=flags.seed)
+            counts: list[int | None] = [*result.unfinished] or [None] * len(result.names)
+            listed = zip(result.names, comparisons, counts, strict=True)
+            closed = [
+                ClosedUnit(closed=name, comparison=comparison, unfinished=count) for name, comparison, count in listed
+            ]
+            document = AblationDocument(base=ResultDocument.of(result.base), test=test, ablations=tuple(closed))
+            keep(run, document, flags, ablation_text(result, comparisons) + _notes(task), replace=True)
         return
-    select, report, how = _two_sets(model, subject, given, task, "select", select_data, select_limit)
-    with running("ablate-all-but-one", model, subject, given, {"select": select, "report": report}) as run:
+    select, report, how = _two_sets(model, subject, flags, task, "select", select_data, select_limit)
+    with running("ablate-all-but-one", model, subject, flags, {"select": select, "report": report}) as run:
         base, rows, chosen = ablation.ablate_all_but_one(
             subject,
             report,
             select,
             test=test,
             resamples=resamples,
-            seed=given.seed,
+            seed=flags.seed,
             memory=limit,
             run=run,
-            specs=specs_of(given.spec),
+            specs=specs_of(flags.spec),
         )
         attentions = tuple(
             OneHeadLeft(site=r.site, head=r.head.index, chosen_on=r.chosen_on, comparison=r.comparison) for r in rows
         )
-        made = AllButOneDocument(
+        one_head_document = AllButOneDocument(
             base=ResultDocument.of(base),
             select=ResultDocument.of(chosen.base),
             test=test,
@@ -185,12 +200,12 @@ def ablate(
             attentions=attentions,
         )
         ended = limit_notes({" of the whole model": base.unfinished}, base.n)
-        keep(run, made, given, f"{base}\n{how}\n" + one_head_table(rows) + ended, replace=True)
+        keep(run, one_head_document, flags, f"{base}\n{how}\n" + one_head_table(rows) + ended, replace=True)
 
 
 def transfer(
     model: Model,
-    given: Given,
+    flags: CommonFlags,
     other_data: Annotated[str, typer.Option("--other-data", metavar="FILE", help="The other data set.")],
     other_target: Annotated[
         str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")
@@ -203,39 +218,44 @@ def transfer(
 
         headcount transfer my-model --data mnli/dev_matched.tsv --other-data mnli/dev_mismatched.tsv
     """
-    subject, task = _ready(model, given)
+    subject, task = _model_and_task(model, flags)
     from ..documents.ablation import Damages, TransferDocument
     from ..documents.results import ResultDocument
     from ..evaluation import ablation
 
-    other_data, group = own_groups(given, other_data)
+    other_data, group = own_groups(flags, other_data)
     target = {"target": other_target} if other_target else {}
-    there = make_task(model, subject, given, other_data, group=group, **target)
-    uses = splits.share_out(task, {"measure": 1.0}, given.seed, {"compare": there})
-    task, there = uses.tasks["measure"], uses.tasks["compare"]
+    second_task = make_task(model, subject, flags, other_data, group=group, **target)
+    uses = splits.share_out(task, {"measure": 1.0}, flags.seed, {"compare": second_task})
+    task, second_task = uses.tasks["measure"], uses.tasks["compare"]
     note = f"note: {uses.left_out}\n" if uses.left_out else ""
-    with running("transfer", model, subject, given, {"one": task, "other": there}, units=units) as run:
-        found = ablation.transfer(subject, (task, there), units, run=run, seed=given.seed, specs=specs_of(given.spec))
-        made = TransferDocument(
-            sets=splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
-            one=ResultDocument.of(found.one.base),
-            other=ResultDocument.of(found.other.base),
-            pearson=found.pearson,
-            spearman=found.spearman,
-            ceiling=found.ceiling,
-            ceiling_low=found.ceiling_low,
-            ceiling_high=found.ceiling_high,
-            units=found.one.names,
-            damage=Damages(one=tuple(found.one.damage.tolist()), other=tuple(found.other.damage.tolist())),
+    with running("transfer", model, subject, flags, {"one": task, "other": second_task}, units=units) as run:
+        result = ablation.transfer(
+            subject, (task, second_task), units, run=run, seed=flags.seed, specs=specs_of(flags.spec)
         )
-        keep(run, made, given, note + transfer_text(found), replace=True)
+        document = TransferDocument(
+            sets=splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
+            one=ResultDocument.of(result.one.base),
+            other=ResultDocument.of(result.other.base),
+            pearson=result.pearson,
+            spearman=result.spearman,
+            ceiling=result.ceiling,
+            ceiling_low=result.ceiling_low,
+            ceiling_high=result.ceiling_high,
+            units=result.one.names,
+            damage=Damages(one=tuple(result.one.damage.tolist()), other=tuple(result.other.damage.tolist())),
+        )
+        keep(run, document, flags, note + transfer_text(result), replace=True)
 
 
 def curve(
     model: Model,
-    given: Given,
+    flags: CommonFlags,
     by: Annotated[
-        str, typer.Option("--by", help="Orders to follow, with commas: taylor, ablation, random, ...")
+        str,
+        typer.Option(
+            "--by", help="Importance criteria that order the units, separated by commas: taylor, ablation, random, ..."
+        ),
     ] = "taylor",
     scores: Annotated[
         str | None, typer.Option("--scores", metavar="FILE", help="Scores from `headcount score`, instead of --by.")
@@ -246,13 +266,16 @@ def curve(
     least: Annotated[int, typer.Option("--least", help="Heads that every attention keeps.")] = 0,
     only: Only = "",
     until_drop: Annotated[
-        float | None, typer.Option("--until-drop", help="Stop after the first point worse by so many points.")
+        float | None,
+        typer.Option("--until-drop", help="Stop at the first point that is worse by this many points of the metric."),
     ] = None,
-    recompute: Annotated[bool, typer.Option("--recompute", help="Score again after every step.")] = False,
-    really_cut: Annotated[
-        bool, typer.Option("--really-cut", help="Cut a copy of the model instead of masking.")
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Score again after every step (iterative pruning).")
     ] = False,
-    random_seeds: Annotated[int, typer.Option("--random-seeds", help="How many random orders make the band.")] = 3,
+    really_cut: Annotated[
+        bool, typer.Option("--really-cut", help="Cut copies of the model instead of masking.")
+    ] = False,
+    random_seeds: Annotated[int, typer.Option("--random-seeds", help="Random orders, for the band of chance.")] = 3,
     units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
     test: Test = "randomization",
     over: Annotated[
@@ -299,7 +322,7 @@ def curve(
     stored, skipped = curves.checkpoints_in(over) if over is not None else ([], [])
     if checkpoints is not None:
         stored = curves.by_place(stored, checkpoints)
-    subject, task = _ready(model, given)
+    subject, task = _model_and_task(model, flags)
     fixed = Scores.read(scores) if scores else None
     if fixed is not None:
         metrics = (task.with_metric(metric) for metric in KINDS[task.kind])
@@ -311,8 +334,8 @@ def curve(
         report, left_out = _not_scored_on(task, Path(scores))
         select, how = None, f"scores from {scores}{left_out}"
     else:
-        select, report, how = _two_sets(model, subject, given, task, "score", score_data, score_limit)
-    asked = curves.CurvesAsked(
+        select, report, how = _two_sets(model, subject, flags, task, "score", score_data, score_limit)
+    request = curves.CurvesAsked(
         by=("file",) if fixed is not None else tuple(word.strip() for word in by.split(",")),
         step=step,
         least=least,
@@ -323,52 +346,52 @@ def curve(
         random_seeds=random_seeds,
         units=units,
         test=test,
-        seed=given.seed,
+        seed=flags.seed,
     )
     tasks = {"report": report} if select is None else {"select": select, "report": report}
-    options = {**asked._asdict(), "by": list(asked.by), "only": list(asked.only), "scores": None}
+    options = {**request._asdict(), "by": list(request.by), "only": list(request.only), "scores": None}
     if fixed is not None:
         options["scores"] = fingerprint(fixed.to_json())
-    rows = specs_of(given.spec)
+    rows = specs_of(flags.spec)
     if over is not None:
         from ..formatting import listed
 
         subject = subject.to("meta")  # one model in memory at a time
         options |= {"over": str(over), "checkpoints": {path.name: weights_of(str(path), None) for path in stored}}
         note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
-        with running("curve", model, subject, given, tasks, **options) as run:
+        with running("curve", model, subject, flags, tasks, **options) as run:
             stages = curves.over(
-                lambda path: load_model(str(path), given), stored, report, select, asked, run=run, specs=rows
+                lambda path: load_model(str(path), flags), stored, report, select, request, run=run, specs=rows
             )
             every = OverDocument(sets=how, checkpoints=tuple(map(curves.checkpoint_of, stages)), skipped=tuple(skipped))
-            keep(run, every, given, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
+            keep(run, every, flags, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
         return
-    with running("curve", model, subject, given, tasks, **options) as run:
-        found = curves.curves(subject, report, select, asked, fixed=fixed, run=run, specs=rows)
-        made = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, found)))
-        keep(run, made, given, f"{how}\n" + curve_text(found) + _notes(report), replace=True)
+    with running("curve", model, subject, flags, tasks, **options) as run:
+        curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, specs=rows)
+        document = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, curve_list)))
+        keep(run, document, flags, f"{how}\n" + curve_text(curve_list) + _notes(report), replace=True)
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------------
 
 
-def _ready(name: str, given: Given, optional: bool = False) -> tuple[Any, Any]:
-    if given.data is None and not optional:
+def _model_and_task(name: str, flags: CommonFlags, optional: bool = False) -> tuple[Any, Any]:
+    if flags.data is None and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()
-    model = load_model(name, given)
-    return model, None if given.data is None else make_task(name, model, given)
+    model = load_model(name, flags)
+    return model, None if flags.data is None else make_task(name, model, flags)
 
 
 def _two_sets(
-    name: str, model: Any, given: Given, task: Task, use: str, other: str | None, limit: int | None = None
+    name: str, model: Any, flags: CommonFlags, task: Task, use: str, other_data: str | None, limit: int | None = None
 ) -> tuple[Task, Task, str]:
     """Examples to choose on (`use`) and examples to report on, which share none, and a sentence that says which they are."""
-    if other is None:
-        uses = splits.share_out(task, {use: 0.5, "report": 0.5}, given.seed)
+    if other_data is None:
+        uses = splits.share_out(task, {use: 0.5, "report": 0.5}, flags.seed)
     else:
-        own = {use: other_task(name, model, given, other, limit)}
-        uses = splits.share_out(task, {"report": 1.0}, given.seed, own)
+        own = {use: other_task(name, model, flags, other_data, limit)}
+        uses = splits.share_out(task, {"report": 1.0}, flags.seed, own)
     how = splits.in_words(uses, {use: "chosen", "report": "reported"})
     return uses.tasks[use], uses.tasks["report"], how
 
@@ -401,11 +424,11 @@ def _notes(task: Task) -> str:
     return "".join(f"\nnote: {note}" for note in notes)
 
 
-def keep(run: Run, document: JsonDocument, given: Running, text: str, replace: bool = False) -> None:
+def keep(run: Run, document: JsonDocument, flags: Running, text: str, replace: bool = False) -> None:
     """Write what was found into the run folder, and show it: as a text for people, or as JSON."""
     data = document.to_json()
     run.write_json(document.NAME, data, replace=replace)
-    if given.as_json:
+    if flags.as_json:
         print(json.dumps({**data, "run": str(run.folder)}, indent=2))
     else:
         out.print(text, soft_wrap=True, markup=False)

@@ -1,6 +1,6 @@
 """Flags that every command on data shares, and what they stand for: a model, a task, a run folder.
 
-A command asks for them with one parameter `given: Given`; `with_data` puts the flags in its place.
+A command asks for them with one parameter `flags: CommonFlags`; `with_data` puts the flags in its place.
 """
 
 from __future__ import annotations
@@ -41,39 +41,52 @@ Criterion = Annotated[
     ),
 ]
 ScoreData = Annotated[
-    str | None, typer.Option("--score-data", metavar="FILE", help="Other data to score on; else a part of --data.")
+    str | None, typer.Option("--score-data", metavar="FILE", help="Data to score on.", show_default="a part of --data")
 ]
 ScoreLimit = Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")]
 SelectLimit = Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")]
 Only = Annotated[
-    str, typer.Option("--only", help="Remove only this type: encoder, decoder or cross; commas for several.")
+    str, typer.Option("--only", help="Only units of this type: encoder, decoder or cross; several separated by commas.")
 ]
 
 
-def flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None) -> Any:
+def flag(*names: str, help: str, panel: str = WHAT, metavar: str | None = None, show_default: bool | str = True) -> Any:
     """A flag in one of the panels of `--help`."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, show_default=show_default)
 
 
 @dataclass(frozen=True)
 class Running:
     """Flags of every command that runs a model: how, and where the results go."""
 
-    batch_size: Annotated[int, flag("--batch-size", panel=HOW, help="Examples at a time.")] = 16
+    batch_size: Annotated[int, flag("--batch-size", panel=HOW, help="Batch size.")] = 16
     device: Annotated[
-        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
+        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
     ] = None
     dtype: Annotated[str, flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
-    seed: Annotated[int, flag("--seed", panel=HOW, help="For everything that is drawn.")] = 0
+    seed: Annotated[int, flag("--seed", panel=HOW, help="Random seed.")] = 0
     spec: Annotated[
         list[str] | None,
-        flag("--module-spec", panel=HOW, metavar="JSON", help="Your own naming of modules, as in `inspect`."),
+        flag(
+            "--module-spec",
+            panel=HOW,
+            metavar="JSON",
+            help="Names of the modules of an unknown architecture, as in `inspect`.",
+        ),
     ] = None
     trust_remote_code: Annotated[
         bool, flag("--trust-remote-code", panel=HOW, help="Run code that ships with the model.")
     ] = False
     output: Annotated[
-        Path | None, flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="The run folder; else runs/....")
+        Path | None,
+        flag(
+            "-o",
+            "--output",
+            panel=WHERE,
+            metavar="FOLDER",
+            help="The run folder.",
+            show_default="a new folder in runs/",
+        ),
     ] = None
     as_json: Annotated[bool, flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False
     quiet: Annotated[bool, flag("--quiet", "-q", panel=WHERE, help="No progress bars.")] = False
@@ -81,7 +94,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Given(Running):
+class CommonFlags(Running):
     """The shared flags, as they were given. No flag without a library argument of the same name."""
 
     data: Annotated[
@@ -89,7 +102,12 @@ class Given(Running):
     ] = None
     task: Annotated[
         str | None,
-        flag("--task", metavar="KIND", help="classification, regression, translation, ...; else by the model's class."),
+        flag(
+            "--task",
+            metavar="KIND",
+            help="classification, regression, translation, ...",
+            show_default="by the model's class",
+        ),
     ] = None
     text: Annotated[str | None, flag("--text", help="The column of the text; a,b for a pair.")] = None
     label: Annotated[str | None, flag("--label", help="The column of the label.")] = None
@@ -97,38 +115,45 @@ class Given(Running):
     labels: Annotated[
         str | None, flag("--labels", help="The data's labels in the order of the model's outputs, with commas.")
     ] = None
-    split: Annotated[str | None, flag("--split", help="Of a data set by name: train, validation, ...")] = None
-    limit: Annotated[int | None, flag("--limit", help="Use so many examples of each file, drawn by --seed.")] = None
+    split: Annotated[str | None, flag("--split", help="Split of a data set loaded by name: train, validation, ...")] = (
+        None
+    )
+    limit: Annotated[int | None, flag("--limit", help="Use this many examples of each file, sampled by --seed.")] = None
     metric: Annotated[
         str | None, flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, loss, ...")
     ] = None
-    max_length: Annotated[int | None, flag("--max-length", help="Cut texts off after so many tokens.")] = None
-    num_beams: Annotated[int, flag("--num-beams", help="Translate by beam search.")] = 1
+    max_length: Annotated[int | None, flag("--max-length", help="Truncate texts after this many tokens.")] = None
+    num_beams: Annotated[int, flag("--num-beams", help="Beam size of translation; 1 is greedy.")] = 1
     max_new_tokens: Annotated[
         int | None,
-        flag("--max-new-tokens", help="The longest translation, in tokens; else 2 per token of its source, and 10."),
+        flag(
+            "--max-new-tokens",
+            help="Maximum length of a translation, in tokens.",
+            show_default="2 per source token, plus 10",
+        ),
     ] = None
-    prefix: Annotated[str, flag("--prefix", help="Put before every source text (T5).")] = ""
+    prefix: Annotated[str, flag("--prefix", help="Prefix of every source text (T5).")] = ""
     group: Annotated[
         str | None,
         flag(
             "--group",
             metavar="COLUMN",
-            help="The column that says which examples belong together; of plain text, a file that says it line by line.",
+            help="Column of the groups (clusters) of examples that belong together; "
+            "for plain text, a file with a group per line.",
         ),
     ] = None
 
 
 def with_data(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with flags in the place of its parameter `given`, and of others that are dataclasses of flags.
+    """The command with flags in the place of its parameter `flags`, and of others that are dataclasses of flags.
 
-    A flag of the command's own comes first; of two sets with the same flag, the one that is not `Given`.
+    A flag of the command's own comes first; of two sets with the same flag, the one that is not `CommonFlags`.
     """
     own = inspect.signature(command, eval_str=True).parameters
     sets = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
     mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name not in sets]
     flags: dict[str, inspect.Parameter] = {}
-    for kind in sorted(sets.values(), key=lambda kind: kind is Given):
+    for kind in sorted(sets.values(), key=lambda kind: kind is CommonFlags):
         hints = get_type_hints(kind, include_extras=True)
         for f in sorted(fields(kind), key=lambda f: f.name not in inspect.get_annotations(kind)):  # inherited ones last
             if f.name not in (*own, *flags, "command"):
@@ -138,8 +163,8 @@ def with_data(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**values: Any) -> None:
-        said = {"command": command_line(values.pop("context"))}
-        shared = {name: values.pop(name) for name in flags} | said
+        command_field = {"command": command_line(values.pop("context"))}
+        shared = {name: values.pop(name) for name in flags} | command_field
         filled = {
             name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})
             for name, kind in sets.items()
@@ -158,13 +183,13 @@ def command_line(context: typer.Context) -> str:
         value, source = context.params.get(parameter.name), context.get_parameter_source(parameter.name)
         if value is None or source is None or source.name != "COMMANDLINE":
             continue
-        values = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+        values = [str(argument) for argument in value] if isinstance(value, list | tuple) else [str(value)]
         if parameter.param_type_name == "argument":
             words += values
         elif isinstance(value, bool):
             words.append((parameter.opts if value else parameter.secondary_opts)[0])
         else:
-            words += [word for one in values for word in (parameter.opts[0], one)]
+            words += [word for text in values for word in (parameter.opts[0], text)]
     return shlex.join(words)
 
 
@@ -194,23 +219,23 @@ def specs_of(texts: list[str] | None) -> list[Any]:
     return rows
 
 
-def load_model(name: str, given: Running) -> Any:
+def load_model(name: str, flags: Running) -> Any:
     """The model, in evaluation mode, on the device asked for."""
     import torch
 
     from ..model.checkpoints import load
 
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-    if given.dtype not in kinds:
-        raise BadData(f"--dtype is {', '.join(kinds)}; I got {given.dtype!r:.40}.")
-    return placed(load(name, dtype=kinds[given.dtype], trust_remote_code=given.trust_remote_code), given)
+    if flags.dtype not in kinds:
+        raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
+    return placed(load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code), flags)
 
 
-def placed(model: Any, given: Running) -> Any:
+def placed(model: Any, flags: Running) -> Any:
     """The model on the device asked for."""
     import torch
 
-    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = flags.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -218,71 +243,71 @@ def placed(model: Any, given: Running) -> Any:
         raise BadData(f"The model cannot be moved to {device!r:.40} ({first}); choose another --device.") from None
 
 
-def make_task(name: str, model: Any, given: Given, data: Any = None, **other: Any) -> Task:
+def make_task(name: str, model: Any, flags: CommonFlags, data: Any = None, **overrides: Any) -> Task:
     """The task that the flags describe; `data` and keywords stand in for single flags."""
     from ..data.task_types import task
 
-    source = data if data is not None else given.data
+    source = data if data is not None else flags.data
     if source is None:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     options: dict[str, Any] = {
-        "text": given.text,
-        "label": given.label,
-        "target": given.target,
-        "labels": None if given.labels is None else [word.strip() for word in given.labels.split(",")],
-        "split": given.split,
-        "limit": given.limit,
-        "metric": given.metric,
-        "batch_size": given.batch_size,
-        "max_length": given.max_length,
-        "max_new_tokens": given.max_new_tokens,
-        "num_beams": given.num_beams,
-        "prefix": given.prefix,
-        "seed": given.seed,
-        "group": given.group,
+        "text": flags.text,
+        "label": flags.label,
+        "target": flags.target,
+        "labels": None if flags.labels is None else [word.strip() for word in flags.labels.split(",")],
+        "split": flags.split,
+        "limit": flags.limit,
+        "metric": flags.metric,
+        "batch_size": flags.batch_size,
+        "max_length": flags.max_length,
+        "max_new_tokens": flags.max_new_tokens,
+        "num_beams": flags.num_beams,
+        "prefix": flags.prefix,
+        "seed": flags.seed,
+        "group": flags.group,
         "tokenizer": name,
-        **other,
+        **overrides,
     }
-    made = task(given.task or kind_of(model), source, **options)
-    _fits(made, name, model)
-    return made
+    built_task = task(flags.task or kind_of(model), source, **options)
+    _fits(built_task, name, model)
+    return built_task
 
 
 def _fits(task: Task, name: str, model: Any) -> None:
     """Refuse a tokenizer that knows tokens which the model has no embedding for."""
     try:
-        known = int(model.get_input_embeddings().weight.shape[0])
+        vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
     except (AttributeError, NotImplementedError):
         return  # not a model of tokens
     if "input_ids" not in task.batch(1):
         return
     tokens = task.batch(512)["input_ids"]
-    if not tokens.is_floating_point() and int(tokens.max()) >= known:
+    if not tokens.is_floating_point() and int(tokens.max()) >= vocabulary_size:
         raise BadData(
-            f"The tokenizer does not belong to the model: it gave token {int(tokens.max())}, and {name} knows {known:,}; "
-            "put the model's own tokenizer into its folder."
+            f"The tokenizer does not belong to the model: it gave token {int(tokens.max())}, and {name} knows "
+            f"{vocabulary_size:,}; put the model's own tokenizer into its folder."
         )
 
 
-def other_task(name: str, model: Any, given: Given, data: str, limit: int | None, **other: Any) -> Task:
+def other_task(name: str, model: Any, flags: CommonFlags, data: str, limit: int | None, **overrides: Any) -> Task:
     """The same task on other data; of parallel text in two files, `data` names both: SOURCE,TARGET.
 
     Where groups are named in a file, other data bring theirs: FILE,GROUPS.
     """
-    limit = given.limit if limit is None else limit
-    data, other["group"] = own_groups(given, data)
-    if given.target is None or _is_column(given):
-        return make_task(name, model, given, data, limit=limit, **other)
+    limit = flags.limit if limit is None else limit
+    data, overrides["group"] = own_groups(flags, data)
+    if flags.target is None or _is_column(flags):
+        return make_task(name, model, flags, data, limit=limit, **overrides)
     if "," not in data:
-        groups = ",GROUPS" if other["group"] != given.group else ""
+        groups = ",GROUPS" if overrides["group"] != flags.group else ""
         raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET{groups}.")
-    return make_task(name, model, given, tuple(data.split(",")), limit=limit, target=None, **other)
+    return make_task(name, model, flags, tuple(data.split(",")), limit=limit, target=None, **overrides)
 
 
-def own_groups(given: Given, data: str) -> tuple[str, str | None]:
+def own_groups(flags: CommonFlags, data: str) -> tuple[str, str | None]:
     """Other data and what names its groups: the same column, or a file of its own that stands after a comma."""
-    if given.group is None or not Path(given.group).is_file():
-        return data, given.group
+    if flags.group is None or not Path(flags.group).is_file():
+        return data, flags.group
     name, comma, group = data.rpartition(",")
     if not comma or not Path(group).is_file():
         raise BadPlan(
@@ -292,9 +317,9 @@ def own_groups(given: Given, data: str) -> tuple[str, str | None]:
     return name, group
 
 
-def _is_column(given: Given) -> bool:
+def _is_column(flags: CommonFlags) -> bool:
     """Whether --target is a column of the table: --text is named beside it, and no file is."""
-    return given.text is not None and not Path(str(given.target)).exists()
+    return flags.text is not None and not Path(str(flags.target)).exists()
 
 
 def kind_of(model: Any) -> str:
@@ -318,17 +343,17 @@ def kind_of(model: Any) -> str:
 
 @contextmanager
 def running(
-    command: str, name: str, model: Any, given: Running, tasks: Mapping[str, Task | Passages], **options: Any
+    command: str, name: str, model: Any, flags: Running, tasks: Mapping[str, Task | Passages], **options: Any
 ) -> Iterator[Run]:
     """Within the block, the run folder of this question, locked; progress bars as asked for."""
     from .. import progress
     from ..runs import Run, default_folder
 
-    question = question_of(command, name, model, given, tasks, options)
+    question = question_of(command, name, model, flags, tasks, options)
     with ExitStack() as stack:
-        if given.quiet or given.as_json:
+        if flags.quiet or flags.as_json:
             stack.enter_context(progress.quiet())
-        run = stack.enter_context(Run.open(given.output or default_folder(question), question))
+        run = stack.enter_context(Run.open(flags.output or default_folder(question), question))
         for note in data_notes(tasks):
             typer.echo(f"note: {note}", err=True)
         try:
@@ -341,8 +366,8 @@ def running(
                 f"headcount: stopped; {run.folder} keeps what is done: the same command goes on from there.\n"
             )
             raise
-        if given.command:
-            run.write_json("command", {"command": given.command}, replace=True)
+        if flags.command:
+            run.write_json("command", {"command": flags.command}, replace=True)
         run.finish()
 
 
@@ -359,7 +384,7 @@ def question_of(
     command: str,
     name: str,
     model: Any,
-    given: Running,
+    flags: Running,
     tasks: Mapping[str, Task | Passages],
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -369,10 +394,10 @@ def question_of(
         "model": {"name": name, "weights": weights_of(name, model)},
         "tasks": {role: {"data": t.name, "n": t.size, "fingerprint": t.fingerprint} for role, t in tasks.items()},
         "run": {
-            "dtype": given.dtype,
-            "batch_size": given.batch_size,
-            "seed": given.seed,
-            "dialect": given.spec or [],
+            "dtype": flags.dtype,
+            "batch_size": flags.batch_size,
+            "seed": flags.seed,
+            "dialect": flags.spec or [],
         },
         "options": {key: value for key, value in options.items() if value is not None},
     }

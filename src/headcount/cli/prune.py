@@ -14,7 +14,7 @@ import typer
 from ..data.example_sets import USES, Sets, sets_of, used_text
 from ..errors import BadPlan
 from .options import (
-    Given,
+    CommonFlags,
     Only,
     ScoreData,
     ScoreLimit,
@@ -44,61 +44,77 @@ SEVERAL = "plans are a step of the FLOPs apart, not of the units: heads and neur
 
 def prune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
-    given: Given,
+    flags: CommonFlags,
     recovery: Recovery,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the smaller model.")
     ] = None,
     max_drop: Annotated[
-        float | None, typer.Option("--max-drop", help="Points of the metric that may be lost: a guarantee.")
+        float | None,
+        typer.Option("--max-drop", help="Guarantee: maximum drop of the metric, in points (non-inferiority margin)."),
     ] = None,
     remove: Annotated[
         str | None, typer.Option("--remove", help="How many units: a count, or a share such as 40%.")
     ] = None,
     flops: Annotated[
-        str | None, typer.Option("--flops", help="The share of the multiply-adds that may be left, such as 50%.")
+        str | None, typer.Option("--flops", help="FLOP budget, as a share of the full model, such as 50%.")
     ] = None,
     params: Annotated[
-        str | None, typer.Option("--params", help="The share of the parameters that may be left, such as 60%.")
+        str | None, typer.Option("--params", help="Parameter budget, as a share of the full model, such as 60%.")
     ] = None,
     speedup: Annotated[
-        float | None, typer.Option("--speedup", help="How much faster it must run on this machine, such as 1.3.")
+        float | None, typer.Option("--speedup", help="Speed-up to reach on this machine, such as 1.3.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option("--plan", help="A plan file, perhaps edited by hand; with --max-drop it is tested.")
+        Path | None, typer.Option("--plan", help="Plan file to cut by; with --max-drop it is tested.")
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", help="A criterion of `score`; else taylor, fisher for several kinds of units.")
+        str | None,
+        typer.Option("--by", help="Importance criterion of `score`.", show_default="taylor or fisher"),
     ] = None,
     units: Annotated[str, typer.Option("--units", help="heads, neurons, layers; commas for several.")] = "heads",
     tune: Annotated[
-        bool, typer.Option("--tune", help="Rearrange and scale what stays so that less is lost: no training.")
+        bool,
+        typer.Option(
+            "--tune", help="Mask tuning: rearrange and rescale the units that stay by least squares, without training."
+        ),
     ] = False,
     multiple: Annotated[
-        int | None, typer.Option("--multiple", help="Neurons stay in multiples of this; else 16, on a GPU 64.")
+        int | None,
+        typer.Option(
+            "--multiple", help="Round the neurons of an MLP to multiples of this.", show_default="16; 64 on a GPU"
+        ),
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option("--alpha", help="How often the guarantee may be wrong; else 0.05: 95 % sure.")
+        float | None, typer.Option("--alpha", help="Significance level of the guarantee.", show_default="0.05")
     ] = None,
     cap: Annotated[
         float | None,
         typer.Option(
-            "--cap", help="What one example may count for in a guarantee about a loss; else 20 times the drop."
+            "--cap",
+            help="Clip the loss of an example at this value, in a guarantee about a loss.",
+            show_default="20 times --max-drop",
         ),
     ] = None,
     tries: Annotated[
         int | None,
         typer.Option(
-            "--tries", min=1, help="Promises to be tried on these examples: each is tested at alpha / so many."
+            "--tries",
+            min=1,
+            help="Guarantees to be tested on these examples, each at alpha / tries.",
         ),
     ] = None,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Leave out examples that a promise was tested on before; else alpha is shared."),
+        typer.Option("--fresh", help="Leave out examples of earlier guarantees instead of splitting alpha."),
     ] = False,
     step: Annotated[
         str | None,
-        typer.Option("--step", help="Of the units, or of the FLOPs for several kinds, between two plans; else 5%."),
+        typer.Option(
+            "--step",
+            help="Step between candidate plans, in units (or FLOPs).",
+            show_default="5%",
+        ),
     ] = None,
     least: Annotated[int, typer.Option("--least", help="Units that every site keeps.")] = 0,
     only: Only = "",
@@ -106,20 +122,26 @@ def prune(
     score_limit: ScoreLimit = None,
     select_data: Annotated[
         str | None,
-        typer.Option(
-            "--select-data", metavar="FILE", help="Other data to show the guarantee on; else a part of --data."
-        ),
+        typer.Option("--select-data", metavar="FILE", help="Data to test the guarantee on."),
     ] = None,
     select_limit: SelectLimit = None,
     length: Annotated[
-        int | None, typer.Option("--length", help="Tokens at which speed is measured; else the median of the data.")
+        int | None,
+        typer.Option(
+            "--length",
+            help="Sequence length of the measured speed.",
+            show_default="median",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Choose and show the plan; cut and write nothing.")
     ] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the model.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
-    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="The run folder; else runs/....")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
+    ] = None,
 ) -> None:
     """Make a smaller model and measure what it costs: score, choose, cut, save, load again, measure again.
 
@@ -145,7 +167,7 @@ def prune(
 
         headcount prune my-model --data dev.tsv --plan plan.json -o smaller
     """
-    _sane(model, given, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan])
+    _sane(model, flags, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan])
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
     units = ",".join(dict.fromkeys(kinds))
@@ -154,7 +176,7 @@ def prune(
         raise typer.BadParameter(f"{name} goes with --max-drop.")
     if multiple is not None and (multiple < 1 or "neurons" not in kinds):
         raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
-    others = (score_data, score_limit, select_data, select_limit)
+    data_flags = (score_data, score_limit, select_data, select_limit)
     quieten()
     from ..documents.prune import ExampleSet, PruneDocument
     from ..importance.criteria import NEED_NO_DATA
@@ -166,27 +188,32 @@ def prune(
         check_promise(max_drop, level)
         check_promise(max_drop, level / (tries or 1))
     needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
-    _all_used(needs, others)
+    _all_used(needs, data_flags)
     selection.exactly_one_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
-    subject = load_model(model, given)
-    rows = specs_of(given.spec)
-    wanted, chosen_on, seen = _read_plan(plan, tune) if plan is not None else (None, None, {})
-    sets = sets_from(model, subject, given, needs, others, chosen_on, seen)
+    subject = load_model(model, flags)
+    rows = specs_of(flags.spec)
+    wanted, chosen_on, seen_examples = _read_plan(plan, tune) if plan is not None else (None, None, {})
+    sets = sets_from(model, subject, flags, needs, data_flags, chosen_on, seen_examples)
     length = length or selection.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
     how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
     settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
     settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
-    asked = {**how_much, **settings, "plan": None if wanted is None else wanted.to_json(), "recovery": asdict(recovery)}
-    asked |= {"tries": tries, "fresh": fresh or None}
+    options = {
+        **how_much,
+        **settings,
+        "plan": None if wanted is None else wanted.to_json(),
+        "recovery": asdict(recovery),
+    }
+    options |= {"tries": tries, "fresh": fresh or None}
     places = [Path("runs"), *([] if run is None else [run.parent])]  # where promises tried before are looked for
     if fresh:
-        question = question_of("prune", model, subject, given, sets.fresh(sets.select).tasks(), asked)
+        question = question_of("prune", model, subject, flags, sets.fresh(sets.select).tasks(), options)
         sets = sets.fresh(ledger.left_over(sets.select, question, places))
-    lesson, left_out = recovery.task(model, subject, given, sets.report)
+    lesson, left_out = recovery.task(model, subject, flags, sets.report)
     sets = sets.noting(left_out)
     tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
-    with running("prune", model, subject, replace(given, output=run), tasks, **asked) as folder:
+    with running("prune", model, subject, replace(flags, output=run), tasks, **options) as folder:
 
         def tried() -> ledger.Tries:
             assert sets.select is not None
@@ -197,12 +224,12 @@ def prune(
             **how_much,
             **settings,
             tries=lambda: tried().shared,
-            dtype=pipeline.number_format(model, trust_remote_code=given.trust_remote_code) if tune else None,
+            dtype=pipeline.number_format(model, trust_remote_code=flags.trust_remote_code) if tune else None,
             plan=wanted,
             score=sets.score,
             select=sets.select,
-            batch_size=given.batch_size,
-            seed=given.seed,
+            batch_size=flags.batch_size,
+            seed=flags.seed,
             run=folder,
             specs=rows,
         )
@@ -214,11 +241,11 @@ def prune(
             choice = replace(choice, selected=None)
         # a run that came to its end before has told what its plan is worth
         told_before = (folder.folder / "prune.json").is_file()
-        folder.write_json("plan", _plan_file(choice, chosen_on, seen, tasks, told_before), replace=True)
-        about: dict[str, Any] = {"model": model, "command": given.command, "sets_note": sets.how or None}
+        folder.write_json("plan", _plan_file(choice, chosen_on, seen_examples, tasks, told_before), replace=True)
+        about: dict[str, Any] = {"model": model, "command": flags.command, "sets_note": sets.how or None}
         about |= {"tries": None if counted is None else counted.to_json()}
         if dry_run:
-            _show_plan(subject, choice, sets, given, folder, rows, about)
+            _show_plan(subject, choice, sets, flags, folder, rows, about)
             return
         assert output is not None
         about["sets"] = tuple(
@@ -241,26 +268,26 @@ def prune(
             choice,
             source=model,
             force=force,
-            trust_remote_code=given.trust_remote_code,
-            batch_size=given.batch_size,
+            trust_remote_code=flags.trust_remote_code,
+            batch_size=flags.batch_size,
             length=length,
-            seed=given.seed,
+            seed=flags.seed,
             run=folder,
             specs=rows,
-            plan_file=_plan_file(choice, chosen_on, seen, tasks, True),
+            plan_file=_plan_file(choice, chosen_on, seen_examples, tasks, True),
             about=about,
             page=page if report and not missing else None,
-            recover=recovery.trainer(lesson, subject, given, folder),
+            recover=recovery.trainer(lesson, subject, flags, folder),
         )
-        told = PruneDocument.from_json(folder.read_json("prune"), f"{folder.folder / 'prune'}.json")
-        _show(told, folder.folder, choice, sets, given, output, missing if report else None)
+        document = PruneDocument.from_json(folder.read_json("prune"), f"{folder.folder / 'prune'}.json")
+        _show(document, folder.folder, choice, sets, flags, output, missing if report else None)
 
 
 def _sane(
-    model: str, given: Given, output: Path | None, force: bool, dry_run: bool, run: Path | None, wishes: list[Any]
+    model: str, flags: CommonFlags, output: Path | None, force: bool, dry_run: bool, run: Path | None, wishes: list[Any]
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
-    if given.data is None:
+    if flags.data is None:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     if output is None and not dry_run:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
@@ -275,13 +302,13 @@ def _sane(
     if output is not None:
         from ..model.checkpoints import may_be_written
 
-        kept = [Path(name) for name in (model, given.data, run) if name is not None]
-        may_be_written(output, force, kept, only_models=True)
+        protected_paths = [Path(name) for name in (model, flags.data, run) if name is not None]
+        may_be_written(output, force, protected_paths, only_models=True)
 
 
-def _all_used(needs: tuple[bool, bool], others: tuple[Any, Any, Any, Any]) -> None:
+def _all_used(needs: tuple[bool, bool], data_flags: tuple[Any, Any, Any, Any]) -> None:
     """Refuse flags that would say nothing here."""
-    score_data, score_limit, select_data, select_limit = others
+    score_data, score_limit, select_data, select_limit = data_flags
     if (score_data is not None or score_limit is not None) and not needs[0]:
         raise typer.BadParameter(
             "nothing is scored on data here (--plan, or a criterion that needs none): leave --score-data out."
@@ -314,44 +341,44 @@ def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None, See
 
 
 def _plan_file(
-    choice: Choice, chosen_on: dict[str, Any] | None, seen: Seen, tasks: Mapping[str, Task], told: bool
+    choice: Choice, chosen_on: dict[str, Any] | None, seen_examples: Seen, tasks: Mapping[str, Task], is_reported: bool
 ) -> dict[str, Any]:
     """What plan.json says: the plan, and what it and the plan it was made of have seen, with what was told about it or not."""
-    from ..data.seen_examples import marks, noted, union
+    from ..data.seen_examples import marks, to_note, union
 
-    roles = [role for role in tasks if role != "offered" and (told or role in ("score", "select"))]
+    roles = [role for role in tasks if role != "offered" and (is_reported or role in ("score", "select"))]
     file: dict[str, Any] = choice.plan.to_json()
     file |= {"chosen_on": chosen_on} if chosen_on is not None else {}
     file |= {"tuned": True} if choice.tuned is not None else {}
-    return {**file, "seen": noted(union(seen, {role: marks(tasks[role]) for role in roles}))}
+    return {**file, "seen": to_note(union(seen_examples, {role: marks(tasks[role]) for role in roles}))}
 
 
 def _show_plan(
-    model: Any, choice: Choice, sets: Sets, given: Given, run: Run, rows: list[Any], about: dict[str, Any]
+    model: Any, choice: Choice, sets: Sets, flags: CommonFlags, run: Run, rows: list[Any], about: dict[str, Any]
 ) -> None:
     from ..documents.reading import write
     from ..evaluation.evaluator import evaluate
     from ..model.cutting.effects import cut_effects
     from ..plans import Plan
     from ..pruning.plan_tests import known_before
-    from ..reporting.model_card import steps_told
+    from ..reporting.model_card import step_sentences
     from .text import guarantee_text
 
     folder, suspicion = run.folder, ""
     if choice.selected is not None:  # the whole model is measured here, never the plan
-        suspicion = known_before(choice.selected, evaluate(model, sets.report, run=run), given.seed)
+        suspicion = known_before(choice.selected, evaluate(model, sets.report, run=run), flags.seed)
     listed = cut_effects(model, choice.plan, specs=rows)
-    gone, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
-    if given.as_json:
+    removed, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
+    if flags.as_json:
         held = None if choice.guarantee is None else choice.guarantee.to_json()
-        found = {
+        summary = {
             "plan": choice.plan.to_json(),
             "guarantee": held,
-            "parameters": [had, had - gone],
+            "parameters": [had, had - removed],
             **write(choice.told()),
         }
-        found |= {"tries": about["tries"], "suspicion": suspicion or None, "sets_note": about["sets_note"]}
-        print(json.dumps({**found, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
+        summary |= {"tries": about["tries"], "suspicion": suspicion or None, "sets_note": about["sets_note"]}
+        print(json.dumps({**summary, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
         return
     lines = [*_warning(suspicion), *used_text(sets), ""]
     if choice.guarantee is not None:
@@ -362,8 +389,10 @@ def _show_plan(
     )
     lines += [f"remove: {few}"] * bool(few)
     units = choice.units.replace(",", " and ")
-    lines += [f"{len(choice.plan)} of {choice.of} {units}, {had:,} -> {had - gone:,} parameters ({-gone / had:+.1%})"]
-    lines += steps_told(choice.told())
+    lines += [
+        f"{len(choice.plan)} of {choice.of} {units}, {had:,} -> {had - removed:,} parameters ({-removed / had:+.1%})"
+    ]
+    lines += step_sentences(choice.told())
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
     lines += [f"nothing was cut; the plan is in {folder / 'plan.json'}: edit it, and give it back with --plan"]
     out.print("\n".join(lines), soft_wrap=True, markup=False)
@@ -374,11 +403,11 @@ def _warning(suspicion: str | None) -> list[str]:
 
 
 def _show(
-    told: PruneDocument,
+    document: PruneDocument,
     run: Path,
     choice: Choice,
     sets: Sets,
-    given: Given,
+    flags: CommonFlags,
     output: Path,
     missing: list[str] | None,
 ) -> None:
@@ -386,17 +415,17 @@ def _show(
     from .text import guarantee_text, pruned_text
 
     page = output / "report.html"
-    if given.as_json:
+    if flags.as_json:
         where = {"run": str(run), "report": str(page) if page.is_file() else None}
-        print(json.dumps({**told.to_json(), **where}, indent=2))
+        print(json.dumps({**document.to_json(), **where}, indent=2))
         return
-    lines = [*_warning(told.suspicion), *used_text(sets), ""]
+    lines = [*_warning(document.suspicion), *used_text(sets), ""]
     if choice.guarantee is not None:
         lines += [guarantee_text(choice.guarantee), *[SEVERAL] * ("," in choice.units)]
         lines += [*[choice.tried] * bool(choice.tried), ""]
-    lines += [pruned_text(told), ""]
+    lines += [pruned_text(document), ""]
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
-    lines += [f"smaller model: {output} · loaded again, it {proved(told)}; all numbers are measured on it"]
+    lines += [f"smaller model: {output} · loaded again, it {proved(document)}; all numbers are measured on it"]
     if missing:
         lines.append(f"no report: {missing[0]} is not installed; `headcount report {run}` writes it elsewhere")
     elif missing is not None:
@@ -408,15 +437,15 @@ def _show(
 def sets_from(
     name: str,
     model: Any,
-    given: Given,
+    flags: CommonFlags,
     needs: tuple[bool, bool],
-    others: tuple[Any, Any, Any, Any],
+    data_flags: tuple[Any, Any, Any, Any],
     chosen_on: dict[str, Any] | None = None,
-    seen: Seen | None = None,
+    seen_examples: Seen | None = None,
 ) -> Sets:
-    """The sets of examples that flags ask for; `others` are --score-data, its limit, --select-data and its limit."""
+    """The sets of examples that flags ask for; `data_flags` are --score-data, its limit, --select-data and its limit."""
     more = [
-        None if data is None else other_task(name, model, given, data, limit)
-        for data, limit in (others[:2], others[2:])
+        None if data is None else other_task(name, model, flags, data, limit)
+        for data, limit in (data_flags[:2], data_flags[2:])
     ]
-    return sets_of((make_task(name, model, given), more[0], more[1]), needs, given.seed, chosen_on, seen)
+    return sets_of((make_task(name, model, flags), more[0], more[1]), needs, flags.seed, chosen_on, seen_examples)

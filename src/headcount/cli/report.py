@@ -21,13 +21,14 @@ def report(
     markdown: Annotated[
         Path | None,
         typer.Option(
-            "--markdown", metavar="FILE", help="Also write the statements of papers there, as a table in Markdown."
+            "--markdown", metavar="FILE", help="Also write the statements of papers there, as a Markdown table."
         ),
     ] = None,
     title: Annotated[
-        str | None, typer.Option("--title", help="The title of the page; else the models' names, or the paper's.")
+        str | None,
+        typer.Option("--title", help="Title of the page.", show_default="the names of the models, or of the paper"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Make one page of run folders: the answer, maps, curves, tables, and how to get each number again.
 

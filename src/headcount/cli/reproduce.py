@@ -44,7 +44,8 @@ def reproduce(
         typer.Argument(metavar="[NAMES]...", help="Experiments, papers (michel, voita, ...), all, or list."),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="All data and the papers' settings, for a GPU; else a laptop's worth.")
+        bool,
+        typer.Option("--full", help="All data and the papers' settings, for a GPU.", show_default="a size for laptops"),
     ] = False,
     encoder: Annotated[
         str | None, flag("--encoder", panel=WHICH, metavar="MODEL", help="A pretrained encoder, to be fine-tuned.")
@@ -53,29 +54,46 @@ def reproduce(
         Path | None, flag("--glue", panel=WHICH, metavar="FOLDER", help="Tasks: SST-2/train.tsv, SST-2/dev.tsv, ...")
     ] = None,
     tasks: Annotated[
-        str | None, flag("--tasks", panel=WHICH, help="Which of them, with commas: SST-2,CoLA; else all.")
+        str | None,
+        flag("--tasks", panel=WHICH, help="Tasks to use, separated by commas: SST-2,CoLA.", show_default="all"),
     ] = None,
     classifier: Annotated[
         str | None, flag("--classifier", panel=WHICH, metavar="MODEL", help="Fine-tuned on the first of the tasks.")
     ] = None,
     translator: Annotated[
         str | None,
-        flag("--translator", panel=WHICH, metavar="MODEL", help="For the parallel text; else one is trained."),
+        flag(
+            "--translator",
+            panel=WHICH,
+            metavar="MODEL",
+            help="Translation model for the parallel text.",
+            show_default="one is trained",
+        ),
     ] = None,
     pairs: Annotated[
         Path | None,
         flag("--pairs", panel=WHICH, metavar="FOLDER", help="Parallel text: train.de, train.en, val.de, ..."),
     ] = None,
-    languages: Annotated[str | None, flag("--languages", panel=WHICH, help="From which into which: de,en.")] = None,
+    languages: Annotated[
+        str | None, flag("--languages", panel=WHICH, help="Source and target language: de,en.")
+    ] = None,
     parses: Annotated[
         Path | None, flag("--parses", panel=WHICH, metavar="FILE", help="Sentences with gold parses (CoNLL-U).")
     ] = None,
     seeds: Annotated[
-        str | None, flag("--seeds", panel=HOW, help="Of what is trained, with commas; else 0, and 0,1,2 with --full.")
+        str | None,
+        flag(
+            "--seeds",
+            panel=HOW,
+            help="Random seeds of training, separated by commas.",
+            show_default="0; 0,1,2 with --full",
+        ),
     ] = None,
-    workers: Annotated[int, flag("--workers", panel=HOW, help="Commands at a time, each in a process of its own.")] = 1,
+    workers: Annotated[
+        int, flag("--workers", panel=HOW, help="Commands that run at a time, each in its own process.")
+    ] = 1,
     device: Annotated[
-        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...; else a GPU where there is one.")
+        str | None, flag("--device", panel=HOW, help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
     ] = None,
     output: Annotated[
         Path, flag("-o", "--output", panel=WHERE, metavar="FOLDER", help="Where everything goes.")
@@ -83,7 +101,8 @@ def reproduce(
     dry_run: Annotated[bool, flag("--dry-run", panel=WHERE, help="Print the commands and do nothing.")] = False,
     as_json: Annotated[bool, flag("--json", panel=WHERE, help="Print one JSON object and nothing else.")] = False,
     quiet: Annotated[
-        bool, flag("--quiet", "-q", panel=WHERE, help="Only what comes out; what commands print is in FOLDER/logs.")
+        bool,
+        flag("--quiet", "-q", panel=WHERE, help="Print the results only; output of the commands is in FOLDER/logs."),
     ] = False,
 ) -> None:
     """Run the experiments of the founding papers again, and see which of their statements hold here.
@@ -123,7 +142,7 @@ def reproduce(
     flags = () if device is None else ("--device", device)
     setting = Setting(material, output, full, _seeds(seeds, full), flags)
     if not names or "list" in names:
-        _show_list([registry.plan(one, setting) for one in registry.EXPERIMENTS], setting, as_json)
+        _show_list([registry.plan(experiment, setting) for experiment in registry.EXPERIMENTS], setting, as_json)
         return
     planned = _possible(names, setting)
     if dry_run:
@@ -134,19 +153,23 @@ def reproduce(
         if own or not full:
             inputs.unpack(output)
         outcome = _carried_out(planned, setting, context.obj, workers, quiet=quiet or as_json)
-        failed = collapsed(Found(setting), [step for one in planned for step in one.steps])
-        told, problems = verdicts.judged(planned, setting, outcome, runs, failed)
+        failed = collapsed(Found(setting), [step for plan in planned for step in plan.steps])
+        documents, problems = verdicts.judged(planned, setting, outcome, runs, failed)
         if as_json:
             print(
                 json.dumps(
-                    {"folder": str(output), "experiments": [one.to_json() for one in told], "failed": outcome.failed},
+                    {
+                        "folder": str(output),
+                        "experiments": [document.to_json() for document in documents],
+                        "failed": outcome.failed,
+                    },
                     indent=2,
                 )
             )
-        for document in () if as_json else told:
+        for document in () if as_json else documents:
             _show_claims(document)
-        for one in planned:
-            page = verdicts.page(one, setting, failed)
+        for plan in planned:
+            page = verdicts.page(plan, setting, failed)
             if not as_json:
                 out.print(page, soft_wrap=True, markup=False)
     if problems or not outcome.complete:
@@ -191,15 +214,15 @@ def _possible(names: Sequence[str], setting: Setting) -> list[Planned]:
     """The experiments of these names; one that the material has nothing for is refused, or left out of a paper's."""
     from ..reproduction import registry
 
-    planned = [registry.plan(one, setting) for one in registry.experiments_named(names)]
-    found = [one for one in planned if one.steps]
-    for one in planned:
-        if not one.steps:
-            why = f"{one.experiment.name} cannot be run on {setting.material.name}: {' '.join(one.left_out)}"
-            if one.experiment.name in names or not found:
+    planned = [registry.plan(experiment, setting) for experiment in registry.experiments_named(names)]
+    runnable_plans = [plan for plan in planned if plan.steps]
+    for plan in planned:
+        if not plan.steps:
+            why = f"{plan.experiment.name} cannot be run on {setting.material.name}: {' '.join(plan.left_out)}"
+            if plan.experiment.name in names or not runnable_plans:
                 raise BadRun(why)
             sys.stderr.write(f"headcount: {why}\n")
-    return found
+    return runnable_plans
 
 
 def _material_json(material: Material) -> dict[str, Any]:
@@ -224,22 +247,26 @@ def _owned(setting: Setting) -> Iterator[None]:
     folder, path = setting.folder, setting.folder / SETTING
     mine = {"material": _material_json(setting.material), "full": setting.full}
     try:
-        others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
-        there = json.loads(path.read_text(encoding="utf-8")) if SETTING in others else None
-        if there is None and others:
-            raise BadRun(f"{folder} holds {others[0]:.60} and no earlier reproduction; choose another folder with -o.")
+        entry_names = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
+        previous_setting = json.loads(path.read_text(encoding="utf-8")) if SETTING in entry_names else None
+        if previous_setting is None and entry_names:
+            raise BadRun(
+                f"{folder} holds {entry_names[0]:.60} and no earlier reproduction; choose another folder with -o."
+            )
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise BadRun(f"I cannot use {folder} ({error!s:.120}); choose another folder with -o.") from None
-    if there is not None and there != json.loads(json.dumps(mine)):
-        raise BadRun(f"{folder} holds a reproduction {_size(there)}, and this one is {_size(mine)}; choose another -o.")
+    if previous_setting is not None and previous_setting != json.loads(json.dumps(mine)):
+        raise BadRun(
+            f"{folder} holds a reproduction {_size(previous_setting)}, and this one is {_size(mine)}; choose another -o."
+        )
     with locked(folder):
         write_whole(path, (json.dumps(mine, indent=2) + "\n").encode())
         yield
 
 
-def _size(what: dict[str, Any]) -> str:
-    return f"{'at full size' if what['full'] else 'for a laptop'} with {what['material']['name']}"
+def _size(settings: dict[str, Any]) -> str:
+    return f"{'at full size' if settings['full'] else 'for a laptop'} with {settings['material']['name']}"
 
 
 @contextmanager
@@ -247,11 +274,11 @@ def _opened(context: typer.Context, planned: Sequence[Planned], setting: Setting
     """The run folders of the experiments; opened before anything is done, because some may be refused."""
     from ..runs import Run
 
-    asked = {"material": _material_json(setting.material), "full": setting.full, "seeds": list(setting.seeds)}
+    options = {"material": _material_json(setting.material), "full": setting.full, "seeds": list(setting.seeds)}
     with ExitStack() as stack:
         runs = {}
-        for name in (one.experiment.name for one in planned):
-            question = {"command": "reproduce", "experiment": name, **asked}
+        for name in (plan.experiment.name for plan in planned):
+            question = {"command": "reproduce", "experiment": name, **options}
             runs[name] = stack.enter_context(Run.open(setting.folder / name, question))
             runs[name].write_json("command", {"command": command_line(context)}, replace=True)
         yield runs
@@ -266,7 +293,7 @@ def _carried_out(planned: Sequence[Planned], setting: Setting, command: Any, wor
         if not quiet:
             out.print(text, soft_wrap=True, markup=False)
 
-    steps = runner.named_once([step for one in planned for step in one.steps])
+    steps = runner.named_once([step for plan in planned for step in plan.steps])
     try:
         with progress.quiet() if quiet else nullcontext():
             return runner.run(steps, setting.folder, command, workers=workers, show=not quiet, say=say)
@@ -284,18 +311,21 @@ def _show_list(planned: Sequence[Planned], setting: Setting, as_json: bool) -> N
     from ..formatting import counted
 
     listed = [
-        {**{key: getattr(one.experiment, key) for key in ("name", "paper", "shows", "asks")}}
-        | {"commands": len(one.steps), "left_out": one.left_out}
-        for one in planned
+        {**{key: getattr(plan.experiment, key) for key in ("name", "paper", "shows", "asks")}}
+        | {"commands": len(plan.steps), "left_out": plan.left_out}
+        for plan in planned
     ]
     if as_json:
         print(json.dumps({"material": setting.material.name, "experiments": listed}, indent=2))
         return
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for one in listed:
-        count = counted(one["commands"], "command") if one["commands"] else "not with this material"
-        about = Text(f"{one['paper']}, {one['shows']} · {count}\n").append(one["asks"])
-        table.add_row(Text(one["name"], style="bold"), about.append("".join(f"\n{t}" for t in one["left_out"]), "dim"))
+    for experiment in listed:
+        count = counted(experiment["commands"], "command") if experiment["commands"] else "not with this material"
+        about = Text(f"{experiment['paper']}, {experiment['shows']} · {count}\n").append(experiment["asks"])
+        table.add_row(
+            Text(experiment["name"], style="bold"),
+            about.append("".join(f"\n{t}" for t in experiment["left_out"]), "dim"),
+        )
     out.print(table)
     out.print(f"\nCounted for {setting.material.name}. {setting.material.about}", markup=False)
 
@@ -303,7 +333,7 @@ def _show_list(planned: Sequence[Planned], setting: Setting, as_json: bool) -> N
 def _show_commands(planned: Sequence[Planned], as_json: bool) -> None:
     from ..reproduction.runner import named_once
 
-    commands = [step.text for step in named_once([step for one in planned for step in one.steps])]
+    commands = [step.text for step in named_once([step for plan in planned for step in plan.steps])]
     print(json.dumps({"commands": commands}, indent=2) if as_json else "\n".join(commands))
 
 
@@ -331,9 +361,9 @@ def _show_failures(outcome: Outcome, problems: Sequence[str], setting: Setting) 
     for name, problem in outcome.failed.items():
         alike.setdefault(problem, []).append(name)
     for problem, names in alike.items():
-        behind = [one for one, cause in outcome.waiting.items() if cause in names]
-        kept = f"; not begun for that: {listed(behind, 6)}" if behind else ""
+        behind = [step_name for step_name, cause in outcome.waiting.items() if cause in names]
+        waiting_text = f"; not begun for that: {listed(behind, 6)}" if behind else ""
         log = setting.folder / "logs" / f"{names[0]}.txt"
         where = f" (log: {log})" if log.is_file() else ""
-        sys.stderr.write(f"headcount: {listed(names, 6)} failed: {problem}{where}{kept}\n")
+        sys.stderr.write(f"headcount: {listed(names, 6)} failed: {problem}{where}{waiting_text}\n")
     sys.stderr.write("headcount: what is done is kept; the same command goes on from there.\n")

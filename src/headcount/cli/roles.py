@@ -31,26 +31,35 @@ class Texts(Running):
     ] = None
     alignments: Annotated[
         str | None,
-        flag("--alignments", metavar="FILE", help="Word alignments (0-0 1-2 ... per line); else they are estimated."),
+        flag("--alignments", metavar="FILE", help="Word alignments (0-0 1-2 ... per line).", show_default="estimated"),
     ] = None
     frequencies: Annotated[
         str | None,
-        flag("--frequencies", metavar="FILE", help="A word and how often it occurs per line; else counted in --data."),
+        flag(
+            "--frequencies",
+            metavar="FILE",
+            help="Word frequencies: a word and its count per line.",
+            show_default="counted in --data",
+        ),
     ] = None
-    split: Annotated[str | None, flag("--split", help="Of a data set by name: train, validation, ...")] = None
-    limit: Annotated[int | None, flag("--limit", help="Use so many sentences, drawn by --seed.")] = None
-    max_length: Annotated[int | None, flag("--max-length", help="Cut texts off after so many tokens.")] = None
-    prefix: Annotated[str, flag("--prefix", help="Put before every source text (T5).")] = ""
+    split: Annotated[str | None, flag("--split", help="Split of a data set loaded by name: train, validation, ...")] = (
+        None
+    )
+    limit: Annotated[int | None, flag("--limit", help="Use this many sentences, sampled by --seed.")] = None
+    max_length: Annotated[int | None, flag("--max-length", help="Truncate texts after this many tokens.")] = None
+    prefix: Annotated[str, flag("--prefix", help="Prefix of every source text (T5).")] = ""
 
 
 def roles(
     model: Model,
     texts: Texts,
     words: Annotated[
-        str, typer.Option("--words", help="From a word of several tokens: what its first looks at, or their mean.")
+        str,
+        typer.Option("--words", help="Attention of a word of several tokens: that of its first token, or the mean."),
     ] = "first",
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Of decoders: try repeated random tokens (induction, copying).")
+        bool,
+        typer.Option("--probe/--no-probe", help="Decoders: probe with repeated random tokens (induction, copying)."),
     ] = True,
 ) -> None:
     """Say what every head looks at: neighbours, the other end of a dependency, rare words, separators, translations.
@@ -90,8 +99,8 @@ def roles(
         batch_size=texts.batch_size,
     )
     with running("roles", model, subject, texts, {"data": read}, words=words, probe=probe) as run:
-        found = analysis.roles(
+        head_roles = analysis.roles(
             subject, read, words=words, seed=texts.seed, probe=probe, run=run, specs=specs_of(texts.spec)
         )
-        document = found.document()
+        document = head_roles.document()
         keep(run, document, texts, roles_text(document), replace=True)

@@ -49,74 +49,86 @@ def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
     return "\n".join(lines)
 
 
-def ablation_text(found: Ablation, comparisons: Sequence[Comparison]) -> str:
+def ablation_text(ablation: Ablation, comparisons: Sequence[Comparison]) -> str:
     """A map of the differences in points, marked where they are significant, and a count of those that are."""
-    lines = [str(found.base), ""]
+    lines = [str(ablation.base), ""]
     cells: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
-    largest = max(abs(one.difference * one.points) for one in comparisons)
+    largest = max(abs(comparison.difference * comparison.points) for comparison in comparisons)
     digits = 2 if largest >= 0.1 else 4  # losses differ by thousandths
-    for name, one in zip(found.names, comparisons, strict=True):
+    for name, comparison in zip(ablation.names, comparisons, strict=True):
         site, _, index = name.rpartition(":")
-        mark = "*" if one.p_holm is not None and one.p_holm <= 0.05 else "'" if one.p <= 0.05 else " "
-        cells.setdefault(site, []).append(f"{one.difference * one.points:+.{digits}f}{mark}")
+        mark = (
+            "*" if comparison.p_holm is not None and comparison.p_holm <= 0.05 else "'" if comparison.p <= 0.05 else " "
+        )
+        cells.setdefault(site, []).append(f"{comparison.difference * comparison.points:+.{digits}f}{mark}")
         columns.setdefault(site, []).append(index)
     if max(map(len, cells.values())) <= MOST_COLUMNS and all(len(str(c)) < 8 for cs in columns.values() for c in cs):
         lines += _map(cells, columns)
     else:
-        lines += [f"{name:<24}{one}" for name, one in zip(found.names, comparisons, strict=True)]
+        lines += [f"{name:<24}{comparison}" for name, comparison in zip(ablation.names, comparisons, strict=True)]
     lines += ["", _counted(comparisons)]
-    worst = sorted(zip(found.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
-    lines += ["", "hurt most:"] + [f"  {name:<20} {one}" for name, one in worst[:5]]
-    ended, most = {" of the whole model": found.base.unfinished}, max(found.unfinished, default=0)
-    if most > (found.base.unfinished or 0):
-        ended[f" without {found.names[found.unfinished.index(most)]}, the most of any"] = most
-    return "\n".join(lines) + limit_notes(ended, found.base.n)
+    worst = sorted(zip(ablation.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
+    lines += ["", "hurt most:"] + [f"  {name:<20} {comparison}" for name, comparison in worst[:5]]
+    ended, most = {" of the whole model": ablation.base.unfinished}, max(ablation.unfinished, default=0)
+    if most > (ablation.base.unfinished or 0):
+        ended[f" without {ablation.names[ablation.unfinished.index(most)]}, the most of any"] = most
+    return "\n".join(lines) + limit_notes(ended, ablation.base.n)
 
 
 def limit_notes(ended: Mapping[str, int | None], n: int) -> str:
     """A note for each of some models, called by their names, whose translations the length limit had to end."""
-    told = [(whose, count) for whose, count in ended.items() if count]
-    return "".join(f"\nnote: the length limit ended {count:,} of {n:,} translations{whose}" for whose, count in told)
+    nonzero_counts = [(whose, count) for whose, count in ended.items() if count]
+    return "".join(
+        f"\nnote: the length limit ended {count:,} of {n:,} translations{whose}" for whose, count in nonzero_counts
+    )
 
 
-def roles_text(found: RolesDocument) -> str:
+def roles_text(document: RolesDocument) -> str:
     """A map of the heads by their main role, what earned it, and the best head for each relation."""
     from ..reporting.head_roles import KINDS, NAMES  # with numpy, which --help has no need of
 
-    lines = [found.sets, ""]
+    lines = [document.sets, ""]
     cells: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
-    for head in found.heads:
+    for head in document.heads:
         cells.setdefault(head.site, []).append(KINDS[head.main][0] or ".")
         columns.setdefault(head.site, []).append(head.unit.rpartition(":")[2])
     lines += _map(cells, columns)
     by_role: dict[str, list[Head]] = {role: [] for role in KINDS}
-    for head in found.heads:
+    for head in document.heads:
         by_role[head.main].append(head)
     for role, heads in by_role.items():
         if heads:
-            lines += ["", f"{NAMES[role]}: {len(heads)} of {len(found.heads)} heads"]
-        told = [(head.unit, [one for one in head.roles if one.role == role]) for head in heads if head.roles]
-        told.sort(key=lambda row: -row[1][0].value)
-        for unit, (best, *others) in told[:MOST_TOLD]:
-            lines.append(f"    {unit:<18} {best.text}" + (f" (and {len(others)} more)" if others else ""))
-        lines += [f"    ... and {len(told) - MOST_TOLD} more"] * (len(told) > MOST_TOLD)
-    return "\n".join([*lines, *_relations_text(found.relations)])
+            lines += ["", f"{NAMES[role]}: {len(heads)} of {len(document.heads)} heads"]
+        rows = [
+            (head.unit, [head_role for head_role in head.roles if head_role.role == role])
+            for head in heads
+            if head.roles
+        ]
+        rows.sort(key=lambda row: -row[1][0].value)
+        for unit, (best, *further_roles) in rows[:MOST_TOLD]:
+            lines.append(f"    {unit:<18} {best.text}" + (f" (and {len(further_roles)} more)" if further_roles else ""))
+        lines += [f"    ... and {len(rows) - MOST_TOLD} more"] * (len(rows) > MOST_TOLD)
+    return "\n".join([*lines, *_relations_text(document.relations)])
 
 
 def _relations_text(relations: Sequence[Relation]) -> list[str]:
     """For every relation the head that gains most over the best fixed offset, chosen on other sentences than it is told on."""
-    rows = [(one, one.best.unit, one.best.numbers) for one in relations if one.best is not None]
+    rows = [
+        (relation, relation.best.unit, relation.best.numbers) for relation in relations if relation.best is not None
+    ]
     rows.sort(key=lambda row: (row[1] not in row[0].earned, -row[2][1]))
     if not rows:
         return []
     lines = ["", "relation                                  offset  always  best head           right  gain (points)"]
-    for one, unit, (accuracy, gain, low, high) in rows[:MOST_RELATIONS]:
-        name = f"{one.relation}, {one.direction}" if one.direction else one.relation
-        mark = "*" if unit in one.earned else " "
+    for relation, unit, (accuracy, gain, low, high) in rows[:MOST_RELATIONS]:
+        name = f"{relation.relation}, {relation.direction}" if relation.direction else relation.relation
+        mark = "*" if unit in relation.earned else " "
         span = f"{100 * gain:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-        lines.append(f"{name:<42}{one.offset:>+5}  {accuracy - gain:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}")
+        lines.append(
+            f"{name:<42}{relation.offset:>+5}  {accuracy - gain:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}"
+        )
     more = [f"... and {len(rows) - MOST_RELATIONS} more in roles.json"] * (len(rows) > MOST_RELATIONS)
     return [
         *lines,
@@ -132,8 +144,8 @@ def _counted(comparisons: Sequence[Comparison]) -> str:
     kinds = (("one by one (')", "p"), ("Benjamini-Hochberg", "p_bh"), ("Holm (*)", "p_holm"))
     parts = []
     for title, field in kinds:
-        low = [one for one in comparisons if (getattr(one, field) or 0) <= 0.05]
-        worse = sum(one.worse for one in low)
+        low = [comparison for comparison in comparisons if (getattr(comparison, field) or 0) <= 0.05]
+        worse = sum(comparison.worse for comparison in low)
         parts.append(f"{title} {len(low)} ({worse} worse, {len(low) - worse} better)")
     return f"{len(comparisons)} tested ({first.test}, n={first.n}), significant at 0.05: " + "; ".join(parts)
 
@@ -145,20 +157,23 @@ def one_head_table(rows: Sequence[OneHead]) -> str:
     return "\n".join(lines + [f"{row.site:<{width}}  {row.head.index:>4}  {row.comparison}" for row in rows])
 
 
-def transfer_text(found: Transfer) -> str:
+def transfer_text(transfer: Transfer) -> str:
     """Both baselines, both correlations, and what the noise of the damages leaves room for."""
-    count = len(found.one.names)
-    lines = [f"one:   {found.one.base}", f"other: {found.other.base}"]
-    lines.append(f"damage over {count} units: {found.pearson}, {found.spearman}")
-    room = f"{found.ceiling:.2f} [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]"
+    count = len(transfer.one.names)
+    lines = [f"one:   {transfer.one.base}", f"other: {transfer.other.base}"]
+    lines.append(f"damage over {count} units: {transfer.pearson}, {transfer.spearman}")
+    room = f"{transfer.ceiling:.2f} [{transfer.ceiling_low:.2f}, {transfer.ceiling_high:.2f}]"
     return "\n".join([*lines, f"noise leaves room for {room}, if units mattered alike on both"])
 
 
-def curve_text(found: Sequence[Curve]) -> str:
+def curve_text(curves: Sequence[Curve]) -> str:
     """A row per step and a column per order, random ones as a band; then each order's differences to the whole model."""
-    first = max(found, key=lambda one: len(one.points))
-    orders, drawn = [one for one in found if one.by != "random"], [one for one in found if one.by == "random"]
-    columns = [(one.by, [f"{point.result.value:.4f}" for point in one.points]) for one in orders]
+    first = max(curves, key=lambda curve: len(curve.points))
+    orders, drawn = (
+        [curve for curve in curves if curve.by != "random"],
+        [curve for curve in curves if curve.by == "random"],
+    )
+    columns = [(curve.by, [f"{point.result.value:.4f}" for point in curve.points]) for curve in orders]
     if drawn:
         columns.append((f"random, mean of {len(drawn)} [lowest, highest]", _band(drawn)))
     widths = [max(10, len(title) + 2, *(len(cell) + 2 for cell in cells)) for title, cells in columns]
@@ -171,11 +186,11 @@ def curve_text(found: Sequence[Curve]) -> str:
         share = f"{point.removed} ({point.removed / first.of:.0%})"
         row = [cells[place] if place < len(cells) else "" for _, cells in columns]
         lines.append(f"{share:>12}" + "".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)))
-    for one in orders:
-        lines += ["", f"{one.by}: difference to the whole model"]
-        shown = [(f"{p.removed} ({p.removed / one.of:.0%})", p.comparison) for p in one.points[1:]]
-        lines += [f"{share:>12}  {comparison}" for share, comparison in shown]
-    points = [(point, one.by) for one in found for point in one.points]
+    for curve in orders:
+        lines += ["", f"{curve.by}: difference to the whole model"]
+        rows = [(f"{p.removed} ({p.removed / curve.of:.0%})", p.comparison) for p in curve.points[1:]]
+        lines += [f"{share:>12}  {comparison}" for share, comparison in rows]
+    points = [(point, curve.by) for curve in curves for point in curve.points]
     worst, by = max(points, key=lambda pair: pair[0].result.unfinished or 0)
     ended = {" of the whole model": first.base.unfinished}
     if worst.removed:
@@ -189,18 +204,18 @@ def over_text(stages: Sequence[Stage]) -> str:
     """A table per order: a row per checkpoint, a column per share removed, the metric relative to that checkpoint whole."""
     metric, blocks = stages[0].curves[0].base.metric.name, []
     side, first = max(len("checkpoint"), *(len(stage.name) for stage in stages)), max(10, len(metric) + 2)
-    for by in dict.fromkeys(made.by for made in stages[0].curves):
-        rows = [(stage.name, [made for made in stage.curves if made.by == by]) for stage in stages]
-        cells = [_by_share(found) for _, found in rows]
+    for by in dict.fromkeys(curve.by for curve in stages[0].curves):
+        rows = [(stage.name, [curve for curve in stage.curves if curve.by == by]) for stage in stages]
+        cells = [_by_share(curves) for _, curves in rows]
         shares = sorted({share for row in cells for share in row})
         drawn = len(rows[0][1])
         called = f"{by}, mean of {drawn}" if drawn > 1 else by
         lines = [f"{called}: {metric} without so many units, relative to the whole model of the checkpoint"]
         lines.append(f"{'checkpoint':<{side}}{metric:>{first}}" + "".join(f"{share:>8.0%}" for share in shares))
-        for (name, found), row in zip(rows, cells, strict=True):
-            whole = found[0].base.value
-            told = "".join(f"{_relative(row.get(share), whole):>8}" for share in shares)
-            lines.append(f"{name:<{side}}{whole:>{first}.4f}{told}".rstrip())
+        for (name, curves), row in zip(rows, cells, strict=True):
+            base_value = curves[0].base.value
+            row_text = "".join(f"{_relative(row.get(share), base_value):>8}" for share in shares)
+            lines.append(f"{name:<{side}}{base_value:>{first}.4f}{row_text}".rstrip())
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -208,83 +223,95 @@ def over_text(stages: Sequence[Stage]) -> str:
 def _by_share(curves: Sequence[Curve]) -> dict[float, list[float]]:
     """What each point of some curves is worth, by the share of units that is gone there."""
     out: dict[float, list[float]] = {}
-    for made in curves:
-        for point in made.points[1:]:
-            out.setdefault(point.removed / made.of, []).append(point.result.value)
+    for curve in curves:
+        for point in curve.points[1:]:
+            out.setdefault(point.removed / curve.of, []).append(point.result.value)
     return out
 
 
-def _relative(values: Sequence[float] | None, whole: float) -> str:
+def _relative(values: Sequence[float] | None, base_value: float) -> str:
     """The mean of some values as a share of another one; nothing where there are none, or nothing to share."""
     if not values:
         return ""
-    return f"{sum(values) / len(values) / whole:.1%}" if whole > 0 else "-"
+    return f"{sum(values) / len(values) / base_value:.1%}" if base_value > 0 else "-"
 
 
-def pruned_text(found: PruneDocument) -> str:
+def pruned_text(document: PruneDocument) -> str:
     """What `prune` did: before and after side by side, and what is promised."""
     from ..formatting import bytes_text, flops_text
-    from ..reporting.model_card import counts, recovery_told, steps_told  # numpy is not imported before it is needed
+    from ..reporting.model_card import (  # numpy is not imported before it is needed
+        counts,
+        recovery_sentences,
+        step_sentences,
+    )
 
-    before, after = found.before, found.after
-    (had, has), (took, takes) = found.parameters, found.bytes
+    before, after = document.before, document.after
+    (had, has), (took, takes) = document.parameters, document.bytes
     rows = [
         ("", "before", "after", ""),
-        (before.metric, _with_interval(before), _with_interval(after), str(found.comparison)),
-        *((noun, f"{was:,}", f"{left:,}", f"{left / max(1, was) - 1:+.0%}") for noun, was, left in counts(found)),
+        (before.metric, _with_interval(before), _with_interval(after), str(document.comparison)),
+        *(
+            (noun, f"{was:,}", f"{remaining:,}", f"{remaining / max(1, was) - 1:+.0%}")
+            for noun, was, remaining in counts(document)
+        ),
         ("parameters", f"{had:,}", f"{has:,}", f"{has / had - 1:+.1%}"),
         ("on disk", bytes_text(took), bytes_text(takes), f"{takes / took - 1:+.1%}"),
     ]
-    if found.flops is not None:
-        counted, left = found.flops
+    if document.flops is not None:
+        counted, remaining = document.flops
         rows.append(
-            ("FLOPs of one example", flops_text(counted), flops_text(left), f"{left / max(1, counted) - 1:+.1%}")
+            (
+                "FLOPs of one example",
+                flops_text(counted),
+                flops_text(remaining),
+                f"{remaining / max(1, counted) - 1:+.1%}",
+            )
         )
-    if found.speed is not None:
-        first, last = found.speed.rows[0], found.speed.rows[-1]
+    if document.speed is not None:
+        first, last = document.speed.rows[0], document.speed.rows[-1]
         times = f"{last.ratio:.2f} times [{last.ratio_low:.2f}, {last.ratio_high:.2f}], of {last.limit:.2f} by count"
         at = "" if last.length is None else f", length {last.length}"
         speeds = (f"{first.examples_per_second:,.0f}", f"{last.examples_per_second:,.0f}")
         rows.append((f"examples/s (batch {last.batch}{at})", *speeds, times))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-    told = [*steps_told(found.steps), *recovery_told(found)]
+    notes = [*step_sentences(document.steps), *recovery_sentences(document)]
     ended = limit_notes({", before": before.unfinished, ", after": after.unfinished}, before.n)
-    return "\n".join([found.sentence, "", *lines, *([""] if told else []), *told]) + ended
+    return "\n".join([document.sentence, "", *lines, *([""] if notes else []), *notes]) + ended
 
 
-def guarantee_text(found: Guarantee) -> str:
+def guarantee_text(guarantee: Guarantee) -> str:
     """The plans that were tested, and where it stopped."""
     from ..formatting import digits_for
     from ..stats.guarantee import in_words, least_in_words
 
-    digits = digits_for([step.bound for step in found.steps], more=1)
-    capped = "" if found.cap is None else f"{'capped':>8}"
-    lines = [f"{'removed':>8}{found.metric:>12}{'lost':>9}{'at most':>9}{'p':>10}{capped}  shown"]
-    for step in found.steps:
-        shown = "yes" if step.shown else "no: stop here"
+    digits = digits_for([step.bound for step in guarantee.steps], more=1)
+    capped = "" if guarantee.cap is None else f"{'capped':>8}"
+    lines = [f"{'removed':>8}{guarantee.metric:>12}{'lost':>9}{'at most':>9}{'p':>10}{capped}  shown"]
+    for step in guarantee.steps:
+        verdict = "yes" if step.shown else "no: stop here"
         numbers = (
             f"{step.removed:>8}{step.value:>12.4f}{step.damage:>+9.{digits}f}{step.bound:>9.{digits}f}{step.p:>10.2g}"
         )
-        beyond = "" if found.cap is None else f"{step.beyond:>8}"
-        lines.append(f"{numbers}{beyond}  {shown}")
-    if found.stopped is not None:
-        lines.append(f"to show the last one, if it costs what it cost here: {in_words(found.needed)}")
-    if found.cap is not None:
-        whose = "examples" if found.groups is None else "groups"
-        lines.append(f"capped: {whose} that changed by more than {found.cap:g}, and counted as that")
-    if found.least is not None:
-        lines.append(least_in_words(found.n, found.least, found.metric))
-    return "\n".join([str(found), *lines])
+        beyond = "" if guarantee.cap is None else f"{step.beyond:>8}"
+        lines.append(f"{numbers}{beyond}  {verdict}")
+    if guarantee.stopped is not None:
+        lines.append(f"to show the last one, if it costs what it cost here: {in_words(guarantee.needed)}")
+    if guarantee.cap is not None:
+        whose = "examples" if guarantee.groups is None else "groups"
+        lines.append(f"capped: {whose} that changed by more than {guarantee.cap:g}, and counted as that")
+    if guarantee.least is not None:
+        lines.append(least_in_words(guarantee.n, guarantee.least, guarantee.metric))
+    return "\n".join([str(guarantee), *lines])
 
 
 def _with_interval(result: ResultDocument) -> str:
     return f"{result.value:.3f} [{result.low:.3f}, {result.high:.3f}] (n={result.n})"
 
 
-def bench_text(found: Bench) -> str:
+def bench_text(bench: Bench) -> str:
     """A line per model at each batch size and length, then what it comes to in plain words."""
-    sizes = {subject.name: f"{subject.parameters:,}" for subject in found.models}
+    sizes = {subject.name: f"{subject.parameters:,}" for subject in bench.models}
     titles = (
         "model",
         "parameters",
@@ -299,10 +326,10 @@ def bench_text(found: Bench) -> str:
         "peak memory",
     )
     cells = [titles]
-    for row in found.rows:
+    for row in bench.rows:
         digits = 0 if row.low >= 100 else 1 if row.low >= 10 else 2
         numbers = [f"{n:.{digits}f}" for n in (row.examples_per_second, row.low, row.high)]
-        first = row.model == found.models[0].name
+        first = row.model == bench.models[0].name
         ratio = ("", "") if first else (f"{row.ratio:.2f}", f"({row.ratio_low:.2f} to {row.ratio_high:.2f})")
         gain = (
             ("", "") if first else (f"{row.limit:.2f}", "" if row.arrived is None else f"{round(100 * row.arrived)}%")
@@ -316,15 +343,15 @@ def bench_text(found: Bench) -> str:
         "  ".join(f"{c:{'<' if n == 0 else '>'}{w}}" for n, (c, w) in enumerate(zip(line, widths, strict=True)))
         for line in cells
     ]
-    how = f"{found.device} · {found.dtype}{' · compiled' * found.compile} · torch {found.torch}"
-    head = f"{how} · medians and quartiles of {found.repeats} repetitions in turns"
-    return "\n".join([head, "", *(line.rstrip() for line in lines), "", *found.sentences(), *found.notes]).rstrip()
+    how = f"{bench.device} · {bench.dtype}{' · compiled' * bench.compile} · torch {bench.torch}"
+    head = f"{how} · medians and quartiles of {bench.repeats} repetitions in turns"
+    return "\n".join([head, "", *(line.rstrip() for line in lines), "", *bench.sentences(), *bench.notes]).rstrip()
 
 
 def _band(curves: Sequence[Curve]) -> list[str]:
     """Mean, lowest and highest value at each step that all of the curves reached."""
     cells = []
-    for points in zip(*(one.points for one in curves), strict=False):
+    for points in zip(*(curve.points for curve in curves), strict=False):
         values = [point.result.value for point in points]
         cells.append(f"{sum(values) / len(values):.4f} [{min(values):.4f}, {max(values):.4f}]")
     return cells

@@ -12,7 +12,7 @@ import typer
 
 from ..data import splits
 from ..errors import BadData
-from .options import Given, kind_of, make_task, other_task, out, placed, quieten, running
+from .options import CommonFlags, kind_of, make_task, other_task, out, placed, quieten, running
 from .training_options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
@@ -39,33 +39,47 @@ class Lesson:
 
 def train(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"A model folder, a name on the hub, or {NEW}.")],
-    given: Given,
+    flags: CommonFlags,
     regimen: TrainingOptions,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the trained model.")
     ] = None,
     dev_data: Annotated[
-        str | None, typer.Option("--dev-data", metavar="FILE", help="Data to measure on; else a tenth of --data.")
+        str | None,
+        typer.Option("--dev-data", metavar="FILE", help="Data to evaluate on.", show_default="a tenth of --data"),
     ] = None,
     dev_limit: Annotated[int | None, typer.Option("--dev-limit", help="Examples of --dev-data.")] = None,
-    scratch: Annotated[bool, flag("--scratch", help="Fresh weights: the same units, trained from nothing.")] = False,
-    new_head: Annotated[bool, flag("--new-head", help="Replace the head of a classifier of other labels.")] = False,
-    layers: Annotated[int | None, flag("--layers", panel=NEWS, help="Layers of the encoder; else 6.")] = None,
+    scratch: Annotated[
+        bool, flag("--scratch", help="Reinitialize the weights: the same architecture, trained from scratch.")
+    ] = False,
+    new_head: Annotated[
+        bool, flag("--new-head", help="Replace the classification head if its labels are others.")
+    ] = False,
+    layers: Annotated[int | None, flag("--layers", panel=NEWS, help="Layers of the encoder.", show_default="6")] = None,
     decoder_layers: Annotated[
-        int | None, flag("--decoder-layers", panel=NEWS, help="Layers of the decoder; else as many.")
+        int | None,
+        flag("--decoder-layers", panel=NEWS, help="Layers of the decoder.", show_default="as many as the encoder"),
     ] = None,
-    heads: Annotated[int | None, flag("--heads", panel=NEWS, help="Heads of every attention; else 8.")] = None,
-    width: Annotated[int | None, flag("--width", panel=NEWS, help="Width of the model; else 256.")] = None,
-    ffn: Annotated[int | None, flag("--ffn", panel=NEWS, help="Neurons of every MLP; else 1024.")] = None,
+    heads: Annotated[
+        int | None, flag("--heads", panel=NEWS, help="Heads of every attention.", show_default="8")
+    ] = None,
+    width: Annotated[
+        int | None, flag("--width", panel=NEWS, help="Hidden size of the model.", show_default="256")
+    ] = None,
+    ffn: Annotated[int | None, flag("--ffn", panel=NEWS, help="Neurons of every MLP.", show_default="1024")] = None,
     vocabulary: Annotated[
-        int | None, flag("--vocabulary", panel=NEWS, help="Tokens of both languages; else 8000.")
+        int | None,
+        flag("--vocabulary", panel=NEWS, help="Vocabulary size, shared by both languages.", show_default="8000"),
     ] = None,
-    dropout: Annotated[float | None, flag("--dropout", panel=NEWS, help="Share of activations; else 0.1.")] = None,
+    dropout: Annotated[float | None, flag("--dropout", panel=NEWS, help="Dropout rate.", show_default="0.1")] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Keep the model of every epoch, for `curve --over`.")
+        bool, typer.Option("--checkpoints", help="Save a checkpoint after every epoch, for `curve --over`.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
-    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="The run folder; else runs/....")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
+    ] = None,
 ) -> None:
     """Train a model on --data: fine-tune a classifier, train a translator from nothing, let a cut model recover.
 
@@ -83,21 +97,21 @@ def train(
 
         headcount train new-marian --data train.de --target train.en --epochs 40 --batch-size 256 --lr 1e-3 -o translator
     """
-    sizes = _given(
+    sizes = _set_options(
         layers=layers, decoder_layers=decoder_layers, heads=heads, width=width, ffn=ffn, vocabulary=vocabulary
-    ) | _given(dropout=dropout)
-    _sane(model, given, regimen, output, run, force, sizes, (scratch, new_head), dev_data, dev_limit)
+    ) | _set_options(dropout=dropout)
+    _sane(model, flags, regimen, output, run, force, sizes, (scratch, new_head), dev_data, dev_limit)
     assert output is not None
     quieten()
     from ..model import checkpoints as folders
     from ..training import loop
 
-    recipe = regimen.recipe(given.seed, FRESH_RATE if scratch or model == NEW else loop.Recipe.lr)
-    given = replace(given, batch_size=regimen.batch_size, device=own_device(given))
-    lesson = _lesson(model, given, sizes, dev_data, dev_limit, scratch, new_head)
+    recipe = regimen.recipe(flags.seed, FRESH_RATE if scratch or model == NEW else loop.Recipe.lr)
+    flags = replace(flags, batch_size=regimen.batch_size, device=own_device(flags))
+    lesson = _lesson(model, flags, sizes, dev_data, dev_limit, scratch, new_head)
     loop.frozen_by(lesson.model, regimen.frozen)  # what is wrong is said before any work is done
-    tutor, about_tutor = regimen.loaded_teacher(given)
-    asked = {
+    tutor, about_tutor = regimen.loaded_teacher(flags)
+    options = {
         "recipe": asdict(recipe),
         "freeze": regimen.frozen,
         "scratch": scratch,
@@ -111,27 +125,27 @@ def train(
         loop.train(lesson.model, lesson.train, recipe, **how)
         return
     tasks = {"train": lesson.train, "dev": lesson.dev}
-    with running("train", model, lesson.model, replace(given, output=run), tasks, **asked) as folder:
+    with running("train", model, lesson.model, replace(flags, output=run), tasks, **options) as folder:
         before = None if lesson.fresh else _measured(lesson.model, lesson.dev, folder, "before")
         if checkpoints:
             how |= {"checkpoints": folder.folder / "checkpoints", "tokenizer": _reader(model, lesson)}
         trained = loop.train(lesson.model, lesson.train, recipe, run=folder, **how)
         after = _measured(lesson.model, lesson.dev, folder, "after")
-        told = _told(lesson, asdict(recipe), trained, before, after)
-        folder.write_json(told.NAME, told.to_json(), replace=True)
+        document = training_document(lesson, asdict(recipe), trained, before, after)
+        folder.write_json(document.NAME, document.to_json(), replace=True)
         source = None if model == NEW else model
         folders.save(lesson.model, output, tokenizer=lesson.tokenizer, source=source, force=force)
-        _show(told, lesson, trained, (before, after), given, output, folder.folder)
+        _show(document, lesson, trained, (before, after), flags, output, folder.folder)
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _set_options(**values: Any) -> dict[str, Any]:
     """Those that were given: the library knows what the others are."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _sane(
     model: str,
-    given: Given,
+    flags: CommonFlags,
     regimen: TrainingOptions,
     output: Path | None,
     run: Path | None,
@@ -142,13 +156,13 @@ def _sane(
     dev_limit: int | None,
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
-    regimen.sane(given, output, run)
+    regimen.sane(flags, output, run)
     if output is None:
         raise typer.BadParameter("say where to write the trained model with -o FOLDER.")
     if sizes and model != NEW:
         name = next(iter(sizes)).replace("_", "-")
         raise typer.BadParameter(f"--{name} is a size of {NEW}; {model} has its own.")
-    if model == NEW and (any(changes) or given.task not in (None, "translation")):
+    if model == NEW and (any(changes) or flags.task not in (None, "translation")):
         raise typer.BadParameter(
             f"{NEW} is a translator with fresh weights: leave --scratch, --new-head and --task out."
         )
@@ -156,8 +170,8 @@ def _sane(
         raise typer.BadParameter("--dev-limit goes with --dev-data; use --limit for --data.")
     from ..model.checkpoints import may_be_written
 
-    kept = [Path(name) for name in (model, regimen.teacher, given.data, dev_data, run) if name is not None]
-    may_be_written(output, force, kept, only_models=True)
+    protected_paths = [Path(name) for name in (model, regimen.teacher, flags.data, dev_data, run) if name is not None]
+    may_be_written(output, force, protected_paths, only_models=True)
 
 
 # -- the model and the examples ------------------------------------------------------------------------------------------
@@ -165,7 +179,7 @@ def _sane(
 
 def _lesson(
     name: str,
-    given: Given,
+    flags: CommonFlags,
     sizes: Mapping[str, Any],
     dev_data: str | None,
     dev_limit: int | None,
@@ -176,27 +190,27 @@ def _lesson(
 
     apart = None
     if name == NEW:
-        subject, tokenizer, apart = _new(given, sizes, dev_data is None)
-        fresh, others = True, {"tokenizer": tokenizer}
+        subject, tokenizer, apart = _new(flags, sizes, dev_data is None)
+        fresh, overrides = True, {"tokenizer": tokenizer}
     else:
-        subject, fresh = with_labels(name, given, new_head)
-        tokenizer, others = None, {}
+        subject, fresh = with_labels(name, flags, new_head)
+        tokenizer, overrides = None, {}
         if scratch:
-            subject, fresh = new_models.reinitialized(subject, given.seed), True
-    subject = placed(subject, given)
-    task = make_task(name, subject, given, **others)
+            subject, fresh = new_models.reinitialized(subject, flags.seed), True
+    subject = placed(subject, flags)
+    task = make_task(name, subject, flags, **overrides)
     if apart is not None:
         uses = splits.apart({use: task.subset(numbers) for use, numbers in apart.items()})
     else:
         own = {}
         if dev_data is not None:
-            own["measure"] = other_task(name, subject, given, dev_data, dev_limit, **others)
-        uses = held_out(task, "measure", given.seed, own)
+            own["measure"] = other_task(name, subject, flags, dev_data, dev_limit, **overrides)
+        uses = held_out(task, "measure", flags.seed, own)
     sets = splits.in_words(uses, {"train": "trained", "measure": "measured"})
     return Lesson(subject, tokenizer, fresh, uses.tasks["train"], uses.tasks["measure"], sets)
 
 
-def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any, dict[str, list[int]] | None]:
+def _new(flags: CommonFlags, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any, dict[str, list[int]] | None]:
     """A new translator, its tokenizer, and which examples to train and to measure on, where --data is to be split.
 
     The split comes first: the tokenizer learns from no example that is measured on.
@@ -205,15 +219,15 @@ def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any,
     from ..data.places import group_key, parts
     from ..training.new_models import new_translator
 
-    names = {"text": given.text, "target": given.target, "split": given.split, "group": given.group}
-    table = read_table(given.data, "target", **names).drawn(given.limit, given.seed)
+    names = {"text": flags.text, "target": flags.target, "split": flags.split, "group": flags.group}
+    table = read_table(flags.data, "target", **names).drawn(flags.limit, flags.seed)
     pairs = list(zip(*table.texts, strict=True))
     keys = [json.dumps(pair).encode() for pair in pairs]
     if table.groups is not None:
         keys = [key if name is None else group_key(name) for key, name in zip(keys, table.groups, strict=True)]
     apart, numbers = None, list(range(len(pairs)))
     if split:
-        apart = parts(keys, {"measure": SHARE, "train": 1 - SHARE}, given.seed, most=MOST)
+        apart = parts(keys, {"measure": SHARE, "train": 1 - SHARE}, flags.seed, most=MOST)
         if not apart["measure"] or not apart["train"]:
             raise BadData(
                 f"{len(pairs)} examples of {table.name} are too few to set a tenth aside; give others to measure on with "
@@ -221,13 +235,13 @@ def _new(given: Given, sizes: Mapping[str, Any], split: bool) -> tuple[Any, Any,
             )
         aside = {pairs[number] for number in apart["measure"]}
         numbers = [number for number in apart["train"] if pairs[number] not in aside]  # one pair may be in two groups
-    longest = {} if given.max_length is None else {"longest": given.max_length}
-    texts = (given.prefix * (side == 0) + pairs[number][side] for number in numbers for side in (0, 1))
-    model, tokenizer = new_translator(texts, **sizes, **longest, seed=given.seed)
+    longest = {} if flags.max_length is None else {"longest": flags.max_length}
+    texts = (flags.prefix * (side == 0) + pairs[number][side] for number in numbers for side in (0, 1))
+    model, tokenizer = new_translator(texts, **sizes, **longest, seed=flags.seed)
     return model, tokenizer, apart
 
 
-def with_labels(name: str, given: Given, new_head: bool) -> tuple[Any, bool]:
+def with_labels(name: str, flags: CommonFlags, new_head: bool) -> tuple[Any, bool]:
     """The model of a folder, with a head for the labels of the data if its task has labels; and whether that is new."""
     import torch
 
@@ -235,25 +249,25 @@ def with_labels(name: str, given: Given, new_head: bool) -> tuple[Any, bool]:
     from ..model.checkpoints import load
     from ..training.new_models import HEADS, ordered, with_head
 
-    trust = given.trust_remote_code
+    trust = flags.trust_remote_code
     empty = load(name, weights=False, trust_remote_code=trust)
-    kind = given.task or kind_of(empty)
+    kind = flags.task or kind_of(empty)
     if kind not in HEADS:
         if new_head:
             raise typer.BadParameter(f"--new-head is for models with labels, and {kind} has none.")
         return load(name, dtype=torch.float32, trust_remote_code=trust), False
     wants = {"classification": "label", "regression": "number", "image-classification": "image"}[kind]
-    table = read_table(given.data, wants, text=given.text, label=given.label, split=given.split, group=given.group)
-    said = None if given.labels is None else [word.strip() for word in given.labels.split(",")]
-    labels: Sequence[str] = said or table.class_names or ordered(table.classes)
+    table = read_table(flags.data, wants, text=flags.text, label=flags.label, split=flags.split, group=flags.group)
+    flag_labels = None if flags.labels is None else [word.strip() for word in flags.labels.split(",")]
+    labels: Sequence[str] = flag_labels or table.class_names or ordered(table.classes)
     fresh = new_head or not type(empty).__name__.endswith(HEADS[kind][1])
     model = with_head(
         name,
         kind,
         labels,
-        in_order=said is not None,
+        in_order=flag_labels is not None,
         new_head=new_head,
-        seed=given.seed,
+        seed=flags.seed,
         dtype=torch.float32,
         trust_remote_code=trust,
     )
@@ -278,7 +292,7 @@ def _measured(model: Any, task: Task, run: Run, name: str) -> Result:
     return result_of(task, measure(model, task, [Plan()], run=run, name=name)[0], signature(model, task))
 
 
-def _told(
+def training_document(
     lesson: Lesson, recipe: dict[str, Any], trained: Any, before: Result | None, after: Result
 ) -> TrainingDocument:
     """training.json."""
@@ -298,23 +312,23 @@ def _told(
 
 
 def _show(
-    told: TrainingDocument,
+    document: TrainingDocument,
     lesson: Lesson,
     trained: Any,
     results: tuple[Result | None, Result],
-    given: Given,
+    flags: CommonFlags,
     output: Path,
     folder: Path,
 ) -> None:
     size = sum(p.numel() for p in lesson.model.parameters())
-    if given.as_json:
-        found = {**told.to_json(), "seconds": trained.seconds, "parameters": size}
-        print(json.dumps({**found, "output": str(output), "run": str(folder)}, indent=2))
+    if flags.as_json:
+        summary = {**document.to_json(), "seconds": trained.seconds, "parameters": size}
+        print(json.dumps({**summary, "output": str(output), "run": str(folder)}, indent=2))
         return
     before, after = results
-    lines = [lesson.sets, "", *_epochs(told.history, after.metric.name), ""]
+    lines = [lesson.sets, "", *_epochs(document.history, after.metric.name), ""]
     if before is not None:
-        lines += [f"before: {before}", f"after:  {after}", f"        {told.comparison}"]
+        lines += [f"before: {before}", f"after:  {after}", f"        {document.comparison}"]
     else:
         lines.append(str(after))
     lines += [f"{size:,} parameters, {trained.steps:,} steps in {trained.seconds:,.0f} s", f"trained model: {output}"]

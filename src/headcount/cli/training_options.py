@@ -13,7 +13,7 @@ import typer
 
 from ..data import splits
 from . import options
-from .options import Given, load_model, other_task, weights_of
+from .options import CommonFlags, load_model, other_task, weights_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,32 +35,40 @@ flag = partial(options.flag, panel=HOW)  # in one of the panels of commands that
 class TrainingOptions:
     """The flags, as they were given. No flag without a library argument of the same name."""
 
-    epochs: Annotated[float, flag("--epochs", help="How often every example is seen.")] = 3.0
-    steps: Annotated[int | None, flag("--steps", help="Steps of the optimiser, instead of --epochs.")] = None
+    epochs: Annotated[float, flag("--epochs", help="Epochs of training.")] = 3.0
+    steps: Annotated[int | None, flag("--steps", help="Optimizer steps, instead of --epochs.")] = None
     lr: Annotated[
-        float | None, flag("--lr", help=f"The highest learning rate; else 3e-5, {FRESH_RATE:g} for random weights.")
+        float | None, flag("--lr", help="Peak learning rate.", show_default=f"3e-5; {FRESH_RATE:g} for random weights")
     ] = None
     batch_size: Annotated[int, flag("--batch-size", help="Examples per step, over all processes.")] = 32
-    schedule: Annotated[str, flag("--schedule", help="linear, inverse-sqrt or constant.")] = "linear"
-    warmup: Annotated[float, flag("--warmup", help="The share of the steps in which the rate rises.")] = 0.1
-    weight_decay: Annotated[float, flag("--weight-decay", help="Of AdamW.")] = 0.01
-    label_smoothing: Annotated[float, flag("--label-smoothing", help="0.1 is usual for translation.")] = 0.0
-    accumulate: Annotated[int, flag("--accumulate", help="Parts that a step's batch is taken in.")] = 1
-    precision: Annotated[str, flag("--precision", help="no, bf16 or fp16.")] = "no"
-    max_grad_norm: Annotated[float, flag("--max-grad-norm", help="Longer gradients are shortened to this.")] = 1.0
-    freeze: Annotated[str, flag("--freeze", help="Parts that stay as they are, such as decoder; commas.")] = ""
+    schedule: Annotated[str, flag("--schedule", help="Learning rate schedule: linear, inverse-sqrt or constant.")] = (
+        "linear"
+    )
+    warmup: Annotated[float, flag("--warmup", help="Warm-up, as a fraction of the steps.")] = 0.1
+    weight_decay: Annotated[float, flag("--weight-decay", help="AdamW weight decay.")] = 0.01
+    label_smoothing: Annotated[
+        float, flag("--label-smoothing", help="Label smoothing; 0.1 is usual for translation.")
+    ] = 0.0
+    accumulate: Annotated[int, flag("--accumulate", help="Gradient accumulation steps.")] = 1
+    precision: Annotated[str, flag("--precision", help="Mixed precision: no, bf16 or fp16.")] = "no"
+    max_grad_norm: Annotated[float, flag("--max-grad-norm", help="Clip the gradient norm at this value.")] = 1.0
+    freeze: Annotated[
+        str, flag("--freeze", help="Modules to freeze, such as decoder; several separated by commas.")
+    ] = ""
     save_every: Annotated[
-        int | None, flag("--save-every", help="Steps between saves to resume from; else two minutes.")
+        int | None, flag("--save-every", help="Steps between saves to resume from.", show_default="every two minutes")
     ] = None
     teacher: Annotated[
-        str | None, flag("--teacher", panel=WITH, metavar="FOLDER", help="A model to learn from as well.")
+        str | None, flag("--teacher", panel=WITH, metavar="FOLDER", help="Teacher model, for distillation.")
     ] = None
-    distill: Annotated[float | None, flag("--distill", panel=WITH, help="Its share of the loss; else 0.9.")] = None
-    temperature: Annotated[float | None, flag("--temperature", panel=WITH, help="Softens what both say; else 2.")] = (
-        None
-    )
+    distill: Annotated[
+        float | None, flag("--distill", panel=WITH, help="Weight of the distillation loss.", show_default="0.9")
+    ] = None
+    temperature: Annotated[
+        float | None, flag("--temperature", panel=WITH, help="Distillation temperature.", show_default="2")
+    ] = None
 
-    def recipe(self, seed: int, lr: float, **other: Any) -> Recipe:
+    def recipe(self, seed: int, lr: float, **overrides: Any) -> Recipe:
         """The recipe; `lr` where none was given, keywords in the place of single flags."""
         from ..training.recipe import Recipe
 
@@ -68,30 +76,30 @@ class TrainingOptions:
         plain += ["accumulate", "precision", "max_grad_norm"]
         values = {name: getattr(self, name) for name in plain} | {"lr": lr if self.lr is None else self.lr}
         softness = {"distill": self.distill, "temperature": self.temperature}
-        given = {name: value for name, value in softness.items() if value is not None}
-        return Recipe(**{**values, **given, "seed": seed, **other})
+        distillation = {name: value for name, value in softness.items() if value is not None}
+        return Recipe(**{**values, **distillation, "seed": seed, **overrides})
 
     @property
     def frozen(self) -> list[str]:
         """The parts that stay as they are."""
         return [word.strip() for word in self.freeze.split(",") if word.strip()]
 
-    def loaded_teacher(self, given: Given) -> tuple[Any, dict[str, str] | None]:
+    def loaded_teacher(self, flags: CommonFlags) -> tuple[Any, dict[str, str] | None]:
         """The teacher and what tells it from others, or nothing."""
         if self.teacher is None:
             return None, None
-        model = load_model(self.teacher, given)
+        model = load_model(self.teacher, flags)
         return model, {"name": self.teacher, "weights": weights_of(self.teacher, model)}
 
-    def sane(self, given: Given, output: Path | None, run: Path | None) -> None:
+    def sane(self, flags: CommonFlags, output: Path | None, run: Path | None) -> None:
         """What is wrong with the flags is said before any work is done."""
-        if given.data is None:
+        if flags.data is None:
             raise typer.BadParameter("say which data to train on with --data FILE.")
         if self.teacher is None and (self.distill is not None or self.temperature is not None):
             raise typer.BadParameter(
                 f"--{'distill' if self.distill is not None else 'temperature'} goes with --teacher."
             )
-        if given.dtype != "float32":
+        if flags.dtype != "float32":
             raise typer.BadParameter("weights are trained in float32; --precision bf16 computes in less.")
         if run is not None and output is not None:
             places = output.resolve(), run.resolve()
@@ -111,12 +119,12 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def own_device(given: Given) -> str | None:
+def own_device(flags: CommonFlags) -> str | None:
     """The device of this process, where `accelerate launch` started several."""
     import torch
 
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available()
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and given.device is None else given.device
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and flags.device is None else flags.device
 
 
 PANEL = "Training afterwards"
@@ -129,22 +137,26 @@ _flag = partial(options.flag, panel=PANEL)
 class Recovery:
     """The flags, as they were given: how long, on what, and whether the whole model teaches."""
 
-    recover: Annotated[float | None, _flag("--recover", metavar="EPOCHS", help="Train the smaller model so long.")] = (
+    recover: Annotated[float | None, _flag("--recover", metavar="EPOCHS", help="Epochs of training after the cut.")] = (
         None
     )
     recover_data: Annotated[str | None, _flag("--recover-data", metavar="FILE", help="The data to train on.")] = None
     recover_limit: Annotated[int | None, _flag("--recover-limit", help="Examples of --recover-data.")] = None
-    recover_lr: Annotated[float | None, _flag("--recover-lr", help="The highest learning rate; else 3e-5.")] = None
+    recover_lr: Annotated[float | None, _flag("--recover-lr", help="Peak learning rate.", show_default="3e-5")] = None
     distill: Annotated[
-        bool | None, _flag("--distill/--no-distill", help="Learn from the whole model as well; so it does by default.")
+        bool | None,
+        _flag("--distill/--no-distill", help="Distill from the full model while recovering.", show_default="--distill"),
     ] = None
 
     def sane(self, promised: bool, dry_run: bool) -> None:
         """What is wrong with the flags is said before any work is done."""
         if self.recover is None:
-            given: dict[str, Any] = {"--recover-data": self.recover_data, "--recover-limit": self.recover_limit}
-            given |= {"--recover-lr": self.recover_lr, "--distill": self.distill}
-            for name in (flag for flag, value in given.items() if value is not None):
+            recovery_flags: dict[str, Any] = {
+                "--recover-data": self.recover_data,
+                "--recover-limit": self.recover_limit,
+            }
+            recovery_flags |= {"--recover-lr": self.recover_lr, "--distill": self.distill}
+            for name in (flag for flag, value in recovery_flags.items() if value is not None):
                 raise typer.BadParameter(f"{name} goes with --recover EPOCHS.")
             return
         if self.recover <= 0:
@@ -159,16 +171,16 @@ class Recovery:
         if dry_run:
             raise typer.BadParameter("--dry-run cuts nothing that could be trained: leave --recover out.")
 
-    def task(self, name: str, model: Any, given: Given, report: Task) -> tuple[Task | None, str]:
+    def task(self, name: str, model: Any, flags: CommonFlags, report: Task) -> tuple[Task | None, str]:
         """The examples to train on, without those that are reported on, and a sentence about what was left out."""
         if self.recover is None or self.recover_data is None:
             return None, ""
-        task = other_task(name, model, given, self.recover_data, self.recover_limit)
-        uses = splits.share_out(task, {"train": 1.0}, given.seed, {"report": report})
+        task = other_task(name, model, flags, self.recover_data, self.recover_limit)
+        uses = splits.share_out(task, {"train": 1.0}, flags.seed, {"report": report})
         return uses.tasks["train"], uses.left_out
 
     def trainer(
-        self, task: Task | None, teacher: nn.Module, given: Given, run: Run
+        self, task: Task | None, teacher: nn.Module, flags: CommonFlags, run: Run
     ) -> Callable[[nn.Module], dict[str, Any]] | None:
         """What trains a smaller model and says how; None where nothing is to be trained."""
         if task is None:
@@ -177,12 +189,12 @@ class Recovery:
         from ..training.recipe import Recipe
 
         assert self.recover is not None
-        recipe = Recipe(epochs=self.recover, lr=self.recover_lr or Recipe.lr, seed=given.seed)
+        recipe = Recipe(epochs=self.recover, lr=self.recover_lr or Recipe.lr, seed=flags.seed)
         distilled = self.distill is not False
 
         def recovered(smaller: nn.Module) -> dict[str, Any]:
-            done = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
-            facts = {"epochs": self.recover, "examples": task.size, "distilled": distilled, "steps": done.steps}
+            training = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
+            facts = {"epochs": self.recover, "examples": task.size, "distilled": distilled, "steps": training.steps}
             return {**facts, "recipe": asdict(recipe)}
 
         return recovered

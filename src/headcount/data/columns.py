@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadData
-from .files import PACKINGS, TABLES, Sheet, ending, located, read_lines, read_sheet, shown
+from .files import PACKINGS, TABLES, Sheet, display_name, ending, located, read_lines, read_sheet
 
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -116,8 +116,10 @@ def read_table(
     pair = _pair_of_files(data, text, target) if wants == "target" else None
     if pair is not None:
         return _parallel(*pair, group)
-    asked = [name.lower() for names in (text, label, target, group) for name in _listed(names)]
-    sheet = read_sheet(data, split=split, expected={*USUAL, *asked}, table=wants in ("label", "number", "target"))
+    column_names = [name.lower() for names in (text, label, target, group) for name in _listed(names)]
+    sheet = read_sheet(
+        data, split=split, expected={*USUAL, *column_names}, table=wants in ("label", "number", "target")
+    )
     if sheet.plain and wants in ("label", "number", "target"):
         raise BadData(
             f"{sheet.name} is plain text, one column without "
@@ -154,11 +156,11 @@ def _table(
 ) -> Table:
     """The rows that are not missing, with their texts checked."""
     texts = [_values(sheet, column) for column in columns]
-    kept = [number for number in range(len(texts[0])) if not (missing and missing[number])]
-    if not kept:
+    kept_rows = [number for number in range(len(texts[0])) if not (missing and missing[number])]
+    if not kept_rows:
         raise BadData(f"No row of {sheet.name} has a label; take a file or a split that has labels.")
     for column, values in zip(columns, texts, strict=True):
-        strange = next((number for number in kept if not pictures and not isinstance(values[number], str)), None)
+        strange = next((number for number in kept_rows if not pictures and not isinstance(values[number], str)), None)
         if strange is not None:
             raise BadData(
                 f"Row {strange + 1} of {sheet.name} has {values[strange]!r:.60} in column {column!r}, which is not text; "
@@ -166,7 +168,9 @@ def _table(
             )
     groups = _line_groups(group, sheet.name, len(texts[0])) if sheet.plain else _column_groups(sheet, group)
     table = Table(sheet.name, tuple(texts), labels, range(1, len(texts[0]) + 1), plain=sheet.plain, groups=groups)
-    return replace(table.chosen(kept) if len(kept) < len(table) else table, skipped=len(table) - len(kept))
+    return replace(
+        table.chosen(kept_rows) if len(kept_rows) < len(table) else table, skipped=len(table) - len(kept_rows)
+    )
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ def _listed(names: Any) -> list[str]:
 
 def _named(sheet: Sheet, name: str, option: str) -> str:
     """The column of that name, in whatever case, or of that number."""
-    lower = {known.lower(): known for known in reversed(sheet.names)}
+    lower = {column.lower(): column for column in reversed(sheet.names)}
     if name in sheet.names or name.lower() in lower:
         return name if name in sheet.names else lower[name.lower()]
     if name.isdecimal() and 1 <= int(name) <= len(sheet.names):
@@ -198,7 +202,7 @@ def _columns_of(sheet: Sheet) -> str:
 
 
 def _usual(sheet: Sheet, names: Sequence[str]) -> str | None:
-    lower = {known.lower(): known for known in reversed(sheet.names) if known not in sheet.nested}
+    lower = {column.lower(): column for column in reversed(sheet.names) if column not in sheet.nested}
     return next((lower[name] for name in names if name in lower), None)
 
 
@@ -215,35 +219,35 @@ def _text_columns(sheet: Sheet, text: Names, single: bool) -> list[str]:
             pair = (_usual(sheet, [first]), _usual(sheet, [second]))
             if pair[0] and pair[1]:
                 return [pair[0], pair[1]]
-    found = _usual(sheet, SINGLES)
-    if found is None:
+    column = _usual(sheet, SINGLES)
+    if column is None:
         raise BadData(
             f"I do not know which column of {sheet.name} holds the text; its columns are {_columns_of(sheet)}: name one "
             "with text= (--text), or by its number (from 1) where the file has no header."
         )
-    return [found]
+    return [column]
 
 
 def _label_column(sheet: Sheet, label: Names, usual: Sequence[str]) -> str:
     if label is not None:
         return _named(sheet, str(label), "label")
-    found = _usual(sheet, usual)
-    if found is None:
+    column = _usual(sheet, usual)
+    if column is None:
         raise BadData(
             f"{sheet.name} has no column of labels that I know; its columns are {_columns_of(sheet)}: name one with "
             "label= (--label), or give the labelled file (GLUE's test files have no labels, its dev files do)."
         )
-    return found
+    return column
 
 
 def _image_column(sheet: Sheet, text: Names) -> list[str]:
     names = _listed(text)
-    found = _named(sheet, names[0], "text") if names else _usual(sheet, IMAGES)
-    if found is None:
+    column = _named(sheet, names[0], "text") if names else _usual(sheet, IMAGES)
+    if column is None:
         raise BadData(
             f"{sheet.name} has no column of pictures; its columns are {_columns_of(sheet)}: choose with text= (--text)."
         )
-    return [found]
+    return [column]
 
 
 def _target_columns(sheet: Sheet, text: Names, target: Any) -> list[str]:
@@ -318,7 +322,9 @@ def _line_groups(group: str | int | Path | None, name: str, lines: int) -> list[
         )
     names = read_lines(path)
     if len(names) != lines:
-        raise BadData(f"{name} has {lines} lines and {shown(path)} has {len(names)}; every line needs its group.")
+        raise BadData(
+            f"{name} has {lines} lines and {display_name(path)} has {len(names)}; every line needs its group."
+        )
     return [line.strip() or None for line in names]
 
 
@@ -327,8 +333,8 @@ def _line_groups(group: str | int | Path | None, name: str, lines: int) -> list[
 
 def _pair_of_files(data: Any, text: Names, target: Any) -> tuple[Path, Path] | None:
     """Source and target file, from a pair of paths, a path and `target`, or a stem and two endings; else None."""
-    if isinstance(data, list | tuple) and len(data) == 2 and all(isinstance(one, str | Path) for one in data):
-        first, second = (located(one) for one in data)
+    if isinstance(data, list | tuple) and len(data) == 2 and all(isinstance(path, str | Path) for path in data):
+        first, second = (located(path) for path in data)
         if first is None or second is None:
             missing = data[0] if first is None else data[1]
             raise BadData(f"There is no file {str(missing)!r}; give the files of source and target.")
@@ -357,9 +363,9 @@ def _parallel(source: Path, target: Path, group: str | int | Path | None) -> Tab
         columns.append(sheet.column("text"))
     if len(columns[0]) != len(columns[1]):
         raise BadData(
-            f"{shown(source)} has {len(columns[0])} lines and {shown(target)} has {len(columns[1])}; "
+            f"{display_name(source)} has {len(columns[0])} lines and {display_name(target)} has {len(columns[1])}; "
             "every source needs its target on the same line."
         )
     lines = len(columns[0])
-    groups = _line_groups(group, shown(source), lines)
-    return Table(shown(source), tuple(columns), rows=range(1, lines + 1), groups=groups)
+    groups = _line_groups(group, display_name(source), lines)
+    return Table(display_name(source), tuple(columns), rows=range(1, lines + 1), groups=groups)

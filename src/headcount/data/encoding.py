@@ -46,10 +46,11 @@ class Encoded:
 def padded(lists: Sequence[Sequence[int]], fill: int, side: str = "right") -> Tensor:
     """Lists of numbers as one tensor, filled up to the longest."""
     longest = max(map(len, lists))
-    rest = [[fill] * (longest - len(one)) for one in lists]
-    left = side == "left"
+    paddings = [[fill] * (longest - len(row)) for row in lists]
+    pad_left = side == "left"
     return torch.tensor(
-        [[*more, *one] if left else [*one, *more] for one, more in zip(lists, rest, strict=True)], dtype=torch.long
+        [[*more, *row] if pad_left else [*row, *more] for row, more in zip(lists, paddings, strict=True)],
+        dtype=torch.long,
     )
 
 
@@ -63,26 +64,26 @@ def loaded_processor(processor: Any) -> Any:
     return _from_pretrained(processor, "AutoImageProcessor", "an image processor")
 
 
-def _from_pretrained(thing: Any, auto: str, what: str) -> Any:
-    if thing is None:
-        raise BadData(f"The task needs {what}; give tokenizer=, the object or the folder of the model.")
-    if not isinstance(thing, str | Path):
-        return thing
+def _from_pretrained(source: Any, auto: str, noun: str) -> Any:
+    if source is None:
+        raise BadData(f"The task needs {noun}; give tokenizer=, the object or the folder of the model.")
+    if not isinstance(source, str | Path):
+        return source
     import transformers
 
     try:
-        return getattr(transformers, auto).from_pretrained(thing)
+        return getattr(transformers, auto).from_pretrained(source)
     except (OSError, ValueError, ImportError) as error:
         raise BadData(
-            f"There is no {what.split(' ', 1)[1]} in {str(thing)!r} ({str(error).splitlines()[0]:.160}); give the object, "
+            f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({str(error).splitlines()[0]:.160}); give the object, "
             "or the folder that has it."
         ) from error
 
 
 def padding_token(tokenizer: Any) -> int:
     """The token that fills up batches: the padding token, or the end-of-text token where there is none (GPT-2)."""
-    found = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(token for token in found if token is not None)
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token for token in candidates if token is not None)
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
@@ -98,8 +99,8 @@ def longest_input(tokenizer: Any, max_length: int | None) -> int:
         if max_length < 2:
             raise BadData(f"max_length is {max_length}; it is a number of tokens, at least 2.")
         return max_length
-    known = getattr(tokenizer, "model_max_length", None)
-    return known if isinstance(known, int) and 0 < known < 1_000_000 else LONGEST
+    model_limit = getattr(tokenizer, "model_max_length", None)
+    return model_limit if isinstance(model_limit, int) and 0 < model_limit < 1_000_000 else LONGEST
 
 
 def encode(tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int, *, target: bool = False) -> Encoded:
@@ -111,25 +112,27 @@ def encode(tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int, *, t
         return tokenizer(**named, padding=False, verbose=False, **options)
 
     size = len(texts[0])
-    whole = tokens(range(size), truncation=False)
-    ids = whole["input_ids"]
-    found = {name: list(lists) for name, lists in whole.items() if list(map(len, lists)) == list(map(len, ids))}
-    found.setdefault("attention_mask", [[1] * len(one) for one in ids])
+    full_encoding = tokens(range(size), truncation=False)
+    ids = full_encoding["input_ids"]
+    token_lists = {
+        name: list(lists) for name, lists in full_encoding.items() if list(map(len, lists)) == list(map(len, ids))
+    }
+    token_lists.setdefault("attention_mask", [[1] * len(row) for row in ids])
     shortened = [number for number in range(size) if len(ids[number]) > max_length]
     if shortened:
         again = tokens(shortened, truncation=True, max_length=max_length)
-        for name, lists in found.items():
+        for name, lists in token_lists.items():
             for place, number in enumerate(shortened):
                 lists[number] = again[name][place] if name in again else lists[number][: len(again["input_ids"][place])]
     # All zeros is what models assume without them; models that have none (GPT-2) would add the embedding of token 0.
-    if not any(map(any, found.get("token_type_ids", []))):
-        found.pop("token_type_ids", None)
+    if not any(map(any, token_lists.get("token_type_ids", []))):
+        token_lists.pop("token_type_ids", None)
     fill = {"input_ids": padding_token(tokenizer), "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
     # A text that begins with a token for the whole of it (BERT's [CLS]) is read there: padding must not push it away.
     whole_text = getattr(tokenizer, "cls_token_id", None)
-    begins = whole_text is not None and all(one[:1] == [whole_text] for one in found["input_ids"])
+    begins = whole_text is not None and all(row[:1] == [whole_text] for row in token_lists["input_ids"])
     side = "right" if begins else getattr(tokenizer, "padding_side", "right")
-    return Encoded(found, fill, side, frozenset(shortened))
+    return Encoded(token_lists, fill, side, frozenset(shortened))
 
 
 class Block(NamedTuple):
@@ -173,14 +176,14 @@ def picture_reader(processor: Any, pictures: Sequence[Any], place: Callable[[int
 
     `processor` is an image processor of transformers, or any function from a PIL image to a tensor.
     """
-    kept: dict[int, Tensor] = {}
+    cache: dict[int, Tensor] = {}
 
     def read(number: int) -> Tensor:
-        if number in kept:
-            return kept[number]
+        if number in cache:
+            return cache[number]
         prepared = _prepared(processor, _opened(pictures[number], place(number)))
-        if (len(kept) + 1) * prepared.numel() * prepared.element_size() <= KEPT_PIXELS:  # they are all of one size
-            kept[number] = prepared
+        if (len(cache) + 1) * prepared.numel() * prepared.element_size() <= KEPT_PIXELS:  # they are all of one size
+            cache[number] = prepared
         return prepared
 
     return read

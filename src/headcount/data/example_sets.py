@@ -33,16 +33,16 @@ class Sets(NamedTuple):
 
     def tasks(self) -> dict[str, Task]:
         """Those that there are, by role."""
-        given = {"score": self.score, "select": self.select, "report": self.report, "offered": self.offered}
-        return {role: task for role, task in given.items() if task is not None}
+        role_tasks = {"score": self.score, "select": self.select, "report": self.report, "offered": self.offered}
+        return {role: task for role, task in role_tasks.items() if task is not None}
 
-    def fresh(self, rest: Task | None) -> Sets:
+    def fresh(self, fresh_task: Task | None) -> Sets:
         """The sets with what is left to show the guarantee on after promises tried before; all there was is `offered`."""
         assert self.select is not None
-        assert rest is not None
-        gone = self.select.size - rest.size
-        told = f"{gone} examples that a promise was tested on before were left out"
-        return self.noting(told if gone else "")._replace(select=rest, offered=self.select)
+        assert fresh_task is not None
+        used_count = self.select.size - fresh_task.size
+        note = f"{used_count} examples that a promise was tested on before were left out"
+        return self.noting(note if used_count else "")._replace(select=fresh_task, offered=self.select)
 
     def noting(self, note: str) -> Sets:
         """The sets, with one more sentence about them, which may be empty."""
@@ -54,53 +54,53 @@ def sets_of(
     needs: tuple[bool, bool],
     seed: int,
     chosen_on: dict[str, Any] | None = None,
-    seen: Seen | None = None,
+    plan_marks: Seen | None = None,
 ) -> Sets:
     """Examples to score on, to show the guarantee on and to report on: three sets that share no example.
 
     `tasks` are the examples of --data, --score-data and --select-data; a set without data of its own is a part of the first.
-    What a plan has `seen` is left out, in whatever role; only what it was scored on may be tuned on again. Of a plan that an
-    older headcount noted to be `chosen_on` a part of a file, that part is left out.
+    The examples of `plan_marks`, which a plan has seen, are left out, in whatever role; only what it was scored on may be tuned
+    on again. Of a plan that an older headcount noted to be `chosen_on` a part of a file, that part is left out.
     """
-    whole, to_score, to_select = tasks
+    full_task, to_score, to_select = tasks
     needed = [role for role, wanted in zip(("score", "select"), needs, strict=True) if wanted]
-    notes, old = list[str](), seen or {}
-    told = seeing.everything(old)
+    notes, role_marks = list[str](), plan_marks or {}
+    seen_marks = seeing.everything(role_marks)
     own: dict[str, Task] = {}
-    whole = _once(whole, notes)
-    task = _unseen(whole, told, "--data", chosen_on)
-    left_out = whole.size - task.size
+    full_task = _once(full_task, notes)
+    task = _unseen(full_task, seen_marks, "--data", chosen_on)
+    left_out = full_task.size - task.size
     if to_score is not None:
-        whole = _once(to_score, notes)
-        own["score"] = _unseen(whole, seeing.everything({**old, "score": frozenset()}), "--score-data")
-        left_out += whole.size - own["score"].size
+        full_task = _once(to_score, notes)
+        own["score"] = _unseen(full_task, seeing.everything({**role_marks, "score": frozenset()}), "--score-data")
+        left_out += full_task.size - own["score"].size
     if to_select is not None:
-        whole = _once(to_select, notes)
-        own["select"] = _unseen(whole, told, "--select-data")
-        left_out += whole.size - own["select"].size
+        full_task = _once(to_select, notes)
+        own["select"] = _unseen(full_task, seen_marks, "--select-data")
+        left_out += full_task.size - own["select"].size
     notes += [f"{left_out} examples that the plan has seen were left out"] * bool(left_out)
     missing = [role for role in needed if role not in own]
     shares, salt = {"report": 1.0}, ""
     if missing:
-        both = THREE_WAYS["score"] + THREE_WAYS["select"]
-        shares = THREE_WAYS if len(missing) == 2 else {missing[0]: both, "report": 1 - both}
-        salt = f"a plan {seeing.salt(old)}" if told else "a plan" if chosen_on is not None else ""
+        joint_share = THREE_WAYS["score"] + THREE_WAYS["select"]
+        shares = THREE_WAYS if len(missing) == 2 else {missing[0]: joint_share, "report": 1 - joint_share}
+        salt = f"a plan {seeing.salt(role_marks)}" if seen_marks else "a plan" if chosen_on is not None else ""
         notes.append(f"{task.name} was split in {len(shares)}, no example in two of them")
     parts, note = splits.share_out(task, shares, seed, own, salt=salt)
     notes += [note] * bool(note)
     return Sets(parts.get("score"), parts.get("select"), parts["report"], "; ".join(notes))
 
 
-def _unseen(task: Task, seen: frozenset[bytes], flag: str, chosen_on: dict[str, Any] | None = None) -> Task:
+def _unseen(task: Task, seen_marks: frozenset[bytes], flag: str, chosen_on: dict[str, Any] | None = None) -> Task:
     """The task without examples that a plan has seen."""
     later = task if chosen_on is None else splits.later(task, chosen_on["seed"], chosen_on["share"])
-    found = None if later is None else seeing.unseen(later, seen)
-    if found is None:
+    fresh_task = None if later is None else seeing.unseen(later, seen_marks)
+    if fresh_task is None:
         raise BadData(
             f"The plan has seen all {task.size} examples of {task.name}: it was chosen on them, or its numbers were reported on "
             f"them; give others with {flag}."
         )
-    return found
+    return fresh_task
 
 
 def _once(task: Task, notes: list[str]) -> Task:
@@ -111,6 +111,6 @@ def _once(task: Task, notes: list[str]) -> Task:
 
 def used_text(sets: Sets) -> list[str]:
     """Lines that say which examples were used for what."""
-    told = {role: task for role, task in sets.tasks().items() if role in USES}
-    lines = [f"{task.size:>7} examples of {task.name} {USES[role]}" for role, task in told.items()]
+    used_tasks = {role: task for role, task in sets.tasks().items() if role in USES}
+    lines = [f"{task.size:>7} examples of {task.name} {USES[role]}" for role, task in used_tasks.items()]
     return lines + ([f"note: {sets.how}"] if sets.how else [])

@@ -70,7 +70,9 @@ def read_sheet(data: Any, *, split: str | None = None, expected: Collection[str]
 def located(data: str | Path) -> Path | None:
     """The file or folder of that name, with or without .gz or .xz; None where there is none."""
     path = Path(data).expanduser()
-    return next((one for one in (path, *(Path(f"{path}{end}") for end in PACKINGS)) if one.exists()), None)
+    return next(
+        (candidate for candidate in (path, *(Path(f"{path}{end}") for end in PACKINGS)) if candidate.exists()), None
+    )
 
 
 def ending(path: Path) -> str:
@@ -83,7 +85,7 @@ def read_lines(path: Path) -> list[str]:
     return _lines(_decoded(path, _unpacked(path)))
 
 
-def shown(path: Path) -> str:
+def display_name(path: Path) -> str:
     """A file's name for people: with the folder it lies in, `SST-2/dev.tsv`."""
     parent = path.absolute().parent.name
     return f"{parent}/{path.name}" if parent else path.name
@@ -108,11 +110,11 @@ def _file(path: Path, expected: Collection[str], table: bool) -> Sheet:
     if kind == ".csv":
         return _rows(path, _csv(path, text), expected)
     if kind in (".jsonl", ".ndjson"):
-        return _records(shown(path), _json_lines(path, text))
+        return _records(display_name(path), _json_lines(path, text))
     if kind == ".json":
         return _json(path, text)
     lines = _lines(text)
-    return Sheet(shown(path), ("text",), lambda _: list(lines), plain=True)
+    return Sheet(display_name(path), ("text",), lambda _: list(lines), plain=True)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -183,7 +185,7 @@ def _rows(path: Path, rows: list[tuple[int, list[str]]], expected: Collection[st
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadData(f"{path} has two columns called {twice!r}; rename one of them.")
-    return Sheet(shown(path), names, lambda name: [row[names.index(name)] for _, row in body])
+    return Sheet(display_name(path), names, lambda name: [row[names.index(name)] for _, row in body])
 
 
 def _header(rows: list[list[str]], expected: Collection[str]) -> tuple[tuple[str, ...], int]:
@@ -216,16 +218,16 @@ def _json(path: Path, text: str) -> Sheet:
         data = json.loads(text)
     except ValueError as error:
         if "Extra data" in str(error):  # one object a line, whatever the file is called
-            return _records(shown(path), _json_lines(path, text))
+            return _records(display_name(path), _json_lines(path, text))
         raise BadData(f"{path} is not JSON ({error}); mend it.") from error
     if isinstance(data, dict):
         tables = [value for value in data.values() if isinstance(value, list)]
         if len(tables) == 1 and all(isinstance(row, dict) for row in tables[0]):
             data = tables[0]  # {"version": ..., "data": [...]}
     if isinstance(data, dict) and data and all(isinstance(value, list) for value in data.values()):
-        return _columns(shown(path), data)
+        return _columns(display_name(path), data)
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
-        return _records(shown(path), data)
+        return _records(display_name(path), data)
     raise BadData(f"{path} holds no table; I read a list of objects, an object of lists, or one object a line.")
 
 
@@ -243,25 +245,27 @@ def _parquet(path: Path, content: bytes) -> Sheet:
         ) from error
     if not table.num_rows:
         raise BadData(f"{path} has no rows; give a file with at least one row.")
-    kept = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = kept.get("info", {}).get("features") or {}
+    metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata.get("info", {}).get("features") or {}
     classes = {
-        name: tuple(one["names"]) for name, one in features.items() if isinstance(one, dict) and one.get("names")
+        name: tuple(feature["names"])
+        for name, feature in features.items()
+        if isinstance(feature, dict) and feature.get("names")
     }
-    inner = {one.name: _texts_in(one.type) for one in table.schema if pyarrow.types.is_struct(one.type)}
-    return _flat(shown(path), table.column_names, lambda name: table.column(name).to_pylist(), inner, classes)
+    inner = {column.name: _texts_in(column.type) for column in table.schema if pyarrow.types.is_struct(column.type)}
+    return _flat(display_name(path), table.column_names, lambda name: table.column(name).to_pylist(), inner, classes)
 
 
 def _texts_in(struct: Any) -> list[str]:
     """The fields of a column of objects in Parquet that hold text."""
-    return [one.name for one in struct if str(one.type) in ("string", "large_string", "string_view")]
+    return [subfield.name for subfield in struct if str(subfield.type) in ("string", "large_string", "string_view")]
 
 
 # --- tables in memory -----------------------------------------------------------------------------------------------
 
 
 def _in_memory(data: Any, split: str | None) -> Sheet:
-    if isinstance(data, Mapping) and data and all(hasattr(one, "column_names") for one in data.values()):
+    if isinstance(data, Mapping) and data and all(hasattr(table, "column_names") for table in data.values()):
         return _in_memory(_chosen_split(data, split, "the data set"), None)
     if split is not None:
         raise BadData(
@@ -273,7 +277,7 @@ def _in_memory(data: Any, split: str | None) -> Sheet:
     if hasattr(data, "column_names") and hasattr(data, "features"):
         return _data_set(data, name)
     if hasattr(data, "columns") and hasattr(data, "dtypes"):  # pandas, polars
-        return _columns(name, {str(one): _listed(data[one]) for one in data.columns})
+        return _columns(name, {str(column): _listed(data[column]) for column in data.columns})
     if isinstance(data, Iterable):
         rows = list(data)
         if rows and all(isinstance(row, str) for row in rows):
@@ -310,11 +314,11 @@ def _records(name: str, records: Sequence[Mapping[str, Any]]) -> Sheet:
 
 def _keys(values: Iterable[Any]) -> list[str]:
     """The keys under which a column of objects holds text; a column of anything else is left after its first value."""
-    known = (value for value in values if value is not None)
-    first = next(known, None)
+    nonnull_values = (value for value in values if value is not None)
+    first = next(nonnull_values, None)
     if not isinstance(first, Mapping):
         return []
-    pairs = (pair for one in (first, *known) if isinstance(one, Mapping) for pair in one.items())
+    pairs = (pair for record in (first, *nonnull_values) if isinstance(record, Mapping) for pair in record.items())
     return list(dict.fromkeys(key for key, value in pairs if isinstance(key, str) and isinstance(value, str)))
 
 
@@ -336,10 +340,10 @@ def _flat(
     def chosen(key: str) -> list[Any]:
         if key not in owners:
             return list(column(key))
-        return [one.get(key) if isinstance(one, Mapping) else None for one in column(owners[key])]
+        return [record.get(key) if isinstance(record, Mapping) else None for record in column(owners[key])]
 
-    rest = [key for key in owners if key not in plain]
-    return Sheet(name, (*plain, *names, *rest), chosen, classes or {}, nested=frozenset(rest))
+    nested_keys = [key for key in owners if key not in plain]
+    return Sheet(name, (*plain, *names, *nested_keys), chosen, classes or {}, nested=frozenset(nested_keys))
 
 
 # --- data sets and folders ------------------------------------------------------------------------------------------
@@ -352,8 +356,8 @@ def _data_set(data: Any, name: str) -> Sheet:
         )
     if not len(data):
         raise BadData(f"There are no rows in {name}; give at least one.")
-    classes = {key: tuple(one.names) for key, one in data.features.items() if getattr(one, "names", None)}
-    inner = {key: _texts_of(one) for key, one in data.features.items()}
+    classes = {key: tuple(feature.names) for key, feature in data.features.items() if getattr(feature, "names", None)}
+    inner = {key: _texts_of(feature) for key, feature in data.features.items()}
     return _flat(name, list(data.column_names), lambda key: data[key], inner, classes)
 
 
@@ -363,7 +367,9 @@ def _texts_of(feature: Any) -> list[str]:
         feature = feature.flatten()
     if not isinstance(feature, Mapping):
         return []
-    return [key for key, one in feature.items() if getattr(one, "dtype", None) in ("string", "large_string")]
+    return [
+        key for key, subfeature in feature.items() if getattr(subfeature, "dtype", None) in ("string", "large_string")
+    ]
 
 
 def _name_and_split(data: str, split: str | None) -> tuple[str, str | None]:
@@ -385,7 +391,7 @@ def _name_and_split(data: str, split: str | None) -> tuple[str, str | None]:
 
 
 def _by_name(name: str, split: str | None, title: str) -> Sheet:
-    looks_like_a_file = {Path(one).suffix.lower() for one in (name, title)} & {*TABLES, *PACKINGS, ".txt"}
+    looks_like_a_file = {Path(candidate).suffix.lower() for candidate in (name, title)} & {*TABLES, *PACKINGS, ".txt"}
     if looks_like_a_file or name.startswith((".", "/", "~")) or Path(name.split("/")[0]).exists() or not name:
         raise BadData(
             f"There is no file {title!r}; give the path of the data, or the name of a data set such as glue/sst2."
@@ -402,17 +408,19 @@ def _by_name(name: str, split: str | None, title: str) -> Sheet:
     problem = ""
     for path, part in tries:
         try:
-            found = datasets.load_dataset(path, part, split=split)
+            dataset = datasets.load_dataset(path, part, split=split)
         except Exception as error:  # whatever the hub, the network or the files of others raise
             problem = problem or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             continue
-        return _data_set(_chosen_split(found, split, name) if isinstance(found, Mapping) else found, title)
+        return _data_set(_chosen_split(dataset, split, name) if isinstance(dataset, Mapping) else dataset, title)
     raise BadData(f"There is neither a file nor a data set {title!r} ({problem:.200}); check the name and the split.")
 
 
 def _chosen_split(splits: Mapping[str, Any], split: str | None, name: str) -> Any:
     wanted = split or (
-        next(iter(splits)) if len(splits) == 1 else next((one for one in VALIDATION if one in splits), None)
+        next(iter(splits))
+        if len(splits) == 1
+        else next((split_name for split_name in VALIDATION if split_name in splits), None)
     )
     if wanted not in splits:
         raise BadData(
@@ -425,16 +433,16 @@ def _pictures(folder: Path, split: str | None) -> Sheet:
     """The files of a folder that has one folder of pictures for every class, in the order of their names."""
     if split is not None:
         folder = folder / split
-    places = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
-    found = [
+    places = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    pictures = [
         (file, place.name) for place in places for file in sorted(place.rglob("*")) if file.suffix.lower() in PICTURES
     ]
-    if not found:
-        inside = sorted(one.name for one in folder.iterdir())[:12] if folder.is_dir() else []
+    if not pictures:
+        inside = sorted(entry.name for entry in folder.iterdir())[:12] if folder.is_dir() else []
         raise BadData(
             f"{folder} is a folder without pictures in folders named after their classes; give a file"
             f"{' (there are: ' + ', '.join(inside) + ')' if inside else ''}."
         )
-    names = tuple(dict.fromkeys(name for _, name in found))
-    columns = {"image": [file for file, _ in found], "label": [names.index(name) for _, name in found]}
-    return Sheet(shown(folder), ("image", "label"), columns.__getitem__, {"label": names})
+    names = tuple(dict.fromkeys(name for _, name in pictures))
+    columns = {"image": [file for file, _ in pictures], "label": [names.index(name) for _, name in pictures]}
+    return Sheet(display_name(folder), ("image", "label"), columns.__getitem__, {"label": names})

@@ -51,7 +51,7 @@ class Labels:
                 self.counts,
                 outputs,
                 source=self.source,
-                given=self.given,
+                user_names=self.given,
                 data_names=self.data_names,
                 model_names=names,
             )
@@ -75,18 +75,18 @@ def outputs_of(
     outputs: int,
     *,
     source: str,
-    given: Sequence[str] | None = None,
+    user_names: Sequence[str] | None = None,
     data_names: Sequence[str] | None = None,
     model_names: Sequence[str] | None = None,
 ) -> dict[str, int]:
     """Label of the data -> number of the model's output.
 
-    `classes` counts the labels; `given` are the user's names in the order of the outputs, `data_names` those that the
-    data gives to its numbers, `model_names` those of the model's config. The first that fit decide.
+    `classes` counts the labels; `user_names` are the user's names in the order of the outputs, `data_names` those that
+    the data gives to its numbers, `model_names` those of the model's config. The first that fit decide.
     """
     names = {label: _name(label, data_names) for label in classes}
-    if given is not None:
-        return _by_given(names, given, outputs, source)
+    if user_names is not None:
+        return _by_given(names, user_names, outputs, source)
     if model_names is not None:
         places = _matched(names, model_names)
         if places is not None:
@@ -103,19 +103,20 @@ def outputs_of(
     return _by_number(classes, outputs, source)
 
 
-def _by_given(names: Mapping[str, str], given: Sequence[str], outputs: int, source: str) -> dict[str, int]:
-    given = [str(name) for name in given]
-    if len(given) != outputs or len(set(map(_folded, given))) != len(given):
+def _by_given(names: Mapping[str, str], user_names: Sequence[str], outputs: int, source: str) -> dict[str, int]:
+    user_names = [str(name) for name in user_names]
+    if len(user_names) != outputs or len(set(map(_folded, user_names))) != len(user_names):
         raise BadData(
-            f"labels= has {len(set(given))} different names and the model has {outputs} outputs; give one name for each output."
+            f"labels= has {len(set(user_names))} different names and the model has {outputs} outputs; "
+            "give one name for each output."
         )
-    places = _matched(names, given) or _matched({label: label for label in names}, given)
+    places = _matched(names, user_names) or _matched({label: label for label in names}, user_names)
     if places is not None:
         return places
     if all(_NUMBER.fullmatch(label) and 0 <= int(label) < outputs for label in names):
         return {label: int(label) for label in names}
     raise BadData(
-        f"The labels of {source} are {_listed(names.values())}; labels= has only {_listed(given)}: name them all."
+        f"The labels of {source} are {_listed(names.values())}; labels= has only {_listed(user_names)}: name them all."
     )
 
 
@@ -154,13 +155,15 @@ def _number_of(label: str, data_names: Sequence[str]) -> int:
     return int(label) if _NUMBER.fullmatch(label) and 0 <= int(label) < len(data_names) else data_names.index(label)
 
 
-def _matched(names: Mapping[str, str], known: Sequence[str]) -> dict[str, int] | None:
+def _matched(names: Mapping[str, str], output_names: Sequence[str]) -> dict[str, int] | None:
     """Every label's place among the known names, whatever the case and the dashes; None unless all have one of their own."""
-    places = {_folded(name): number for number, name in enumerate(known)}
-    found = {label: places.get(_folded(name), -1) for label, name in names.items()}
+    places = {_folded(name): number for number, name in enumerate(output_names)}
+    outputs = {label: places.get(_folded(name), -1) for label, name in names.items()}
     return (
-        found
-        if len(places) == len(known) and min(found.values()) >= 0 and len(set(found.values())) == len(found)
+        outputs
+        if len(places) == len(output_names)
+        and min(outputs.values()) >= 0
+        and len(set(outputs.values())) == len(outputs)
         else None
     )
 

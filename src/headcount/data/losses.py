@@ -58,20 +58,20 @@ def fitting_inputs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
             f"A text has {ids.shape[1]} tokens and the model has {positions} positions; give the task max_length={positions}."
         )
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT wraps the model it adapts
-    taken = inspect.signature(inner.forward).parameters
-    if all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken.values()):
+    parameters = inspect.signature(inner.forward).parameters
+    if all(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters.values()):
         return inputs
-    if "token_type_ids" not in taken:
+    if "token_type_ids" not in parameters:
         inputs = {name: value for name, value in inputs.items() if name != "token_type_ids"}
     mask = inputs.get("attention_mask")
-    if mask is not None and "position_ids" in taken and not bool(mask[:, 0].all()) and _counts_from_zero(inner):
+    if mask is not None and "position_ids" in parameters and not bool(mask[:, 0].all()) and _counts_from_zero(inner):
         inputs = {**inputs, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     return inputs
 
 
 def _counts_from_zero(model: nn.Module) -> bool:
     """Whether positions are 0, 1, 2, ...: RoBERTa's begin after its padding token, and it counts them itself."""
-    tables = (one for name, one in model.named_modules() if name.endswith("position_embeddings"))
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
     return all(getattr(table, "padding_idx", None) is None for table in tables)
 
 
@@ -83,14 +83,17 @@ def _padding_known(model: nn.Module, pad: int | None) -> Iterator[None]:
         yield
         return
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    before = [(one, getattr(one, "pad_token_id", None)) for one in {id(one): one for one in (config, text)}.values()]
+    before = [
+        (subconfig, getattr(subconfig, "pad_token_id", None))
+        for subconfig in {id(subconfig): subconfig for subconfig in (config, text)}.values()
+    ]
     try:
-        for one, _ in before:
-            one.pad_token_id = pad
+        for subconfig, _ in before:
+            subconfig.pad_token_id = pad
         yield
     finally:
-        for one, token in before:
-            one.pad_token_id = token
+        for subconfig, token in before:
+            subconfig.pad_token_id = token
 
 
 def logits_of(model: nn.Module, inputs: dict[str, Any], pad: int | None = None) -> Tensor:
@@ -289,11 +292,11 @@ def translated(tokenizer: Any, beams: int, model: nn.Module, batch: Batch) -> Tr
     settings = {"num_beams": beams, "do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
     ending = [_ending(limits.repeat_interleave(beams), end)]
     ids = model.generate(**fitting_inputs(model, model_inputs(batch)), **length, **settings, logits_processor=ending)
-    new = ids[:, 1:]  # (examples, tokens), without the start token
-    within = torch.arange(new.shape[1], device=ids.device) < limits[:, None]
-    ended = (within & torch.isin(new, torch.tensor(ends, dtype=ids.dtype, device=ids.device))).any(1)
-    kept = [row[: 1 + limit] for row, limit in zip(ids.tolist(), limits.tolist(), strict=True)]
-    return Translations(tokenizer.batch_decode(kept, skip_special_tokens=True), (~ended).cpu().numpy())
+    new_tokens = ids[:, 1:]  # (examples, tokens), without the start token
+    within = torch.arange(new_tokens.shape[1], device=ids.device) < limits[:, None]
+    ended = (within & torch.isin(new_tokens, torch.tensor(ends, dtype=ids.dtype, device=ids.device))).any(1)
+    kept_ids = [row[: 1 + limit] for row, limit in zip(ids.tolist(), limits.tolist(), strict=True)]
+    return Translations(tokenizer.batch_decode(kept_ids, skip_special_tokens=True), (~ended).cpu().numpy())
 
 
 def _ending(limits: Tensor, end: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -304,12 +307,12 @@ def _ending(limits: Tensor, end: int) -> Callable[[Tensor, Tensor], Tensor]:
     first = int(limits.min())
 
     def processed(ids: Tensor, scores: Tensor) -> Tensor:  # (rows, start token and new ones), (rows, words)
-        new = ids.shape[1] - 1
-        if new < first:
+        token_count = ids.shape[1] - 1
+        if token_count < first:
             return scores
         only = torch.full_like(scores, -math.inf)
         only[:, end] = 0.0
-        return torch.where((limits <= new)[:, None], only, scores)
+        return torch.where((limits <= token_count)[:, None], only, scores)
 
     return processed
 

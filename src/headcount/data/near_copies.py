@@ -27,9 +27,11 @@ def near_copies(sets: Sequence[Sequence[tuple[str, ...]]]) -> list[list[int]]:
     (of pairs, both texts); or one of them, of four words or more, stands whole inside the other (not of pairs). Time and
     memory grow as the texts do.
     """
-    said = [[tuple(" ".join(WORD.findall(text.casefold())) for text in one) for one in texts] for texts in sets]
+    normalized_sets = [
+        [tuple(" ".join(WORD.findall(text.casefold())) for text in example) for example in texts] for texts in sets
+    ]
     holders: dict[tuple[str, ...], list[int]] = {}  # of the same words: how many examples each set has
-    for number, texts in enumerate(said):
+    for number, texts in enumerate(normalized_sets):
         for words in texts:
             holders.setdefault(words, [0] * len(sets))[number] += 1
     where = {
@@ -39,14 +41,14 @@ def near_copies(sets: Sequence[Sequence[tuple[str, ...]]]) -> list[list[int]]:
     for outer, inner in _inside([words[0] for words in holders if len(words) == 1]):
         near[outer,] |= where[inner,]
         near[inner,] |= where[outer,]
-    found = []
-    for number, texts in enumerate(said):
+    set_bits = []
+    for number, texts in enumerate(normalized_sets):
         # itself is no copy of itself
         again = {
             words: where[words] if holders[words][number] > 1 else where[words] & ~(1 << number) for words in texts
         }
-        found.append([near[words] | again[words] for words in texts])
-    return found
+        set_bits.append([near[words] | again[words] for words in texts])
+    return set_bits
 
 
 def _inside(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -57,18 +59,18 @@ def _inside(texts: Sequence[str]) -> list[tuple[str, str]]:
     for text, stops in zip(texts, ends, strict=True):
         if len(stops) >= FEWEST_WORDS:
             starts.setdefault(text[: stops[FEWEST_WORDS - 1]], {}).setdefault(len(stops), set()).add(text)
-    found = []
+    pairs = []
     for text, stops in zip(texts, ends, strict=True):
         begin = 0
         for place in range(len(stops) - FEWEST_WORDS + 1):
-            known = starts.get(text[begin : stops[place + FEWEST_WORDS - 1]])
-            for length, inner in () if known is None else known.items():
+            candidates = starts.get(text[begin : stops[place + FEWEST_WORDS - 1]])
+            for length, inner in () if candidates is None else candidates.items():
                 if length < len(stops) and place + length <= len(stops):
                     piece = text[begin : stops[place + length - 1]]
                     if piece in inner:
-                        found.append((text, piece))
+                        pairs.append((text, piece))
             begin = stops[place] + 1
-    return found
+    return pairs
 
 
 def _ends(text: str) -> list[int]:
@@ -83,27 +85,29 @@ def notes(tasks: Mapping[str, Task]) -> list[str]:
     """
     if any(task.clusters is not None for task in tasks.values()):
         return []
-    told = {role: task for role, task in tasks.items() if task.texts is not None}
-    sets = [[task.texts(number) for number in range(task.size)] for task in told.values() if task.texts is not None]
-    found = dict(zip(told, near_copies(sets), strict=True))
-    bit = {role: 1 << number for number, role in enumerate(told)}
-    measured = [role for role in told if role not in LEARNED_FROM]
-    size = sum(told[role].size for role in measured)
-    within = sum(bool(near & bit[role]) for role in measured for near in found[role])
-    said = []
+    text_tasks = {role: task for role, task in tasks.items() if task.texts is not None}
+    sets = [
+        [task.texts(number) for number in range(task.size)] for task in text_tasks.values() if task.texts is not None
+    ]
+    set_bits = dict(zip(text_tasks, near_copies(sets), strict=True))
+    bit = {role: 1 << number for number, role in enumerate(text_tasks)}
+    measured = [role for role in text_tasks if role not in LEARNED_FROM]
+    size = sum(text_tasks[role].size for role in measured)
+    within = sum(bool(near & bit[role]) for role in measured for near in set_bits[role])
+    sentences = []
     if within > MOST * size:
-        said.append(
+        sentences.append(
             f"{within:,} of {size:,} examples are near copies of others (the same words, or one inside the other): intervals "
             "take them for independent; name what belongs together with --group"
         )
-    for role in (role for role in JUDGED if role in told):
-        before = [one for one in USED_FOR[: USED_FOR.index(role)] if one in told]
-        seen = sum(bit[one] for one in before)
-        both = sum(bool(near & seen) for near in found[role])
-        if both > MOST * told[role].size:
-            said.append(
-                f"{both:,} of {told[role].size:,} examples to {WORDS[role]} are near copies of examples to "
-                f"{' or '.join(dict.fromkeys(WORDS[one] for one in before))}: they are not quite new; keep what "
-                "belongs together in one set with --group"
+    for role in (role for role in JUDGED if role in text_tasks):
+        before = [earlier_role for earlier_role in USED_FOR[: USED_FOR.index(role)] if earlier_role in text_tasks]
+        earlier_bits = sum(bit[earlier_role] for earlier_role in before)
+        copies = sum(bool(near & earlier_bits) for near in set_bits[role])
+        if copies > MOST * text_tasks[role].size:
+            sentences.append(
+                f"{copies:,} of {text_tasks[role].size:,} examples to {WORDS[role]} are near copies of examples to "
+                f"{' or '.join(dict.fromkeys(WORDS[earlier_role] for earlier_role in before))}: they are not quite new; "
+                "keep what belongs together in one set with --group"
             )
-    return said
+    return sentences

@@ -38,8 +38,8 @@ def grouped_lines(table: Table) -> Sequence[str | None] | None:
     if table.groups is not None:
         return table.groups
     names = documents(table.texts[0])
-    known = [name for name in names if name is not None]
-    return names if FEWEST <= len(set(known)) < len(known) else None
+    document_names = [name for name in names if name is not None]
+    return names if FEWEST <= len(set(document_names)) < len(document_names) else None
 
 
 def grouped_blocks(table: Table, starts: Sequence[int | None]) -> tuple[Sequence[str | None] | None, str]:
@@ -47,9 +47,9 @@ def grouped_blocks(table: Table, starts: Sequence[int | None]) -> tuple[Sequence
 
     None where no two blocks belong together, and where there are too few documents, which the note says.
     """
-    lines, given = table.texts[0], table.groups
+    lines, user_groups = table.texts[0], table.groups
     if any(start is None for start in starts):
-        if given is not None:
+        if user_groups is not None:
             raise BadData(
                 "The tokenizer does not tell where a token stands in the text, so that blocks have no group; take a fast "
                 "tokenizer, or give a table with a text and a group in every row."
@@ -57,21 +57,21 @@ def grouped_blocks(table: Table, starts: Sequence[int | None]) -> tuple[Sequence
         note = "the tokenizer does not tell which document a block of text is from" if len(starts) > 1 else ""
         return None, f"{note}: intervals take blocks for independent" if note else ""
     ends = list(accumulate(len(line) + 1 for line in lines))  # the newline is the line's
-    names = documents(lines) if given is None else given
+    names = documents(lines) if user_groups is None else user_groups
     filled = [number for number, line in enumerate(lines) if line.strip()]
-    found = []
+    block_groups = []
     for start in starts:
         assert start is not None
         line = bisect_right(ends, start)
         spaces = not lines[line][start - (ends[line] - len(lines[line]) - 1) :].strip()
         later = bisect_right(filled, line) if spaces else 0  # what begins with the end of a line begins with the next
-        found.append(names[filled[later]] if spaces and later < len(filled) else names[line])
-    if given is not None:
-        return found, ""
-    number = len(set(found))
-    if number == len(found):
+        block_groups.append(names[filled[later]] if spaces and later < len(filled) else names[line])
+    if user_groups is not None:
+        return block_groups, ""
+    number = len(set(block_groups))
+    if number == len(block_groups):
         return None, ""
     if number < FEWEST:
-        seen = f"the {len(found)} blocks of {table.name} are from {number} document{'s' * (number != 1)}"
-        return None, f"{seen}, too few to draw them whole: intervals take blocks for independent"
-    return found, ""
+        origin = f"the {len(block_groups)} blocks of {table.name} are from {number} document{'s' * (number != 1)}"
+        return None, f"{origin}, too few to draw them whole: intervals take blocks for independent"
+    return block_groups, ""

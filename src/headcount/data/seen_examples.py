@@ -28,43 +28,44 @@ def marks(task: Task) -> frozenset[bytes]:
     return frozenset(map(short, splits.marks(task)))
 
 
-def unseen(task: Task, seen: Container[bytes]) -> Task | None:
+def unseen(task: Task, seen_marks: Container[bytes]) -> Task | None:
     """The task without the examples of these marks, and without the groups of these marks or examples; None if none is left."""
-    known = {number for number in range(task.size) if short(task.digest(number)) in seen}
-    fresh = [number for number in range(task.size) if number not in known]
+    seen_numbers = {number for number in range(task.size) if short(task.digest(number)) in seen_marks}
+    fresh = [number for number in range(task.size) if number not in seen_numbers]
     if task.clusters is not None:
-        groups = {task.clusters[number] for number in known}
-        groups |= {task.clusters[number] for number in fresh if short(task.split_key(number)) in seen}
+        groups = {task.clusters[number] for number in seen_numbers}
+        groups |= {task.clusters[number] for number in fresh if short(task.split_key(number)) in seen_marks}
         fresh = [number for number in fresh if task.clusters[number] not in groups]
     return task if len(fresh) == task.size else task.subset(fresh) if fresh else None
 
 
 def union(*several: Seen) -> Seen:
     """All that was seen, by role."""
-    roles = sorted({role for seen in several for role in seen})
-    return {role: frozenset[bytes]().union(*(seen.get(role, ()) for seen in several)) for role in roles}
+    roles = sorted({role for role_marks in several for role in role_marks})
+    return {role: frozenset[bytes]().union(*(role_marks.get(role, ()) for role_marks in several)) for role in roles}
 
 
-def everything(seen: Seen) -> frozenset[bytes]:
+def everything(role_marks: Seen) -> frozenset[bytes]:
     """All that was seen, in whatever role."""
-    return frozenset[bytes]().union(*seen.values())
+    return frozenset[bytes]().union(*role_marks.values())
 
 
-def noted(seen: Seen) -> dict[str, str]:
+def to_note(role_marks: Seen) -> dict[str, str]:
     """What was seen, as plan.json has it: a text for each role."""
-    return {role: base64.b64encode(b"".join(sorted(some))).decode() for role, some in seen.items() if some}
+    return {role: base64.b64encode(b"".join(sorted(some))).decode() for role, some in role_marks.items() if some}
 
 
 def read_seen(note: object, where: Path) -> Seen:
     """What `noted` wrote into the plan at `where`; `BadPlan` if it is damaged."""
     if isinstance(note, dict) and all(isinstance(text, str) for text in note.values()):
         try:
-            found = {str(role): base64.b64decode(text, validate=True) for role, text in note.items()}
+            decoded = {str(role): base64.b64decode(text, validate=True) for role, text in note.items()}
         except (binascii.Error, ValueError):
-            found = {"": b"?"}
-        if not any(len(each) % SHORT for each in found.values()):
+            decoded = {"": b"?"}
+        if not any(len(content) % SHORT for content in decoded.values()):
             return {
-                role: frozenset(each[n : n + SHORT] for n in range(0, len(each), SHORT)) for role, each in found.items()
+                role: frozenset(content[n : n + SHORT] for n in range(0, len(content), SHORT))
+                for role, content in decoded.items()
             }
     raise BadPlan(
         f'What {where} says it has "seen" is damaged; take the plan as headcount wrote it, or take "seen" out and give '
@@ -72,9 +73,9 @@ def read_seen(note: object, where: Path) -> Seen:
     )
 
 
-def salt(seen: Seen) -> str:
+def salt(role_marks: Seen) -> str:
     """A text that is another one for every other set of examples seen: it shares out anew what is left of a file."""
-    return hashlib.sha256(b"".join(sorted(everything(seen)))).hexdigest()[:16]
+    return hashlib.sha256(b"".join(sorted(everything(role_marks)))).hexdigest()[:16]
 
 
 def short(digest: bytes) -> bytes:

@@ -140,14 +140,14 @@ def later(task: Task, seed: int, share: float, salt: str = "") -> Task | None:
 
     Nothing is left of a group of which an example came before.
     """
-    there = [number for number in range(task.size) if places.place(task.digest(number), seed, salt) >= share]
-    if not there:
+    later_numbers = [number for number in range(task.size) if places.place(task.digest(number), seed, salt) >= share]
+    if not later_numbers:
         return None
-    rest = task.subset(there)
-    if task.clusters is None or len(there) == task.size:
-        return rest
-    before = task.subset(sorted(set(range(task.size)) - set(there)))
-    return without(rest, marks(before))
+    later_task = task.subset(later_numbers)
+    if task.clusters is None or len(later_numbers) == task.size:
+        return later_task
+    before = task.subset(sorted(set(range(task.size)) - set(later_numbers)))
+    return without(later_task, marks(before))
 
 
 # -- the parts of one file -----------------------------------------------------------------------------------------------
@@ -168,5 +168,5 @@ def _parted(task: Task, shares: Mapping[str, float], seed: int, salt: str, most:
 def _left_out(task: Task, count: int, use: str, before: list[str]) -> str:
     were = "example {} was left out" if count == 1 else "examples {} were left out"
     group = "" if task.clusters is None else ", or of a group that is"
-    what = were.format(f"of {task.name} to {use} on")
-    return f"{count} {what}, being among those to {' or '.join(before)} on{group}"
+    phrase = were.format(f"of {task.name} to {use} on")
+    return f"{count} {phrase}, being among those to {' or '.join(before)} on{group}"

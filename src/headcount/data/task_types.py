@@ -99,6 +99,33 @@ def task(
     `group` is the column that says which examples belong together (phrases of one sentence, questions about one text); of
     plain text, a file that says it line by line. Splits, tests and intervals then keep them together. Blocks of a running
     text are grouped by the document that they begin in without being asked (see `running_text`).
+
+    Args:
+        kind: One of the kinds above.
+        data: Where the examples are.
+        tokenizer: The tokenizer or image processor, or the model folder.
+        text: The column of the text; "a,b" for a pair.
+        label: The column of the label.
+        target: The other side of parallel text.
+        labels: The data's labels in the order of the model's outputs.
+        metric: The metric; by default the first of the kind.
+        limit: Number of examples to sample.
+        split: Split of a data set loaded by name.
+        batch_size: Examples per forward pass.
+        max_length: Truncate texts after this many tokens.
+        max_new_tokens: Maximum length of a translation.
+        num_beams: Beam size of translation.
+        prefix: Prefix of every source text.
+        seed: Random seed of the sample; None takes the first.
+        group: The column of the groups (clusters) of examples.
+
+    Returns:
+        A task that every verb takes.
+
+    Example:
+        >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> len(task)
+        64
     """
     if kind not in KINDS:
         raise BadData(f"There is no kind of task {kind!r:.60}; choose one of {', '.join(KINDS)}.")
@@ -106,13 +133,13 @@ def task(
         raise BadData(f"The batch size is {batch_size}; it must be at least 1.")
     wants, build = _BUILD[kind]
     table = read_table(data, wants, text=text, label=label, target=target, split=split, group=group)
-    asked = _Asked(
+    request = _Request(
         kind, table, tokenizer, metric, labels, limit, batch_size, max_length, max_new_tokens, num_beams, prefix, seed
     )
-    return build(asked)
+    return build(request)
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """What the user asked for, together with the data."""
 
     kind: str
@@ -130,7 +157,7 @@ class _Asked(NamedTuple):
 
 
 def _built(
-    asked: _Asked,
+    request: _Request,
     table: Table,
     measure: Callable[[str], Measure],
     loss: Loss,
@@ -140,14 +167,14 @@ def _built(
     example: Callable[[int], Any],
     lengths: Sequence[int],
     settings: Mapping[str, Any],
-    **rest: Any,
+    **task_options: Any,
 ) -> Task:
     groups = {} if table.groups is None else clustered(table.groups)
     if table.texts and isinstance(table.texts[0][0], str):
-        rest.setdefault("texts", lambda number: tuple(column[number] for column in table.texts))
-    chosen = measure(asked.metric or KINDS[asked.kind][0])
+        task_options.setdefault("texts", lambda number: tuple(column[number] for column in table.texts))
+    chosen = measure(request.metric or KINDS[request.kind][0])
     return Task(
-        kind=asked.kind,
+        kind=request.kind,
         name=table.name,
         size=len(lengths),
         measure=measure,
@@ -159,9 +186,9 @@ def _built(
         collate=collate,
         digest=lambda number: hashlib.sha256(json.dumps(example(number)).encode()).digest(),
         lengths=lengths,
-        batch_size=asked.batch_size,
+        batch_size=request.batch_size,
         settings=json.dumps(settings, sort_keys=True),
-        **{"inputs": model_inputs, "describe": table.place, "skipped": table.skipped, **groups, **rest},
+        **{"inputs": model_inputs, "describe": table.place, "skipped": table.skipped, **groups, **task_options},
     )
 
 
@@ -174,41 +201,50 @@ def _checked(kind: str, name: str) -> str:
 # --- classes and numbers --------------------------------------------------------------------------------------------
 
 
-def _labels(asked: _Asked) -> Labels:
-    given = asked.labels.split(",") if isinstance(asked.labels, str) else asked.labels
-    names = None if given is None else tuple(str(name).strip() for name in given)
-    return Labels(asked.table.name, asked.table.classes, names, asked.table.class_names)
+def _labels(request: _Request) -> Labels:
+    label_names = request.labels.split(",") if isinstance(request.labels, str) else request.labels
+    names = None if label_names is None else tuple(str(name).strip() for name in label_names)
+    return Labels(request.table.name, request.table.classes, names, request.table.class_names)
 
 
 def _class_measure(kind: str, labels: Labels, pad: int | None, name: str) -> Measure:
     counted = _checked(kind, name) in ("f1", "matthews")
-    made = metric(name, labels=labels.size if counted else None, columns=CLASSIFIED)
-    return Measure(made, partial(class_rows, labels, pad, made.labels))
+    class_metric = metric(name, labels=labels.size if counted else None, columns=CLASSIFIED)
+    return Measure(class_metric, partial(class_rows, labels, pad, class_metric.labels))
 
 
 def _number_measure(kind: str, pad: int | None, name: str) -> Measure:
     return Measure(metric(_checked(kind, name), columns=CLASSIFIED), partial(number_rows, pad))
 
 
-def _texts(asked: _Asked) -> Task:
+def _texts(request: _Request) -> Task:
     """Classification and regression of texts."""
-    tokenizer, labels, whole = loaded_tokenizer(asked.tokenizer), _labels(asked), asked.table
-    table = whole.drawn(asked.limit, asked.seed)
-    encoded, pad = encode(tokenizer, table.texts, longest_input(tokenizer, asked.max_length)), padding_token(tokenizer)
+    tokenizer, labels, full_table = loaded_tokenizer(request.tokenizer), _labels(request), request.table
+    table = full_table.drawn(request.limit, request.seed)
+    encoded, pad = (
+        encode(tokenizer, table.texts, longest_input(tokenizer, request.max_length)),
+        padding_token(tokenizer),
+    )
     empty = next((number for number, length in enumerate(encoded.lengths) if not length), None)
     if empty is not None:
         raise BadData(f"There is no token in {table.place(empty)}; delete rows without text.")
-    regression = asked.kind == "regression"
+    regression = request.kind == "regression"
     codes = {name: code for code, name in enumerate(labels.names)}
-    values = torch.tensor(table.labels if regression else [codes[one] for one in table.labels or ()])
+    values = torch.tensor(table.labels if regression else [codes[label] for label in table.labels or ()])
     return _built(
-        asked,
+        request,
         table,
-        partial(_number_measure, asked.kind, pad) if regression else partial(_class_measure, asked.kind, labels, pad),
+        partial(_number_measure, request.kind, pad)
+        if regression
+        else partial(_class_measure, request.kind, labels, pad),
         partial(number_loss, pad) if regression else partial(class_loss, labels, pad),
         partial(number_goal, pad) if regression else partial(class_goal, labels, pad),
         collate=lambda numbers: {**encoded.padded(numbers), "labels": values[list(numbers)]},
-        example=lambda number: [_tokens(encoded, number), [one[number] for one in table.texts], table.labels[number]],
+        example=lambda number: [
+            _tokens(encoded, number),
+            [column[number] for column in table.texts],
+            table.labels[number],
+        ],
         lengths=encoded.lengths,
         settings={"labels": labels.given, "names": labels.data_names, "pad": pad, "side": encoded.side},
         shortened=encoded.shortened,
@@ -216,24 +252,24 @@ def _texts(asked: _Asked) -> Task:
     )
 
 
-def _pictures(asked: _Asked) -> Task:
+def _pictures(request: _Request) -> Task:
     """Classification of pictures, which are read when they are needed."""
-    processor, labels = loaded_processor(asked.tokenizer), _labels(asked)
-    table = asked.table.drawn(asked.limit, asked.seed)
+    processor, labels = loaded_processor(request.tokenizer), _labels(request)
+    table = request.table.drawn(request.limit, request.seed)
     pictures = table.texts[0]
     read = picture_reader(processor, pictures, table.place)
     codes = {name: code for code, name in enumerate(labels.names)}
-    values = torch.tensor([codes[one] for one in table.labels or ()])
+    values = torch.tensor([codes[label] for label in table.labels or ()])
 
     def example(number: int) -> list[Any]:
         picture = pictures[number]
-        seen = picture.read_bytes() if isinstance(picture, Path) else read(number).numpy().tobytes()
-        return [hashlib.sha256(seen).hexdigest(), table.labels[number]]
+        content = picture.read_bytes() if isinstance(picture, Path) else read(number).numpy().tobytes()
+        return [hashlib.sha256(content).hexdigest(), table.labels[number]]
 
     return _built(
-        asked,
+        request,
         table,
-        partial(_class_measure, asked.kind, labels, None),
+        partial(_class_measure, request.kind, labels, None),
         partial(class_loss, labels, None),
         partial(class_goal, labels, None),
         collate=lambda numbers: {
@@ -264,40 +300,40 @@ def _token_measure(kind: str, guessed: Guessed, name: str) -> Measure:
     return Measure(metric(_checked(kind, name), columns=TOKENS), partial(token_rows, guessed))
 
 
-def _language(asked: _Asked) -> Task:
+def _language(request: _Request) -> Task:
     """Language modelling. Batches are filled up on the right, where nothing before the end can see it."""
-    tokenizer, table = loaded_tokenizer(asked.tokenizer), asked.table
+    tokenizer, table = loaded_tokenizer(request.tokenizer), request.table
     if table.plain:
-        cut = blocks(tokenizer, "\n".join(table.texts[0]), asked.max_length)
+        cut = blocks(tokenizer, "\n".join(table.texts[0]), request.max_length)
         groups, note = grouped_blocks(table, [block.start for block in cut])
-        drawn = range(len(cut)) if asked.limit is None else drawn_numbers(len(cut), asked.limit, asked.seed)
-        ids = [cut[one].ids for one in drawn]
-        table = replace(table, groups=None if groups is None else [groups[one] for one in drawn])
-        rest: dict[str, Any] = {
-            "describe": lambda one: f"block {one + 1} of {table.name}: '{_words(tokenizer, ids[one])}...'",
+        drawn = range(len(cut)) if request.limit is None else drawn_numbers(len(cut), request.limit, request.seed)
+        ids = [cut[number].ids for number in drawn]
+        table = replace(table, groups=None if groups is None else [groups[number] for number in drawn])
+        task_options: dict[str, Any] = {
+            "describe": lambda number: f"block {number + 1} of {table.name}: '{_words(tokenizer, ids[number])}...'",
             "texts": None,  # a table of lines, which are not the examples
             "note": note,
         }
     else:
-        table = table.drawn(asked.limit, asked.seed)
-        encoded = encode(tokenizer, table.texts, longest_input(tokenizer, asked.max_length))
-        kept = [number for number, length in enumerate(encoded.lengths) if length > 1]
-        places = {number: place for place, number in enumerate(kept)}
+        table = table.drawn(request.limit, request.seed)
+        encoded = encode(tokenizer, table.texts, longest_input(tokenizer, request.max_length))
+        kept_numbers = [number for number, length in enumerate(encoded.lengths) if length > 1]
+        places = {number: place for place, number in enumerate(kept_numbers)}
         shortened = frozenset(places[number] for number in encoded.shortened)
-        ids = [list(encoded.columns["input_ids"][number]) for number in kept]
-        rest = {"skipped": len(table) - len(kept), "shortened": shortened}
-        table = table.chosen(kept)
+        ids = [list(encoded.columns["input_ids"][number]) for number in kept_numbers]
+        task_options = {"skipped": len(table) - len(kept_numbers), "shortened": shortened}
+        table = table.chosen(kept_numbers)
     if not ids:
         raise BadData(
             f"{table.name} has no text of two tokens or more; a language model guesses every token but the first."
         )
     lists = Encoded(
-        {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids]}, {"input_ids": padding_token(tokenizer)}
+        {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}, {"input_ids": padding_token(tokenizer)}
     )
     return _built(
-        asked,
+        request,
         table,
-        partial(_token_measure, asked.kind, next_tokens),
+        partial(_token_measure, request.kind, next_tokens),
         partial(token_loss, next_tokens),
         next_tokens,
         collate=lists.padded,
@@ -305,7 +341,7 @@ def _language(asked: _Asked) -> Task:
         lengths=lists.lengths,
         settings={},
         special=special_tokens(tokenizer),
-        **rest,
+        **task_options,
     )
 
 
@@ -313,9 +349,9 @@ def _words(tokenizer: Any, ids: Sequence[int]) -> str:
     return " ".join(tokenizer.decode(ids[:12]).split())
 
 
-def _masked(asked: _Asked) -> Task:
+def _masked(request: _Request) -> Task:
     """Masked language modelling: the loss is over the masked tokens."""
-    tokenizer, table = loaded_tokenizer(asked.tokenizer), asked.table
+    tokenizer, table = loaded_tokenizer(request.tokenizer), request.table
     if tokenizer.mask_token_id is None:
         raise BadData(
             "The tokenizer has no mask token; masked-language-modelling needs a model that was trained with one."
@@ -323,30 +359,36 @@ def _masked(asked: _Asked) -> Task:
     if table.plain:
         table = replace(table, groups=grouped_lines(table))
         table = table.chosen([number for number, line in enumerate(table.texts[0]) if line.strip()])
-    table = table.drawn(asked.limit, asked.seed)
-    encoded = encode(tokenizer, table.texts, longest_input(tokenizer, asked.max_length))
+    table = table.drawn(request.limit, request.seed)
+    encoded = encode(tokenizer, table.texts, longest_input(tokenizer, request.max_length))
     ids = encoded.columns["input_ids"]
     special = frozenset(tokenizer.all_special_ids)
-    hidden = [hidden_places(one, special, f"{asked.seed}/{row}") for one, row in zip(ids, table.rows, strict=True)]
-    kept = [number for number, places in enumerate(hidden) if places]
-    if not kept:
+    hidden = [
+        hidden_places(tokens, special, f"{request.seed}/{row}") for tokens, row in zip(ids, table.rows, strict=True)
+    ]
+    kept_numbers = [number for number, places in enumerate(hidden) if places]
+    if not kept_numbers:
         raise BadData(f"{table.name} has no text with a token that could be masked; give other data.")
-    seen, goals = [], []
-    for number in kept:
+    masked_ids, goals = [], []
+    for number in kept_numbers:
         chosen = set(hidden[number])
-        seen.append([tokenizer.mask_token_id if place in chosen else token for place, token in enumerate(ids[number])])
+        masked_ids.append(
+            [tokenizer.mask_token_id if place in chosen else token for place, token in enumerate(ids[number])]
+        )
         goals.append([token if place in chosen else IGNORED for place, token in enumerate(ids[number])])
-    columns = {name: [lists[number] for number in kept] for name, lists in encoded.columns.items()}
-    lists = Encoded({**columns, "input_ids": seen, "labels": goals}, {**encoded.fill, "labels": IGNORED}, encoded.side)
-    skipped, places = len(table) - len(kept), {number: place for place, number in enumerate(kept)}
+    columns = {name: [lists[number] for number in kept_numbers] for name, lists in encoded.columns.items()}
+    lists = Encoded(
+        {**columns, "input_ids": masked_ids, "labels": goals}, {**encoded.fill, "labels": IGNORED}, encoded.side
+    )
+    skipped, places = len(table) - len(kept_numbers), {number: place for place, number in enumerate(kept_numbers)}
     return _built(
-        asked,
-        table.chosen(kept),
-        partial(_token_measure, asked.kind, hidden_tokens),
+        request,
+        table.chosen(kept_numbers),
+        partial(_token_measure, request.kind, hidden_tokens),
         partial(token_loss, hidden_tokens),
         hidden_tokens,
         collate=lists.padded,
-        example=lambda number: [seen[number], goals[number]],
+        example=lambda number: [masked_ids[number], goals[number]],
         lengths=lists.lengths,
         settings={},
         skipped=skipped,
@@ -355,20 +397,20 @@ def _masked(asked: _Asked) -> Task:
     )
 
 
-def _translation(asked: _Asked) -> Task:
+def _translation(request: _Request) -> Task:
     """Translation, or any other text-to-text, by an encoder-decoder."""
-    tokenizer, table = loaded_tokenizer(asked.tokenizer), asked.table.drawn(asked.limit, asked.seed)
-    length, pad = longest_input(tokenizer, asked.max_length), padding_token(tokenizer)
-    sources = encode(tokenizer, [[asked.prefix + one for one in table.texts[0]]], length)
+    tokenizer, table = loaded_tokenizer(request.tokenizer), request.table.drawn(request.limit, request.seed)
+    length, pad = longest_input(tokenizer, request.max_length), padding_token(tokenizer)
+    sources = encode(tokenizer, [[request.prefix + text for text in table.texts[0]]], length)
     references = list(table.texts[1])
     targets = encode(tokenizer, [references], length, target=True)
     goals = targets.columns["input_ids"]
-    beams, fixed, (each, more) = asked.num_beams, asked.max_new_tokens, LIMIT
-    for option, given in (("num_beams", beams), ("max_new_tokens", fixed)):
-        if given is not None and given < 1:
-            raise BadData(f"{option} is {given}; it must be at least 1.")
-    limits = torch.tensor([each * tokens + more if fixed is None else fixed for tokens in sources.lengths])
-    decoding = {"beams": beams, "limit": f"{each}n+{more}" if fixed is None else str(fixed)}
+    beams, fixed, (per_token, more) = request.num_beams, request.max_new_tokens, LIMIT
+    for option, value in (("num_beams", beams), ("max_new_tokens", fixed)):
+        if value is not None and value < 1:
+            raise BadData(f"{option} is {value}; it must be at least 1.")
+    limits = torch.tensor([per_token * tokens + more if fixed is None else fixed for tokens in sources.lengths])
+    decoding = {"beams": beams, "limit": f"{per_token}n+{more}" if fixed is None else str(fixed)}
 
     def collate(numbers: Sequence[int]) -> dict[str, Any]:
         chosen = list(numbers)
@@ -377,10 +419,10 @@ def _translation(asked: _Asked) -> Task:
         return {**sources.padded(chosen), "labels": labels, "references": texts, "limits": limits[chosen]}
 
     def measure(name: str) -> Measure:
-        if _checked(asked.kind, name) == "loss":
-            return _token_measure(asked.kind, target_tokens, name)
-        made = metric(name, columns=generated_columns(name))
-        return Measure(made, partial(translation_scores, name, tokenizer, beams), generates=True)
+        if _checked(request.kind, name) == "loss":
+            return _token_measure(request.kind, target_tokens, name)
+        text_metric = metric(name, columns=generated_columns(name))
+        return Measure(text_metric, partial(translation_scores, name, tokenizer, beams), generates=True)
 
     def inputs(batch: Batch) -> dict[str, Any]:
         # without a model there is no telling how it shifts targets; any tokens will do to compare two models
@@ -390,7 +432,7 @@ def _translation(asked: _Asked) -> Task:
         }
 
     return _built(
-        asked,
+        request,
         table,
         measure,
         partial(token_loss, target_tokens),
@@ -414,7 +456,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "masked-language-modelling": ("perplexity", "loss"),
     "image-classification": ("accuracy", "f1", "matthews", "loss"),
 }
-_BUILD: Mapping[str, tuple[str, Callable[[_Asked], Task]]] = {
+_BUILD: Mapping[str, tuple[str, Callable[[_Request], Task]]] = {
     "classification": ("label", _texts),
     "regression": ("number", _texts),
     "translation": ("target", _translation),

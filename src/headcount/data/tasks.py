@@ -81,12 +81,12 @@ class Task:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the examples and of all that changes inputs or metric; the batch size does not."""
-        found = hashlib.sha256(json.dumps([self.kind, self.metric.name, self.settings]).encode())
+        hasher = hashlib.sha256(json.dumps([self.kind, self.metric.name, self.settings]).encode())
         for number in range(self.size):
-            found.update(self.digest(number))
+            hasher.update(self.digest(number))
         if self.clusters is not None:  # intervals and splits depend on them; without them nothing is added
-            found.update(json.dumps([self.clusters, self.cluster_names]).encode())
-        return found.hexdigest()
+            hasher.update(json.dumps([self.clusters, self.cluster_names]).encode())
+        return hasher.hexdigest()
 
     def split_key(self, number: int) -> bytes:
         """What decides where an example goes when examples are split: the name of its group, or the example itself."""
@@ -123,27 +123,31 @@ class Task:
     def subset(self, numbers: Sequence[int]) -> Task:
         """The task on the examples of these numbers only, in this order."""
         numbers = tuple(int(number) for number in numbers)
-        if not numbers or len(set(numbers)) != len(numbers) or not all(0 <= one < self.size for one in numbers):
+        if not numbers or len(set(numbers)) != len(numbers) or not all(0 <= number < self.size for number in numbers):
             raise BadData(
                 f"A subset needs different numbers from 0 to {self.size - 1}, at least one; I got {numbers!r:.80}."
             )
-        new = {old: place for place, old in enumerate(numbers)}
-        kept = [tuple(new[one] for one in group if one in new) for group in self.groups or ()]
+        new_places = {number: place for place, number in enumerate(numbers)}
+        kept_groups = [
+            tuple(new_places[number] for number in group if number in new_places) for group in self.groups or ()
+        ]
         texts, clusters = self.texts, self.clusters
-        old = None if clusters is None else tuple(dict.fromkeys(clusters[one] for one in numbers))
-        again = {} if old is None else {cluster: place for place, cluster in enumerate(old)}
+        kept_clusters = None if clusters is None else tuple(dict.fromkeys(clusters[number] for number in numbers))
+        again = {} if kept_clusters is None else {cluster: place for place, cluster in enumerate(kept_clusters)}
         return replace(
             self,
             size=len(numbers),
-            collate=lambda chosen: self.collate([numbers[one] for one in chosen]),
-            digest=lambda one: self.digest(numbers[one]),
-            describe=lambda one: self.describe(numbers[one]),
-            lengths=tuple(self.lengths[one] for one in numbers),
-            groups=None if self.groups is None else tuple(group for group in kept if group),
-            shortened=frozenset(new[one] for one in self.shortened if one in new),
-            clusters=None if clusters is None else tuple(again[clusters[one]] for one in numbers),
-            cluster_names=() if old is None else tuple(self.cluster_names[cluster] for cluster in old),
-            texts=None if texts is None else lambda one: texts(numbers[one]),
+            collate=lambda chosen: self.collate([numbers[number] for number in chosen]),
+            digest=lambda number: self.digest(numbers[number]),
+            describe=lambda number: self.describe(numbers[number]),
+            lengths=tuple(self.lengths[number] for number in numbers),
+            groups=None if self.groups is None else tuple(group for group in kept_groups if group),
+            shortened=frozenset(new_places[number] for number in self.shortened if number in new_places),
+            clusters=None if clusters is None else tuple(again[clusters[number]] for number in numbers),
+            cluster_names=()
+            if kept_clusters is None
+            else tuple(self.cluster_names[cluster] for cluster in kept_clusters),
+            texts=None if texts is None else lambda number: texts(numbers[number]),
         )
 
     def split(self, *fractions: float, seed: int = 0) -> tuple[Task, ...]:
@@ -208,11 +212,33 @@ def custom_task(
     Without `values` the loss is measured, where less is better. A batch whose tensors all have the same first dimension
     can be taken apart and repeated (lists of that length go along, all else is handed on as it is); any other batch
     counts as one example. `group` names for every example, in the order of the batches, what it belongs to.
+
+    Args:
+        batches: The batches, as the functions below take them.
+        loss: `loss(model, batch)`: a differentiable number per example.
+        values: `values(model, batch)`: the metric, a number per example; by default the loss.
+        higher_is_better: Whether larger values are better.
+        name: Name of the task in texts.
+        batch_size: Examples per batch; by default as the batches are.
+        group: The cluster that each example belongs to.
+
+    Returns:
+        A task that every verb takes.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> import torch
+        >>> batches = [{"input_ids": torch.tensor([[2, 9, 8, 3], [2, 7, 6, 3]]), "labels": torch.tensor([0, 1])}]
+        >>> def loss(model, batch):
+        ...     return torch.nn.functional.cross_entropy(model(batch["input_ids"]).logits, batch["labels"], reduction="none")
+        >>> task = hc.custom_task(batches, loss=loss)
+        >>> len(hc.evaluate(model, task).rows)
+        2
     """
-    whole = [dict(batch) for batch in batches]
-    if not whole or (loss is None and values is None):
+    batch_dicts = [dict(batch) for batch in batches]
+    if not batch_dicts or (loss is None and values is None):
         raise BadData("A task of one's own needs at least one batch, and loss= or values= or both.")
-    sizes = [_rows_in(batch) for batch in whole]
+    sizes = [_rows_in(batch) for batch in batch_dicts]
     places = [(number, row) for number, size in enumerate(sizes) for row in range(size or 1)]
     ends = [sum(size or 1 for size in sizes[:number]) for number in range(len(sizes) + 1)]
     rowwise = all(size is not None for size in sizes)
@@ -227,23 +253,23 @@ def custom_task(
             raise BadData(
                 "Examples of different batches cannot be put together; take the numbers that Task.batches gives."
             )
-        batch = whole[next(iter(chosen))]
+        batch = batch_dicts[next(iter(chosen))]
         size = _rows_in(batch)
         return batch if size is None else _picked(batch, size, [places[number][1] for number in numbers])
 
     def measured(model: nn.Module, batch: Batch) -> np.ndarray:
-        given = _one_each(values or loss, "values" if values else "loss", model, batch)
-        return given.detach().double().cpu().numpy()[:, None]
+        example_values = _one_each(values or loss, "values" if values else "loss", model, batch)
+        return example_values.detach().double().cpu().numpy()[:, None]
 
     def lost(model: nn.Module, batch: Batch) -> Tensor:
         if loss is None:
             raise BadData("This needs gradients, and the task was made without loss=; give own_task a loss function.")
         return _one_each(loss, "loss", model, batch)
 
-    def measure(asked: str) -> Measure:
-        if asked != "mean":
+    def measure(metric_name: str) -> Measure:
+        if metric_name != "mean":
             raise BadData(
-                f"A task of one's own is measured by the mean of its values; there is no {asked!r:.60} of them."
+                f"A task of one's own is measured by the mean of its values; there is no {metric_name!r:.60} of them."
             )
         return Measure(mean, measured)
 
@@ -283,16 +309,16 @@ def _picked(batch: Batch, size: int, rows: list[int]) -> dict[str, Any]:
     return {key: one(value) for key, value in batch.items()}
 
 
-def _one_each(function: Any, what: str, model: nn.Module, batch: Batch) -> Tensor:
-    given, size = torch.as_tensor(function(model, batch)), _rows_in(batch)
+def _one_each(function: Any, option: str, model: nn.Module, batch: Batch) -> Tensor:
+    numbers, size = torch.as_tensor(function(model, batch)), _rows_in(batch)
     if size is None:
-        size, given = 1, given.reshape(1) if given.numel() == 1 else given
-    if given.shape != (size,):
+        size, numbers = 1, numbers.reshape(1) if numbers.numel() == 1 else numbers
+    if numbers.shape != (size,):
         raise BadData(
-            f"{what}= gave numbers of shape {tuple(given.shape)} for a batch of {size}; it must give one per example, ({size},): "
-            "reduce over everything but the first dimension (reduction='none')."
+            f"{option}= gave numbers of shape {tuple(numbers.shape)} for a batch of {size}; it must give one per "
+            f"example, ({size},): reduce over everything but the first dimension (reduction='none')."
         )
-    return given
+    return numbers
 
 
 def _bytes(value: Any) -> bytes:
@@ -301,14 +327,14 @@ def _bytes(value: Any) -> bytes:
         plain = value.detach().cpu()
         return repr((str(plain.dtype), tuple(plain.shape), plain.tolist())).encode()
     if isinstance(value, Mapping):
-        return b"".join(str(key).encode() + b"=" + _bytes(one) + b";" for key, one in value.items())
+        return b"".join(str(key).encode() + b"=" + _bytes(entry) + b";" for key, entry in value.items())
     return b",".join(map(_bytes, value)) if isinstance(value, list | tuple) else repr(value).encode()
 
 
 def _code(function: Any) -> str:
     """What tells a function from others: its name and its instructions, where it has them."""
     code = getattr(function, "__code__", None)
-    constants = [repr(one) for one in code.co_consts if not hasattr(one, "co_code")] if code else []
+    constants = [repr(constant) for constant in code.co_consts if not hasattr(constant, "co_code")] if code else []
     body = code.co_code.hex() + repr((code.co_names, constants)) if code else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{name} {hashlib.sha256(body.encode()).hexdigest()[:16]}"

@@ -82,7 +82,9 @@ def shape_text(batch: int, length: int | None) -> str:
 
 
 def _in_words(row: Speed, first: str) -> str:
-    said = f"At {shape_text(row.batch, row.length)}, {row.model} is {row.ratio:.2f} times as fast as {first}"
+    sentence = f"At {shape_text(row.batch, row.length)}, {row.model} is {row.ratio:.2f} times as fast as {first}"
     if row.arrived is None:
-        return f"{said}; by the count of multiply-adds there is no gain to expect."
-    return f"{said}, of {row.limit:.2f} that the multiply-adds allow: {max(row.arrived, 0):.0%} of the gain arrived."
+        return f"{sentence}; by the count of multiply-adds there is no gain to expect."
+    return (
+        f"{sentence}, of {row.limit:.2f} that the multiply-adds allow: {max(row.arrived, 0):.0%} of the gain arrived."
+    )

@@ -62,15 +62,15 @@ class Lottery:
 
     def survivors(self, task: str, seed: int, kind: str) -> frozenset[tuple[str, int]]:
         """The heads or MLPs that survived one draw."""
-        draw = next(one for one in self.draws if (one.task, one.seed) == (task, seed))
+        draw = next(candidate for candidate in self.draws if (candidate.task, candidate.seed) == (task, seed))
         return frozenset(unit for unit in self.units(kind) if unit[1] in draw.alive[unit[0]])
 
     def marks(self, task: str, kind: str) -> np.ndarray:
         """(units, seeds): 1 where the unit survived under the seed."""
-        kept = [self.survivors(task, seed, kind) for seed in self.seeds]
-        return np.array([[unit in one for one in kept] for unit in self.units(kind)], dtype=np.int64).reshape(
-            -1, len(kept)
-        )
+        seed_survivors = [self.survivors(task, seed, kind) for seed in self.seeds]
+        return np.array(
+            [[unit in survivors for survivors in seed_survivors] for unit in self.units(kind)], dtype=np.int64
+        ).reshape(-1, len(seed_survivors))
 
     def document(self) -> LotteryDocument:
         """The draws, and what follows from them."""
@@ -100,24 +100,26 @@ class Lottery:
     def from_json(cls, data: Any, file: str = "") -> Lottery:
         """The study that `to_json` wrote, or an error with the first thing that is wrong with it."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            seen = data.get("format") if isinstance(data, dict) else data
-            raise BadRun(f"A lottery is an object of format {FORMAT}; I got {seen!r:.40}: give one of this headcount.")
+            file_format = data.get("format") if isinstance(data, dict) else data
+            raise BadRun(
+                f"A lottery is an object of format {FORMAT}; I got {file_format!r:.40}: give one of this headcount."
+            )
         return cls.of(LotteryDocument.from_json(data, file))
 
     @classmethod
     def of(cls, data: LotteryDocument) -> Lottery:
         """The study in a document; refused where its draws do not have all units of all tasks and seeds."""
         shares = data.threshold, data.step
-        made = cls(data.model, data.class_name, *shares, data.tasks, data.sites, data.draws, data.versions)
+        study = cls(data.model, data.class_name, *shares, data.tasks, data.sites, data.draws, data.versions)
         try:
-            for task in made.names:
-                for which in KINDS:
-                    made.marks(task, which)
-            made.table()
+            for task in study.names:
+                for kind in KINDS:
+                    study.marks(task, kind)
+            study.table()
         except (KeyError, StopIteration) as error:
-            what = f"{type(error).__name__} {error}".strip()
-            raise BadRun(f"The lottery's draws are damaged ({what[:80]}); run the study again.") from None
-        return made
+            problem = f"{type(error).__name__} {error}".strip()
+            raise BadRun(f"The lottery's draws are damaged ({problem[:80]}); run the study again.") from None
+        return study
 
     @classmethod
     def joined(cls, studies: Iterable[Lottery]) -> Lottery:
@@ -126,22 +128,22 @@ class Lottery:
         if not parts:
             raise BadRun("There is no study to join; give one or more.")
         first = parts[0]
-        for other in parts[1:]:
+        for study in parts[1:]:
             for name in ("model", "kind", "threshold", "step", "sites"):
-                one, two = getattr(first, name), getattr(other, name)
-                if one != two:
+                first_value, second_value = getattr(first, name), getattr(study, name)
+                if first_value != second_value:
                     raise BadRun(
-                        f"The {'class' if name == 'kind' else name} of {first.names[0]}'s study is {one!r:.60} and of "
-                        f"{other.names[0]}'s {two!r:.60}; only studies of one model, made alike, can be joined."
+                        f"The {'class' if name == 'kind' else name} of {first.names[0]}'s study is {first_value!r:.60} and of "
+                        f"{study.names[0]}'s {second_value!r:.60}; only studies of one model, made alike, can be joined."
                     )
         tasks: dict[str, TaskSettings] = {}
-        for task in (task for one in parts for task in one.tasks):
+        for task in (task for study in parts for task in study.tasks):
             if tasks.setdefault(task.name, task) != task:
                 raise BadRun(
                     f"Two of the studies are of {task.name!r:.60}, and not on the same data or by the same recipe; give "
                     "each task once, or other names (--name)."
                 )
-        draws = sorted((draw for one in parts for draw in one.draws), key=lambda draw: list(tasks).index(draw.task))
+        draws = sorted((draw for study in parts for draw in study.draws), key=lambda draw: list(tasks).index(draw.task))
         seeds = {name: [draw.seed for draw in draws if draw.task == name] for name in tasks}
         for name, drawn in seeds.items():
             if len(set(drawn)) < len(drawn):
@@ -168,37 +170,39 @@ class Lottery:
         for task in self.names:
             draws = [draw for draw in self.draws if draw.task == task]
             rows.append(_row(task, "structured", "full", "whole", [draw.full.report for draw in draws]))
-            by_weights = [one for draw in draws if draw.magnitude for one in draw.magnitude.networks]
+            by_weights = [network for draw in draws if draw.magnitude for network in draw.magnitude.networks]
             for kind, every in (
-                ("structured", [one for draw in draws for one in draw.networks]),
+                ("structured", [network for draw in draws for network in draw.networks]),
                 ("magnitude", by_weights),
             ):
-                for what in WHATS:
+                for choice in WHATS:
                     for how in HOWS:
-                        values = [one.value for one in every if (one.what, one.how) == (what, how)]
-                        rows += [_row(task, kind, what, how, values)] if values else []
+                        values = [network.value for network in every if (network.what, network.how) == (choice, how)]
+                        rows += [_row(task, kind, choice, how, values)] if values else []
         return rows
 
     def sentence(self) -> str:
         """One sentence: what came out."""
-        kept = ", ".join(f"{self._share(kind):.0%} of the {_word(kind)}" for kind in KINDS if self.units(kind))
+        kept_shares = ", ".join(f"{self._share(kind):.0%} of the {_word(kind)}" for kind in KINDS if self.units(kind))
         many = f"{len(self.names)} tasks" if len(self.names) > 1 else self.names[0]
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
-        said = f"On {many}, with {seeds}, {kept.replace(', ', ' and ')} keep {self.threshold:.0%} of the score"
-        said += " on the examples that they were selected on"
+        text = f"On {many}, with {seeds}, {kept_shares.replace(', ', ' and ')} keep {self.threshold:.0%} of the score"
+        text += " on the examples that they were selected on"
         for how, words in (("retrained", "fine-tuned anew"), ("pruned", "as found")):
-            shares = {what: self._relative(what, how) for what in WHATS}
+            shares = {choice: self._relative(choice, how) for choice in WHATS}
             if all(share is not None for share in shares.values()):
-                listed = ", ".join(f"{what} ones {share:.0%}" for what, share in shares.items())
-                return f"{said}; {words}, sub-networks of that size reach, of the full model's: {listed}."
-        return f"{said}."
+                listed = ", ".join(f"{choice} ones {share:.0%}" for choice, share in shares.items())
+                return f"{text}; {words}, sub-networks of that size reach, of the full model's: {listed}."
+        return f"{text}."
 
     # -- what is derived -------------------------------------------------------------------------------------------------
 
     def _recipe(self) -> dict[str, Any]:
         """What the recipes of all tasks have in common."""
         recipes = [task.recipe or {} for task in self.tasks]
-        return {name: value for name, value in recipes[0].items() if all(one.get(name) == value for one in recipes)}
+        return {
+            name: value for name, value in recipes[0].items() if all(recipe.get(name) == value for recipe in recipes)
+        }
 
     def _counts(self) -> dict[str, SiteSurvival]:
         """Of every unit, in how many tasks it survives: mean and deviation over seeds."""
@@ -224,28 +228,30 @@ class Lottery:
         marks = self.marks(task, kind)
         q, p = cochran_q(marks)
         mean, sd = mean_sd(marks.sum(0))
-        kept = [self.survivors(task, seed, kind) for seed in self.seeds]
+        seed_survivors = [self.survivors(task, seed, kind) for seed in self.seeds]
         size = Size(float(mean), None if sd is None else float(sd))
-        return SeedAgreement(task=task, kind=kind, kappa=fleiss_kappa(marks), q=q, p=p, in_all=in_all(kept), size=size)
+        return SeedAgreement(
+            task=task, kind=kind, kappa=fleiss_kappa(marks), q=q, p=p, in_all=in_all(seed_survivors), size=size
+        )
 
     def _share(self, kind: str) -> float:
         return float(np.mean([self.marks(task, kind).mean() for task in self.names]))
 
-    def _relative(self, what: str, how: str) -> float | None:
+    def _relative(self, choice: str, how: str) -> float | None:
         """The mean over draws of a sub-network's value as a share of the full model's; None if there is none."""
         shares = [
-            one.value / draw.full.report
+            network.value / draw.full.report
             for draw in self.draws
-            for one in draw.networks
-            if (one.what, one.how) == (what, how) and draw.full.report > 0
+            for network in draw.networks
+            if (network.what, network.how) == (choice, how) and draw.full.report > 0
         ]
         return math.fsum(shares) / len(shares) if shares else None
 
 
-def _row(task: str, kind: str, what: str, how: str, values: Sequence[float]) -> NetworkMean:
+def _row(task: str, kind: str, choice: str, how: str, values: Sequence[float]) -> NetworkMean:
     mean, sd = mean_sd(values)
     spread = None if sd is None else float(sd)
-    return NetworkMean(task=task, kind=kind, what=what, how=how, mean=float(mean), sd=spread, seeds=len(values))
+    return NetworkMean(task=task, kind=kind, what=choice, how=how, mean=float(mean), sd=spread, seeds=len(values))
 
 
 def _word(kind: str) -> str:

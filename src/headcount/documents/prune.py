@@ -57,8 +57,8 @@ class Budget:
         return asdict(self)
 
     def __str__(self) -> str:
-        left, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
-        return f"{left:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
+        kept_share, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
+        return f"{kept_share:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ class JsonDocument:
     def from_json(cls, data: object, file: str = "") -> Self:
         """The document in `data`, or `BadRun` with the first key of the file that is missing or of the wrong type."""
         try:
-            made: Self = read(cls, data)
+            document: Self = read(cls, data)
         except Wrong as error:
             raise BadRun(
                 f"{file or f'{cls.NAME}.json'} is not what headcount writes ({error}); run its command again in a new folder."
             ) from None
-        return made
+        return document
 
     def to_json(self) -> dict[str, Any]:
         """The document as JSON has it."""
@@ -56,7 +56,7 @@ def read(kind: Any, value: object, key: str = "") -> Any:
         return _tuple(inner, value, key)
     if origin is dict:
         items = _checked(dict, value, key, "an object").items()
-        return {str(name): read(inner[1], one, _under(key, str(name))) for name, one in items}
+        return {str(name): read(inner[1], content, _under(key, str(name))) for name, content in items}
     if hasattr(kind, "from_json") and not issubclass(kind, JsonDocument):
         return _by_itself(kind, value, key)
     if is_dataclass(kind) or hasattr(kind, "_fields"):
@@ -74,22 +74,22 @@ def write(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, tuple | list):
-        return [write(one) for one in value]
+        return [write(entry) for entry in value]
     if isinstance(value, dict):
-        return {name: write(one) for name, one in value.items()}
+        return {name: write(entry) for name, entry in value.items()}
     if hasattr(value, "to_json") and not isinstance(value, JsonDocument):
         return value.to_json()
     if not is_dataclass(value):
         return value
     out: dict[str, Any] = {}
-    for one in fields(value):
-        content = getattr(value, one.name)
-        if one.metadata.get("sometimes") and content == one.default:
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if field.metadata.get("sometimes") and content == field.default:
             continue
-        if one.metadata.get("flat"):
+        if field.metadata.get("flat"):
             out |= write(content)
         else:
-            out[one.metadata.get("key") or one.name] = write(content)
+            out[field.metadata.get("key") or field.name] = write(content)
     return out
 
 
@@ -109,22 +109,22 @@ def _keys(kind: Any) -> list[_Key]:
     if not is_dataclass(kind):  # a named tuple
         return [_Key(name, name, hints[name], False, name not in kind._field_defaults) for name in kind._fields]
     out = []
-    for one in fields(kind):
-        required = one.default is MISSING and one.default_factory is MISSING
-        key = one.metadata.get("key") or one.name
-        out.append(_Key(one.name, key, hints[one.name], one.metadata.get("flat", False), required))
+    for field in fields(kind):
+        required = field.default is MISSING and field.default_factory is MISSING
+        key = field.metadata.get("key") or field.name
+        out.append(_Key(field.name, key, hints[field.name], field.metadata.get("flat", False), required))
     return out
 
 
 def _fields(kind: Any, data: dict[str, Any], key: str) -> Any:
     values = {}  # what may be missing may be null as well: both read as the default
-    for one in _keys(kind):
-        if one.flat:
-            values[one.field] = read(one.hint, data, key)
-        elif one.required and one.key not in data:
-            raise Wrong(f"{_under(key, one.key)} is missing")
-        elif one.required or data.get(one.key) is not None:
-            values[one.field] = read(one.hint, data[one.key], _under(key, one.key))
+    for field_key in _keys(kind):
+        if field_key.flat:
+            values[field_key.field] = read(field_key.hint, data, key)
+        elif field_key.required and field_key.key not in data:
+            raise Wrong(f"{_under(key, field_key.key)} is missing")
+        elif field_key.required or data.get(field_key.key) is not None:
+            values[field_key.field] = read(field_key.hint, data[field_key.key], _under(key, field_key.key))
     try:
         return kind(**values)
     except ValueError as error:
@@ -134,34 +134,34 @@ def _fields(kind: Any, data: dict[str, Any], key: str) -> Any:
 def _by_itself(kind: Any, value: object, key: str) -> Any:
     """A value of a class that reads itself; keys that it does not know are passed over."""
     if kind is Comparison and isinstance(value, dict):
-        known = {one.name for one in fields(kind)}
-        value = {name: one for name, one in value.items() if name in known}
+        field_names = {field.name for field in fields(kind)}
+        value = {name: content for name, content in value.items() if name in field_names}
     try:
         return kind.from_json(value)
     except HeadcountError as error:
-        told = str(error).rstrip(".")
-        raise Wrong(f"{key}: {told}" if key else told) from None
+        message = str(error).rstrip(".")
+        raise Wrong(f"{key}: {message}" if key else message) from None
 
 
 def _one_of(kinds: tuple[Any, ...], value: object, key: str) -> Any:
     if value is None and type(None) in kinds:
         return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    for kind in others[:-1]:
+    value_kinds = [kind for kind in kinds if kind is not type(None)]
+    for kind in value_kinds[:-1]:
         try:
             return read(kind, value, key)
         except Wrong:
             continue
-    return read(others[-1], value, key)
+    return read(value_kinds[-1], value, key)
 
 
 def _tuple(inner: tuple[Any, ...], value: object, key: str) -> tuple[Any, ...]:
     values = _checked(list, value, key, "a list")
     if inner[-1] is Ellipsis:
-        return tuple([read(inner[0], one, f"{key}[{n}]") for n, one in enumerate(values)])
+        return tuple([read(inner[0], entry, f"{key}[{n}]") for n, entry in enumerate(values)])
     if len(values) != len(inner):
         raise Wrong(f"{key} has {len(values)} values, and should have {len(inner)}")
-    return tuple(read(kind, one, f"{key}[{n}]") for n, (kind, one) in enumerate(zip(inner, values, strict=True)))
+    return tuple(read(kind, entry, f"{key}[{n}]") for n, (kind, entry) in enumerate(zip(inner, values, strict=True)))
 
 
 def _checked(kind: Any, value: Any, key: str, words: str) -> Any:

@@ -230,9 +230,11 @@ class RolesDocument(JsonDocument):
         for head in self.heads:
             if head.main not in ORDER:
                 raise ValueError(f"main role {head.main!r:.30}")
-        for one in self.relations:
-            if one.best is not None and one.best.unit not in one.heads:
-                raise ValueError(f"the best head of {one.relation:.20}, {one.best.unit:.20}, is none of its heads")
+        for relation in self.relations:
+            if relation.best is not None and relation.best.unit not in relation.heads:
+                raise ValueError(
+                    f"the best head of {relation.relation:.20}, {relation.best.unit:.20}, is none of its heads"
+                )
         for example in self.examples:
             self._check_attention(example)
 
@@ -265,10 +267,10 @@ class Roles:
 
     def of(self, unit: object) -> tuple[Role, ...]:
         """The roles of a head, such as "3:7"."""
-        found = next((head.roles for head in self.heads if head.unit == str(unit)), None)
-        if found is None:
+        roles = next((head.roles for head in self.heads if head.unit == str(unit)), None)
+        if roles is None:
             raise BadPlan(f"{unit!s:.60} is none of the {len(self.heads)} heads that were looked at; see `.main`.")
-        return found
+        return roles
 
     def survivors(self, order: Iterable[object]) -> list[dict[str, int]]:
         """How many heads of each main role are left: before anything goes, and after each unit of `order` is gone.
@@ -276,13 +278,13 @@ class Roles:
         Units that are not heads count as steps and change nothing.
         """
         main = self.main
-        left = {role: count for role in ORDER if (count := list(main.values()).count(role))}
-        out, gone = [dict(left)], set()
+        counts = {role: count for role in ORDER if (count := list(main.values()).count(role))}
+        out, removed_units = [dict(counts)], set()
         for unit in map(str, order):
-            if unit in main and unit not in gone:
-                left[main[unit]] -= 1
-                gone.add(unit)
-            out.append(dict(left))
+            if unit in main and unit not in removed_units:
+                counts[main[unit]] -= 1
+                removed_units.add(unit)
+            out.append(dict(counts))
         return out
 
     def document(self) -> RolesDocument:
@@ -297,9 +299,11 @@ class Roles:
     @classmethod
     def from_json(cls, data: Any) -> Roles:
         """The roles that `to_json` wrote, or an error with what is wrong with them."""
-        seen = data.get("format") if isinstance(data, dict) else data
-        if seen != FORMAT or isinstance(seen, bool):
-            raise BadPlan(f"Roles are an object of format {FORMAT}; I got {seen!r:.40}: give roles of this headcount.")
+        file_format = data.get("format") if isinstance(data, dict) else data
+        if file_format != FORMAT or isinstance(file_format, bool):
+            raise BadPlan(
+                f"Roles are an object of format {FORMAT}; I got {file_format!r:.40}: give roles of this headcount."
+            )
         missing = [name for name in cls.__dataclass_fields__ if name not in data]
         if missing:
             raise BadPlan(f"These are not roles that headcount wrote: {missing[0]} is missing; find them again.")

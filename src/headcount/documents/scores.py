@@ -107,13 +107,13 @@ class Scores:
     def __iter__(self) -> Iterator[Unit]:
         return iter(self.units)
 
-    def only(self, *what: str) -> Scores:
+    def only(self, *selectors: str) -> Scores:
         """The scores of some units alone: of a kind ("head"), an attention type ("cross") or a site ("3")."""
-        wanted = {word[:-1] if word in ("heads", "neurons", "layers") else word for word in what}
+        wanted = {word[:-1] if word in ("heads", "neurons", "layers") else word for word in selectors}
         keep = [n for n, unit in enumerate(self.units) if wanted & self._names(unit)]
         if not keep:
             names = sorted({name for unit in self.units for name in self._names(unit) if name[0].islower()})
-            raise BadPlan(f"No unit scored here is {' or '.join(what)}; there are {', '.join(names[:8])}.")
+            raise BadPlan(f"No unit scored here is {' or '.join(selectors)}; there are {', '.join(names[:8])}.")
         return self._picked(keep)
 
     def at(self, sites: Container[str]) -> Scores:
@@ -128,19 +128,19 @@ class Scores:
         """The same scores divided by the l2 norm of their layer, of their attention type, of all, or by nothing."""
         return replace(self, normalize=how)
 
-    def order(self, least: int = 0, gone: Container[Unit] = ()) -> list[Unit]:
+    def order(self, least: int = 0, removed_units: Container[Unit] = ()) -> list[Unit]:
         """The units from the least important on; the best `least` of every site are left out. Ties: as they come.
 
-        Units that are `gone` already are not in the order, and do not count among the best.
+        The `removed_units` are not in the order, and do not count among the best.
         """
         values = self.values
-        there = [n for n, unit in enumerate(self.units) if unit not in gone]
+        candidates = [n for n, unit in enumerate(self.units) if unit not in removed_units]
         places: dict[str, list[int]] = {}
-        for n in there:
+        for n in candidates:
             places.setdefault(self.units[n].site, []).append(n)
         staying = {n for members in places.values() for n in sorted(members, key=lambda n: (-values[n], n))[:least]}
-        left = set(there) - staying
-        return [self.units[n] for n in np.argsort(values, kind="stable") if n in left]
+        removable = set(candidates) - staying
+        return [self.units[n] for n in np.argsort(values, kind="stable") if n in removable]
 
     def stability(self, resamples: int = 100, seed: int = 0) -> list[Stability]:
         """Rank correlation of scores from disjoint sets of examples, for growing sets: were there enough of them?
@@ -206,8 +206,8 @@ class Scores:
             raw = np.array([float(value) for site in sites.values() for value in site["raw"]])
             kinds = {str(name): str(site["kind"]) for name, site in sites.items()}
             types = {str(name): site["type"] for name, site in sites.items()}
-            whole = all(len(site["raw"]) == len(set(site["units"])) == len(site["units"]) for site in sites.values())
-            if not whole or not np.isfinite(raw).all():
+            complete = all(len(site["raw"]) == len(set(site["units"])) == len(site["units"]) for site in sites.values())
+            if not complete or not np.isfinite(raw).all():
                 raise BadPlan("The scores are damaged: numbers are missing or not finite; compute them again.")
             return cls(units, raw, str(data["by"]), kinds, types, data["normalize"], str(data["signature"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -236,9 +236,9 @@ class Scores:
         for n, unit in enumerate(self.units):
             sites.setdefault(unit.site, []).append(f"{values[n]:.3f}")
         width = max(map(len, sites), default=0)
-        for name, shown in sites.items():
-            more = f" ... ({len(shown)})" if len(shown) > 16 else ""
-            lines.append(f"{name:<{width}}  {' '.join(shown[:16])}{more}")
+        for name, cells in sites.items():
+            more = f" ... ({len(cells)})" if len(cells) > 16 else ""
+            lines.append(f"{name:<{width}}  {' '.join(cells[:16])}{more}")
         return "\n".join(lines)
 
     def _names(self, unit: Unit) -> set[str]:
@@ -260,16 +260,31 @@ class Scores:
         return np.array([math.sqrt(squares[key]) or 1.0 for key in keys])
 
     def _group(self, unit: Unit) -> str:
-        kind, what = self.kinds[unit.site], self.types[unit.site]
+        kind, attention_type = self.kinds[unit.site], self.types[unit.site]
         if self.normalize == "layer":
             return unit.site
-        return f"{kind} {what}" if self.normalize == "type" else kind
+        return f"{kind} {attention_type}" if self.normalize == "type" else kind
 
 
 def plan(scores: Scores, remove: float | int | str, *, least: int = 0, only: str | Iterable[str] = ()) -> Plan:
     """The least important units: `remove` is how many (12), or which share of them (0.4 or "40%", rounded down).
 
     `least` units of every site stay; `only` restricts the choice ("encoder", "cross", "head").
+
+    Args:
+        scores: Importance scores.
+        remove: How many: a count, or a share (0.4 or "40%", rounded down).
+        least: Units that every site keeps.
+        only: Restricts the units to types or kinds ("encoder", "cross", "head").
+
+    Returns:
+        The units with the lowest scores.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> scores = hc.score(model, by="magnitude")
+        >>> len(hc.plan(scores, "25%"))
+        12
     """
     names = [only] if isinstance(only, str) else list(only)
     chosen = scores.only(*names) if names else scores
@@ -304,7 +319,7 @@ def how_many(amount: float | int | str, of: int) -> int:
     return _within(math.floor(round(amount * of, 9)), of, amount)
 
 
-def _within(count: int, of: int, said: object) -> int:
+def _within(count: int, of: int, amount: object) -> int:
     if not 0 <= count <= of:
-        raise BadPlan(f"I was asked for {said} units and there are {of}.")
+        raise BadPlan(f"I was asked for {amount} units and there are {of}.")
     return count

@@ -85,14 +85,14 @@ def bench(
         cost = {shape: float(np.maximum(looks[shape]["seconds"], SHORTEST).sum()) for shape in fitting}
         if repeats is None:
             repeats = min(MOST, max(FEWEST, int(seconds / max(sum(cost.values()), 1e-9))))
-        found, orders = {}, orders_of(len(names), repeats, seed)
+        timings, orders = {}, orders_of(len(names), repeats, seed)
         with Bar("measuring", repeats * sum(cost.values())) as bar:  # its unit is the second expected
             for shape in fitting:
                 bar.label = f"measuring {shape_text(*shape)} (seconds)"
                 step = partial(bar.advance, cost[shape] / len(names))
                 take = partial(_measured, work, shape, looks[shape], orders, step)
-                found[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
-    rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], found[shape])]
+                timings[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
+    rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], timings[shape])]
     if not rows:
         raise OutOfMemory(f"Not even {shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
     left_out = [shape for shape in shapes if not any((row.batch, row.length) == shape for row in rows)]
@@ -213,8 +213,8 @@ def _measured(
                     model(**batch)  # a run that was resumed has not seen this shape yet
             for number, order in enumerate(orders):
                 for place in order:
-                    one = partial(_several, models[place], batches[place], times)
-                    wall[number, place], processor[number, place] = work.clock(one, work.device)
+                    call = partial(_several, models[place], batches[place], times)
+                    wall[number, place], processor[number, place] = work.clock(call, work.device)
                     step()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -228,14 +228,14 @@ def _several(model: Callable[..., object], batch: dict[str, Any], times: int) ->
         model(**batch)
 
 
-def _rows(names: list[str], shape: tuple[int, int | None], look: Arrays, found: Arrays) -> Iterator[Speed]:
+def _rows(names: list[str], shape: tuple[int, int | None], look: Arrays, timings: Arrays) -> Iterator[Speed]:
     """The row of each model from the seconds of all of them; none if there are no seconds."""
-    if not len(found["wall"]):
+    if not len(timings["wall"]):
         return
     for place, name in enumerate(names):
-        low, middle, high = quartiles(shape[0] / found["wall"][:, place])
-        ratio_low, ratio, ratio_high = quartiles(found["wall"][:, 0] / found["wall"][:, place])
-        flops, peak = int(look["flops"][place]), int(found["peak"][place])
+        low, middle, high = quartiles(shape[0] / timings["wall"][:, place])
+        ratio_low, ratio, ratio_high = quartiles(timings["wall"][:, 0] / timings["wall"][:, place])
+        flops, peak = int(look["flops"][place]), int(timings["peak"][place])
         limit = int(look["flops"][0]) / flops if flops else 1.0
         arrived = (ratio - 1) / (limit - 1) if limit > NO_GAIN else None
         speeds = (middle, low, high, ratio, ratio_low, ratio_high)
@@ -303,11 +303,11 @@ def _check(
         raise BadMeasure(
             "There is no model to measure; give at least one, and the first is what others are compared to."
         )
-    for what, values in (("batch size", batch_sizes), ("length", lengths)):
+    for label, values in (("batch size", batch_sizes), ("length", lengths)):
         wrong = [value for value in values if type(value) is not int or value < 1]
         if wrong or not values:
             got = f"{wrong[0]!r:.40}" if wrong else "none"
-            raise BadMeasure(f"A {what} is a whole number from 1 on; I got {got}: give for example 16.")
+            raise BadMeasure(f"A {label} is a whole number from 1 on; I got {got}: give for example 16.")
     if repeats is not None and (type(repeats) is not int or repeats < 1):
         raise BadMeasure(f"Repetitions are a whole number from 1 on; I got {repeats!r:.40}: give for example 15.")
     if not seconds > 0:

@@ -53,9 +53,9 @@ class Costs:
     def of(self, plan: Plan) -> float:
         """What the model should cost after the plan; it may cost less, where heads share keys and values."""
         total = self.whole
-        for name, gone in plan.by_site().items():
+        for name, indices in plan.by_site().items():
             if name in self.sites and self.homes.get(name) not in plan:
-                total -= float(self.sites[name][-1] - self.sites[name][len(self.sites[name]) - 1 - len(gone)])
+                total -= float(self.sites[name][-1] - self.sites[name][len(self.sites[name]) - 1 - len(indices)])
         for unit in set(plan) & set(self.layers):
             inside = sum(float(self.sites[name][-1]) for name, home in self.homes.items() if home == unit)
             total -= self.layers[unit] + inside
@@ -64,12 +64,12 @@ class Costs:
 
 def homes(anatomy: Anatomy) -> dict[str, Unit]:
     """For each site inside a stack, the layer that it goes with."""
-    found: dict[str, Unit] = {}
+    layer_of: dict[str, Unit] = {}
     for stack in anatomy.stacks:
         for unit, block in zip(stack.units, stack.blocks, strict=True):
             inside = {id(module) for module in block.modules()}
-            found |= {site.name: unit for site in anatomy if id(site.writer) in inside}
-    return found
+            layer_of |= {site.name: unit for site in anatomy if id(site.writer) in inside}
+    return layer_of
 
 
 def parameters(model: nn.Module, specs: tuple[ModuleSpec, ...] = ()) -> Costs:
@@ -114,8 +114,8 @@ def operations(
 
 def one_example(root: nn.Module, length: int | None) -> dict[str, Any]:
     """A made-up example of this length, where the model's kind of input has one."""
-    made = random_batch(root, 1, length if has_length(root) else None)
-    return to_device(made, device_of(root))
+    batch = random_batch(root, 1, length if has_length(root) else None)
+    return to_device(batch, device_of(root))
 
 
 def operations_of(model: nn.Module, batch: dict[str, Any]) -> int:
@@ -128,19 +128,19 @@ def operations_of(model: nn.Module, batch: dict[str, Any]) -> int:
 
 def widest(site: Site, count: int) -> tuple[int, ...]:
     """Positions of so many units that cost no less than any others: heads that share as few keys and values as they can."""
-    seen, ranked = Counter[int](), []
+    kv_counts, ranked = Counter[int](), []
     for position, kv in enumerate(site.kv_of if site.kind == "head" else range(len(site))):
-        ranked.append((seen[kv], position))
-        seen[kv] += 1
+        ranked.append((kv_counts[kv], position))
+        kv_counts[kv] += 1
     return tuple(sorted(position for _, position in sorted(ranked)[:count]))
 
 
 def _by_number(site: Site, cost: Callable[[tuple[int, ...]], float]) -> np.ndarray:
     """Costs with 0, 1, ... all units, the first being 0. Neurons all cost the same, so four numbers of them are enough."""
     units = len(site)
-    asked = range(units + 1) if site.kind == "head" else sorted({0, 1, units // 2, units} & set(range(units + 1)))
-    known = {count: float(cost(widest(site, count))) for count in asked}
-    table = np.interp(np.arange(units + 1), list(known), list(known.values()))
+    counts = range(units + 1) if site.kind == "head" else sorted({0, 1, units // 2, units} & set(range(units + 1)))
+    costs = {count: float(cost(widest(site, count))) for count in counts}
+    table = np.interp(np.arange(units + 1), list(costs), list(costs.values()))
     return table - min(table[0], table[-1])
 
 
@@ -187,9 +187,9 @@ def _table(site: Site, ticks: Mapping[int, Counter[str]]) -> np.ndarray | None:
         sharing = share(site, keep)
         rows = [len(r) for r in used_rows(site, keep)] if padded else layout_rows(site, sharing)
         total = writer * len(keep) / len(site)
-        for spent, matrix, left in zip(readers, site.matrices, rows, strict=True):
+        for spent, matrix, row_count in zip(readers, site.matrices, rows, strict=True):
             assert matrix is not None
-            total += spent * left / matrix.shape[0]
+            total += spent * row_count / matrix.shape[0]
         # code that counts on all heads attends with all of them; an attention without heads runs one of zeros
         return total + core * (1 if padded else max(1, len(keep)) / len(site))
 

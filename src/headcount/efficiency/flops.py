@@ -29,8 +29,8 @@ def counted(model: nn.Module, batch: dict[str, Any]) -> tuple[int, int]:
             return sum(now().values()), live.most
     with gpu_peak(model, batch) as peak, counting(model) as now:
         model(**batch)
-        done = sum(now().values())
-    return done, peak[0]
+        total = sum(now().values())
+    return total, peak[0]
 
 
 @contextmanager
@@ -61,12 +61,12 @@ def _more_formulas() -> dict[Any, Callable[..., int]]:
         *batch, positions, width = query  # scores for every pair of positions, then a sum of values
         return 2 * prod(batch) * positions * key[-2] * (width + value[-1])
 
-    def grouped(one: Any, _: Any, *__: Any, out_shape: Any = None, **___: Any) -> int:
-        return 2 * prod(out_shape) * one[-1]  # experts
+    def grouped(input_shape: Any, _: Any, *__: Any, out_shape: Any = None, **___: Any) -> int:
+        return 2 * prod(out_shape) * input_shape[-1]  # experts
 
     kernels = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-    known = {f"_scaled_dot_product_{name}": attention for name in kernels} | {"_grouped_mm": grouped}
-    return {getattr(torch.ops.aten, name): f for name, f in known.items() if hasattr(torch.ops.aten, name)}
+    formulas = {f"_scaled_dot_product_{name}": attention for name in kernels} | {"_grouped_mm": grouped}
+    return {getattr(torch.ops.aten, name): f for name, f in formulas.items() if hasattr(torch.ops.aten, name)}
 
 
 class LiveBytes(TorchDispatchMode):
@@ -78,9 +78,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, batch: dict[str, Any]) -> None:
         super().__init__()
-        given = [*model.parameters(), *model.buffers(), *tensors(batch)]
-        self.known = {t.untyped_storage()._cdata for t in given}
-        self.now = self.most = memory_of(given)
+        initial_tensors = [*model.parameters(), *model.buffers(), *tensors(batch)]
+        self.known = {t.untyped_storage()._cdata for t in initial_tensors}
+        self.now = self.most = memory_of(initial_tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

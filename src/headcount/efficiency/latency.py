@@ -62,12 +62,12 @@ def seconds(
     stacks = [stack for stack in anatomy.stacks if "layer" in wanted and len(stack) > 1]
     about = _about(root, anatomy, sorted(wanted), batch_size, length)
     path = (cache or cache_folder()) / f"latency-{hashlib.sha256(_text(about)).hexdigest()[:16]}.json"
-    told = _read(path, about)
-    if told is None:
+    measurements = _read(path, about)
+    if measurements is None:
         sizes: dict[str, Any] = {"batch_sizes": (batch_size,), "lengths": (length,), "seed": seed, "seconds": SECONDS}
-        told = {"about": about, **_measured(model, groups, stacks, sizes, specs)}
-        write_whole(path, _text(told))
-    return _costs(anatomy, groups, stacks, told)
+        measurements = {"about": about, **_measured(model, groups, stacks, sizes, specs)}
+        write_whole(path, _text(measurements))
+    return _costs(anatomy, groups, stacks, measurements)
 
 
 def cache_folder() -> Path:
@@ -114,8 +114,8 @@ def _config_of(root: nn.Module) -> str:
     config = getattr(root, "config", None)
     if not hasattr(config, "to_dict"):
         return ""
-    said = {key: value for key, value in config.to_dict().items() if "name" not in key and "label" not in key}
-    return hashlib.sha256(repr([sorted(said.items()), config._attn_implementation]).encode()).hexdigest()[:16]
+    settings = {key: value for key, value in config.to_dict().items() if "name" not in key and "label" not in key}
+    return hashlib.sha256(repr([sorted(settings.items()), config._attn_implementation]).encode()).hexdigest()[:16]
 
 
 def _measured(
@@ -141,18 +141,18 @@ def _measured(
     tables, layers = [], []
     with Bar("how long each width takes", sum(len(widths(group[0])) for group in groups) + len(stacks)) as bar:
         for group in groups:
-            found = {}
+            gains = {}
             for width in widths(group[0]):
                 keep = set(widest(group[0], width))
                 gain = saved(site.units[n] for site in group for n in range(len(site)) if n not in keep)
                 if gain is not None:
-                    found[str(width)] = gain / len(group)
+                    gains[str(width)] = gain / len(group)
                 bar.advance()
-            tables.append(found)
+            tables.append(gains)
         for stack in stacks:
-            gone = stack.units[1::2]
-            gain = saved(gone)
-            layers.append(None if gain is None else gain / len(gone))
+            removed_units = stack.units[1::2]
+            gain = saved(removed_units)
+            layers.append(None if gain is None else gain / len(removed_units))
             bar.advance()
     if not wholes:
         raise Refused(f"Nothing of {type(unwrap(model)).__name__} can be cut, so that there is no speed to gain.")
@@ -166,15 +166,17 @@ def widths(site: Site) -> list[int]:
     return sorted(count for count in counts if count < len(site))
 
 
-def _costs(anatomy: Anatomy, groups: Sequence[Sequence[Site]], stacks: Sequence[Stack], told: dict[str, Any]) -> Costs:
+def _costs(
+    anatomy: Anatomy, groups: Sequence[Sequence[Site]], stacks: Sequence[Stack], measurements: dict[str, Any]
+) -> Costs:
     from scipy.optimize import isotonic_regression
 
     tables = {site.name: np.zeros(len(site) + 1) for site in anatomy}
-    for group, found in zip(groups, told["saved"], strict=True):
-        if found:
+    for group, gains in zip(groups, measurements["saved"], strict=True):
+        if gains:
             units = len(group[0])
-            counts = [*sorted(int(count) for count in found), units]
-            saved = [*(found[str(count)] for count in counts[:-1]), 0.0]
+            counts = [*sorted(int(count) for count in gains), units]
+            saved = [*(gains[str(count)] for count in counts[:-1]), 0.0]
             # fewer units never take longer: what is measured otherwise is noise
             falling = isotonic_regression(saved, increasing=False).x
             table = np.interp(np.arange(units + 1), counts, falling)
@@ -182,19 +184,23 @@ def _costs(anatomy: Anatomy, groups: Sequence[Sequence[Site]], stacks: Sequence[
             for site in group:
                 tables[site.name] = table[0] - table
     where, layers = homes(anatomy), {}
-    for stack, gain in zip(stacks, told["layers"], strict=True):
+    for stack, gain in zip(stacks, measurements["layers"], strict=True):
         for unit in stack.units:
             inside = sum(float(tables[name][-1]) for name, home in where.items() if home == unit)
             layers[unit] = max(0.0, (gain or 0.0) - inside)
-    return Costs("time", told["whole"], tables, layers, where)
+    return Costs("time", measurements["whole"], tables, layers, where)
 
 
 def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
     """What was measured before for the same question; None if nothing was, or the file is not what it should be."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        fits = told["about"] == json.loads(_text(about)) and np.isfinite(told["whole"])
-        return told if fits and isinstance(told["saved"], list) and isinstance(told["layers"], list) else None
+        measurements = json.loads(path.read_text(encoding="utf-8"))
+        fits = measurements["about"] == json.loads(_text(about)) and np.isfinite(measurements["whole"])
+        return (
+            measurements
+            if fits and isinstance(measurements["saved"], list) and isinstance(measurements["layers"], list)
+            else None
+        )
     except (OSError, ValueError, KeyError, TypeError, BadRun):
         return None
 

@@ -18,37 +18,37 @@ def random_batch(model: nn.Module, batch: int, length: int | None, seed: int = 0
     draw = torch.Generator().manual_seed(seed)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     normal = partial(torch.randn, generator=draw)
-    taken = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     if kind == "input_ids" and config is not None and length is not None:
-        made = {"input_ids": _tokens(config, batch, length, draw), "attention_mask": torch.ones(batch, length).long()}
-        if "pixel_values" in taken and not any(name.startswith("image_token") for name in vars(config)):
-            made["pixel_values"] = normal(batch, *_picture(config)).to(dtype)  # beside the text, not within it
+        inputs = {"input_ids": _tokens(config, batch, length, draw), "attention_mask": torch.ones(batch, length).long()}
+        if "pixel_values" in parameters and not any(name.startswith("image_token") for name in vars(config)):
+            inputs["pixel_values"] = normal(batch, *_picture(config)).to(dtype)  # beside the text, not within it
     elif kind == "pixel_values" and config is not None:
-        made = {kind: normal(batch, *_picture(config)).to(dtype)}
+        inputs = {kind: normal(batch, *_picture(config)).to(dtype)}
     elif kind == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        made = {kind: normal(batch, config.num_mel_bins, 2 * config.max_source_positions).to(dtype)}  # Whisper
+        inputs = {kind: normal(batch, config.num_mel_bins, 2 * config.max_source_positions).to(dtype)}  # Whisper
     elif kind == "input_values" and hasattr(config, "conv_stride") and length is not None:
         samples = length  # of positions after the convolutions
         for stride, kernel in zip(config.conv_stride[::-1], config.conv_kernel[::-1], strict=True):
             samples = (samples - 1) * stride + kernel
-        made = {kind: normal(batch, samples).to(dtype)}
+        inputs = {kind: normal(batch, samples).to(dtype)}
     else:
         raise BadMeasure(
             f"I do not know what a batch for {type(model).__name__} looks like; give bench inputs=, "
             "a function of model, batch and length that makes one."
         )
     if getattr(config, "is_encoder_decoder", False) and length is not None:
-        made["decoder_input_ids"] = _tokens(config, batch, length, draw)
-    return {name: value for name, value in made.items() if name in taken or name == kind}
+        inputs["decoder_input_ids"] = _tokens(config, batch, length, draw)
+    return {name: value for name, value in inputs.items() if name in parameters or name == kind}
 
 
 def _picture(config: Any) -> tuple[int, ...]:
     """Channels, height and width, and the frames before them where it is a film."""
-    seen = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
-    size = getattr(seen, "image_size", None) or 224
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
+    size = getattr(vision, "image_size", None) or 224
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-    frames = getattr(seen, "num_frames", None)
-    return (*([frames] if frames else []), getattr(seen, "num_channels", 3), height, width)
+    frames = getattr(vision, "num_frames", None)
+    return (*([frames] if frames else []), getattr(vision, "num_channels", 3), height, width)
 
 
 def _tokens(config: Any, batch: int, length: int, draw: torch.Generator) -> Tensor:

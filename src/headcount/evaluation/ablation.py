@@ -89,8 +89,8 @@ class Ablation:
         noise = float(np.var(drawn - drawn.mean(axis=1, keepdims=True), axis=0).mean())
         # a resample has the noise of the examples, and its own on top of it
         real = np.maximum(0.0, np.var(drawn, axis=0) - 2 * noise)
-        whole = real + noise
-        return max(0.0, 1 - noise / spread), np.divide(real, whole, out=np.zeros_like(real), where=whole > 0)
+        total = real + noise
+        return max(0.0, 1 - noise / spread), np.divide(real, total, out=np.zeros_like(real), where=total > 0)
 
     def scores(self) -> Scores:
         """The damage as scores of units, the paper's "oracle"; only where every plan is one unit."""
@@ -152,17 +152,42 @@ def ablate(
 
     Every other thing about the model stays; values are kept for every example, so each difference can be tested.
     `block` is the number of neurons masked together (a twelfth of the MLP if not given).
+
+    Args:
+        model: The model; it is as it was afterwards.
+        task: The data and metric to measure with.
+        units: "heads", "neurons", "mlps", "attentions", "layers", or plans of your own by name.
+        block: Neurons that are masked together; by default a twelfth of the MLP.
+        batch_size: Examples per forward pass; by default that of the task.
+        replay: Whether layers below a masked unit are computed once only; the values are the same.
+        memory: Bytes of activations that may be cached.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        name: Name of the results in the run folder.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The full model's result, and the per-example values without each unit; `comparisons()` tests them, with
+        Holm's correction.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> ablation = hc.ablate(model, task, units="layers")
+        >>> ablation.names[:2]
+        ('layers:0', 'layers:1')
+        >>> len(ablation.comparisons())
+        6
     """
     rows = tuple(specs)
     anatomy = find(model, rows)
     plans = plans_of(anatomy, units, block=block) if isinstance(units, str) else dict(units)
     if not plans:
         raise BadPlan(f"{anatomy.model_name} has no {units} to close; `headcount inspect` lists what is there.")
-    asked = [Plan(), *(anatomy.plan(plan) for plan in plans.values())]
+    all_plans = [Plan(), *(anatomy.plan(plan) for plan in plans.values())]
     values = measure(
         model,
         task,
-        asked,
+        all_plans,
         batch_size=batch_size,
         replay=replay,
         memory=memory,
@@ -172,7 +197,7 @@ def ablate(
     )
     base = result_of(task, values[0], signature(model, task))
     sites = {part.name: (part.kind, getattr(part, "attention", None)) for part in (*anatomy.sites, *anatomy.stacks)}
-    return Ablation(tuple(plans), tuple(asked[1:]), base, values[1:], sites)
+    return Ablation(tuple(plans), tuple(all_plans[1:]), base, values[1:], sites)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,11 +281,18 @@ def transfer(
 ) -> Transfer:
     """Ablate on two data sets and correlate the damage over units: do the same heads matter there?"""
     first, second = tasks
-    one = ablate(model, first, units, run=run, name="one", **options)
-    other = ablate(model, second, units, run=run, name="other", **options)
-    (first_share, first_drawn), (second_share, second_drawn) = (side.reliabilities(seed=seed) for side in (one, other))
+    first_ablation = ablate(model, first, units, run=run, name="one", **options)
+    second_ablation = ablate(model, second, units, run=run, name="other", **options)
+    (first_share, first_drawn), (second_share, second_drawn) = (
+        side.reliabilities(seed=seed) for side in (first_ablation, second_ablation)
+    )
     ceiling = float(np.sqrt(first_share * second_share))
     few = min(len(first_drawn), len(second_drawn))
     low, high = np.percentile(np.sqrt(first_drawn[:few] * second_drawn[:few]), [2.5, 97.5])
-    found = pearson(one.damage, other.damage), spearman(one.damage, other.damage, seed=seed)
-    return Transfer(one, other, *found, ceiling, min(ceiling, float(low)), max(ceiling, float(high)))
+    correlations = (
+        pearson(first_ablation.damage, second_ablation.damage),
+        spearman(first_ablation.damage, second_ablation.damage, seed=seed),
+    )
+    return Transfer(
+        first_ablation, second_ablation, *correlations, ceiling, min(ceiling, float(low)), max(ceiling, float(high))
+    )

@@ -44,28 +44,28 @@ def learn(
     blocks = {block: stack for stack in anatomy.stacks for block in stack.blocks}
     if allowed is not None:
         blocks = {block: stack for block, stack in blocks.items() if block in allowed}
-    seen = _watch(blocks, run)
-    shorter = _watch(blocks, fewer) if fewer is not None else _Seen()
-    once = [b for b in sorted(blocks, key=lambda b: seen.began.get(b, 0)) if seen.calls.get(b) == 1]
-    call_order = CallOrder(once, encoder=allowed, rows=_with_rows(seen, shorter))
+    trace = _watch(blocks, run)
+    shorter = _watch(blocks, fewer) if fewer is not None else _CallLog()
+    once = [b for b in sorted(blocks, key=lambda b: trace.began.get(b, 0)) if trace.calls.get(b) == 1]
+    call_order = CallOrder(once, encoder=allowed, rows=_with_rows(trace, shorter))
     for name in sites:
         site, block = anatomy[name], None
         if isinstance(site, Site):
             block = next((b for b in call_order.blocks if site.writer in set(b.modules())), None)
-        if block is None or seen.calls.get(site.writer) != 1 or not site.calls_writer:
+        if block is None or trace.calls.get(site.writer) != 1 or not site.calls_writer:
             continue
-        started = seen.began[site.writer]
-        whole = _returns_writer_output(site, block, seen)
-        if whole is not None:
-            call_order.handed_on[name], started = whole, seen.began[whole]
-        call_order.inside[name] = list(_finished(block, started, seen))
+        started = trace.began[site.writer]
+        attention = _returns_writer_output(site, block, trace)
+        if attention is not None:
+            call_order.handed_on[name], started = attention, trace.began[attention]
+        call_order.inside[name] = list(_finished(block, started, trace))
     if call_order.blocks and not generates:
-        call_order.reader = _last_attention(anatomy, call_order.blocks[-1], seen)
+        call_order.reader = _last_attention(anatomy, call_order.blocks[-1], trace)
     return call_order
 
 
 @dataclass
-class _Seen:
+class _CallLog:
     """Order of beginnings and ends, numbers of calls, and addresses of first tensors, of the modules watched."""
 
     began: dict[nn.Module, int] = field(default_factory=dict)
@@ -77,74 +77,74 @@ class _Seen:
     clock: int = 0
 
 
-def _watch(blocks: Iterable[nn.Module], run: Callable[[], Any]) -> _Seen:
-    seen = _Seen()
+def _watch(blocks: Iterable[nn.Module], run: Callable[[], Any]) -> _CallLog:
+    trace = _CallLog()
 
     def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.clock += 1
-        seen.began[module] = seen.clock
-        seen.calls[module] = seen.calls.get(module, 0) + 1
+        trace.clock += 1
+        trace.began[module] = trace.clock
+        trace.calls[module] = trace.calls.get(module, 0) + 1
         first = next(tensors((args, kwargs)), None)
         if first is not None:
-            seen.came[module] = first
+            trace.came[module] = first
 
     def end(module: nn.Module, _: Any, output: Any) -> None:
-        seen.clock += 1
-        seen.ended[module] = seen.clock
-        given = list(tensors(output))
-        seen.shapes[module] = [tuple(t.shape) for t in given]
-        if given:
-            seen.gave[module] = given[0]
+        trace.clock += 1
+        trace.ended[module] = trace.clock
+        outputs = list(tensors(output))
+        trace.shapes[module] = [tuple(t.shape) for t in outputs]
+        if outputs:
+            trace.gave[module] = outputs[0]
 
     with ExitStack() as stack:
         for module in {module for block in blocks for module in block.modules()}:
             stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(end).remove)
         run()
-    return seen
+    return trace
 
 
-def _with_rows(seen: _Seen, shorter: _Seen) -> dict[nn.Module, tuple[bool, ...]]:
+def _with_rows(trace: _CallLog, shorter: _CallLog) -> dict[nn.Module, tuple[bool, ...]]:
     """For each module, which of the tensors it gives are shorter by a row when there is an example less."""
     return {
         module: tuple(bool(a) and bool(b) and a[0] != b[0] for a, b in zip(shapes, less, strict=True))
-        for module, shapes in seen.shapes.items()
+        for module, shapes in trace.shapes.items()
         if len(less := shorter.shapes.get(module, [])) == len(shapes)
     }
 
 
-def _finished(block: nn.Module, before: int, seen: _Seen) -> Iterator[nn.Module]:
+def _finished(block: nn.Module, before: int, trace: _CallLog) -> Iterator[nn.Module]:
     """The largest parts of a layer that had been called once, and had returned, when the clock showed `before`."""
     for child in block.children():
-        if seen.calls.get(child) == 1 and child in seen.ended and seen.ended[child] < before and child in seen.gave:
+        if trace.calls.get(child) == 1 and child in trace.ended and trace.ended[child] < before and child in trace.gave:
             yield child
         else:
-            yield from _finished(child, before, seen)
+            yield from _finished(child, before, trace)
 
 
-def _returns_writer_output(site: Site, block: nn.Module, seen: _Seen) -> nn.Module | None:
+def _returns_writer_output(site: Site, block: nn.Module, trace: _CallLog) -> nn.Module | None:
     """The attention around a writer, if what it returns first is the writer's output and nothing else."""
     module = site.module
     if module is block or module is site.writer or site.writer not in set(module.modules()):
         return None
-    if seen.calls.get(module) == 1 and module not in seen.gave:
+    if trace.calls.get(module) == 1 and module not in trace.gave:
         return None
-    return module if seen.calls.get(module) == 1 and _same(seen.gave[module], seen.gave[site.writer]) else None
+    return module if trace.calls.get(module) == 1 and _same(trace.gave[module], trace.gave[site.writer]) else None
 
 
-def _last_attention(anatomy: Anatomy, block: nn.Module, seen: _Seen) -> tuple[nn.Module, nn.Module | None] | None:
+def _last_attention(anatomy: Anatomy, block: nn.Module, trace: _CallLog) -> tuple[nn.Module, nn.Module | None] | None:
     """The only attention of a layer and the norm it reads through, if it reads the layer's input that directly."""
     inside = set(block.modules())
-    found = {site.module for site in anatomy.heads if site.writer in inside}
-    if len(found) != 1 or block not in seen.came:
+    attentions = {site.module for site in anatomy.heads if site.writer in inside}
+    if len(attentions) != 1 or block not in trace.came:
         return None
-    module = found.pop()
-    if seen.calls.get(module) != 1 or module is block or module not in seen.came or module not in inside:
+    module = attentions.pop()
+    if trace.calls.get(module) != 1 or module is block or module not in trace.came or module not in inside:
         return None
-    if _same(seen.came[module], seen.came[block]):
+    if _same(trace.came[module], trace.came[block]):
         return module, None
-    norms = (m for m in inside if seen.calls.get(m) == 1 and m in seen.gave and m is not module)
-    through = (m for m in norms if _same(seen.gave[m], seen.came[module]) and _same(seen.came[m], seen.came[block]))
+    norms = (m for m in inside if trace.calls.get(m) == 1 and m in trace.gave and m is not module)
+    through = (m for m in norms if _same(trace.gave[m], trace.came[module]) and _same(trace.came[m], trace.came[block]))
     norm = next(through, None)
     return None if norm is None else (module, norm)
 

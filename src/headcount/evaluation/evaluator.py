@@ -45,6 +45,24 @@ def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run
     """The model's result on the task: the metric, its interval, and the values of every example.
 
     Inside `masked(model, ...)` it is the result with those units masked. The model is as it was afterwards.
+
+    Args:
+        model: The model.
+        task: The data and the metric.
+        batch_size: Examples per forward pass; by default that of the task.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+
+    Returns:
+        The metric with its confidence interval, and the values of every example.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> result = hc.evaluate(model, task)
+        >>> result.metric.name
+        'accuracy'
+        >>> len(result.rows)
+        64
     """
     rows = measure(model, task, [Plan()], batch_size=batch_size, run=run, name="evaluation")
     return result_of(task, rows[0], signature(model, task))
@@ -96,14 +114,14 @@ def measure(
     out = np.empty((len(plans), task.size, len(task.metric.columns)))
     if not len(plans):
         return out
-    each = max(1, 64 // len(plans))  # batches to a file: a file per batch of a plain evaluation would be a flood
+    batches_per_file = max(1, 64 // len(plans))  # a file per batch of a plain evaluation would be a flood
     # in a caller's inference mode nothing could tell that a remembered tensor was written to
     with ExitStack() as stack:
         for context in (evaluating(root), torch.inference_mode(False), torch.no_grad()):
             stack.enter_context(context)
         bar = stack.enter_context(Bar(name, total=len(batches) * len(plans)))
-        for start in range(0, len(batches), each):
-            some = batches[start : start + each]
+        for start in range(0, len(batches), batches_per_file):
+            some = batches[start : start + batches_per_file]
 
             def compute(some: Sequence[Sequence[int]] = some) -> dict[str, np.ndarray]:
                 return {"rows": np.concatenate([_rows(work, numbers) for numbers in some], axis=1)}
@@ -158,23 +176,23 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def in_parts(
-    compute: Callable[[Sequence[int]], Found], what: str, task: Task, numbers: Sequence[int]
+    compute: Callable[[Sequence[int]], Found], label: str, task: Task, numbers: Sequence[int]
 ) -> Iterator[tuple[Sequence[int], Found]]:
     """What `compute` gives for the examples of a batch, in halves of halves where memory runs out: each part with its result.
 
     `OutOfMemory` says so where one example alone is too much. A part is computed when the one before was taken.
     """
-    result = _unless_out_of_memory(compute, what, task, numbers)
+    result = _unless_out_of_memory(compute, label, task, numbers)
     if result is not None:
         yield numbers, result
         return
     half = (len(numbers) + 1) // 2
-    yield from in_parts(compute, what, task, numbers[:half])
-    yield from in_parts(compute, what, task, numbers[half:])
+    yield from in_parts(compute, label, task, numbers[:half])
+    yield from in_parts(compute, label, task, numbers[half:])
 
 
 def _unless_out_of_memory(
-    compute: Callable[[Sequence[int]], Found], what: str, task: Task, numbers: Sequence[int]
+    compute: Callable[[Sequence[int]], Found], label: str, task: Task, numbers: Sequence[int]
 ) -> Found | None:
     """What `compute` gives for a batch; None where memory ran out, and half of the batch should be tried."""
     try:
@@ -184,7 +202,7 @@ def _unless_out_of_memory(
             raise
         if len(numbers) == 1:
             raise OutOfMemory(
-                f"There is no memory for the {what} of one example alone ({task.describe(numbers[0])}): use a shorter "
+                f"There is no memory for the {label} of one example alone ({task.describe(numbers[0])}): use a shorter "
                 "max_length, a smaller dtype or a larger device."
             ) from None
     if torch.cuda.is_available():
@@ -287,8 +305,8 @@ def _copies(work: _Work, call_order: CallOrder, batch: dict[str, Any], members: 
     if call_order.depth == NOTHING or not together or not work.task.rowwise or not call_order.rows:
         work.copies = 1
     else:
-        here = TOKENS_AT_ONCE.get(device_of(work.root).type, TOKENS_AT_ONCE["cpu"])
-        work.copies = max(1, min(work.most_copies, len(members), here // max(1, _tokens(batch))))
+        token_limit = TOKENS_AT_ONCE.get(device_of(work.root).type, TOKENS_AT_ONCE["cpu"])
+        work.copies = max(1, min(work.most_copies, len(members), token_limit // max(1, _tokens(batch))))
     return work.copies
 
 

@@ -119,18 +119,18 @@ def find_positions(root: nn.Module, call_order: CallOrder, memory: Memory, loss:
     answers = {b: _answer(memory.outputs[b]) for b in call_order.blocks[:-1] if b in memory.outputs}
 
     def read_of(hidden: Tensor) -> Tensor:
-        seen: list[Any] = []
+        logits: list[Any] = []
         leaf = hidden.detach().clone().requires_grad_()
         answer = _answer(with_first(memory.outputs[last], leaf.clone()))  # a clone may be written to
-        grab = root.register_forward_hook(lambda _, __, output: seen.append(getattr(output, "logits", None)))
+        grab = root.register_forward_hook(lambda _, __, output: logits.append(getattr(output, "logits", None)))
         try:
             with answering({**answers, last: answer}):
                 total = loss(root, batch).sum()
         finally:
             grab.remove()
-        if seen and isinstance(seen[-1], Tensor) and seen[-1].requires_grad:
-            noise = torch.randn(seen[-1].shape, generator=torch.Generator().manual_seed(0))
-            total = (seen[-1] * noise.to(seen[-1])).sum()
+        if logits and isinstance(logits[-1], Tensor) and logits[-1].requires_grad:
+            noise = torch.randn(logits[-1].shape, generator=torch.Generator().manual_seed(0))
+            total = (logits[-1] * noise.to(logits[-1])).sum()
         return (torch.autograd.grad(total, leaf)[0] != 0).any(-1)
 
     with torch.enable_grad():
@@ -202,14 +202,16 @@ def _inside_answers(
         for module in call_order.inside[name]
         if module in memory.outputs
     }
-    whole = call_order.handed_on.get(name)
-    if whole is not None and whole in memory.outputs and name in memory.inputs:
-        given, writer, rest = memory.inputs[name], anatomy[name].writer, memory.outputs[whole]
+    attention = call_order.handed_on.get(name)
+    if attention is not None and attention in memory.outputs and name in memory.inputs:
+        writer_input, writer, attention_output = memory.inputs[name], anatomy[name].writer, memory.outputs[attention]
 
         def again(*_: Any, **__: Any) -> Any:
-            return with_first(tile(rest, times, call_order.rows.get(whole, ())), writer(tile(given, times)))
+            return with_first(
+                tile(attention_output, times, call_order.rows.get(attention, ())), writer(tile(writer_input, times))
+            )
 
-        answers[whole] = again
+        answers[attention] = again
     return answers
 
 
@@ -220,7 +222,7 @@ def _few_positions(
     assert call_order.reader is not None
     assert memory.positions is not None
     attention, norm = call_order.reader
-    whole, one = block.forward, attention.forward
+    block_forward, attention_forward = block.forward, attention.forward
     where = memory.positions.repeat(times, 1)
     length = next(tensors(memory.outputs[block])).shape[1]
 
@@ -241,7 +243,7 @@ def _few_positions(
             full = hidden if norm is None else norm.forward(hidden)
             now = next(tensors((inner_args, inner_kwargs)))
             inner_args, inner_kwargs = mapped((inner_args, inner_kwargs), lambda t: full if t is now else t)
-            return pick(one(*inner_args, **inner_kwargs))
+            return pick(attention_forward(*inner_args, **inner_kwargs))
 
         def picked(answer: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *a, **k: pick(answer(*a, **k))
@@ -253,7 +255,7 @@ def _few_positions(
             del parts[attention]  # a part around it answers for it
         few_args, few_kwargs = mapped((args, kwargs), lambda t: small if t is hidden else t)
         with answering(parts):
-            output = whole(*few_args, **few_kwargs)
+            output = block_forward(*few_args, **few_kwargs)
         got = next(tensors(output))
         full = tile(memory.outputs[block], times, call_order.rows.get(block, ()))
         out = next(tensors(full))
@@ -265,13 +267,15 @@ def _few_positions(
 
 def _tiled_gates(anatomy: Anatomy, plans: Sequence[Plan], size: int) -> dict[str, Tensor]:
     """Gates that close the n-th plan in the n-th copy of the batch; plain ones where there is only one plan."""
-    each = [gates_of(anatomy, plan) for plan in plans]
+    gates_per_plan = [gates_of(anatomy, plan) for plan in plans]
     if len(plans) == 1:
-        return each[0]
-    names = dict.fromkeys(name for gates in each for name in gates)
+        return gates_per_plan[0]
+    names = dict.fromkeys(name for gates in gates_per_plan for name in gates)
     open_ = {name: torch.ones(len(anatomy[name])) for name in names}
     return {
-        name: torch.stack([gates.get(name, open_[name]) for gates in each]).repeat_interleave(size, 0)[:, None]
+        name: torch.stack([gates.get(name, open_[name]) for gates in gates_per_plan]).repeat_interleave(size, 0)[
+            :, None
+        ]
         for name in names
     }
 
@@ -301,19 +305,21 @@ def agrees(root: nn.Module, ordinary: Sequence[Callable[[], Any]], again: Callab
 
     Looks at the model's output and at the rows made of it, which need not come from that output.
     """
-    seen: list[list[Tensor]] = []
+    outputs: list[list[Tensor]] = []
 
     def given(run: Callable[[], Any]) -> list[Tensor]:
-        del seen[:]
+        del outputs[:]
         rows = torch.as_tensor(run())
-        first = seen[0] if seen else []
+        first = outputs[0] if outputs else []
         return [*first, rows.to(first[0].dtype if first else torch.float32)]
 
-    grab = root.register_forward_hook(lambda _, __, output: seen.append([t.detach().clone() for t in _judged(output)]))
+    grab = root.register_forward_hook(
+        lambda _, __, output: outputs.append([t.detach().clone() for t in _judged(output)])
+    )
     try:
-        each = [given(run) for run in ordinary]
+        results = [given(run) for run in ordinary]
         try:
-            want = each[0] if len(each) == 1 else [torch.cat(copies) for copies in zip(*each, strict=True)]
+            want = results[0] if len(results) == 1 else [torch.cat(copies) for copies in zip(*results, strict=True)]
             return differs(want, [t[: len(w)] for t, w in zip(given(again), want, strict=True)]) is None
         except (HeadcountError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError):
             return False  # what was seen does not hold for this model: the caller replays less

@@ -64,6 +64,28 @@ def roles(
     decoders also read random tokens twice. Of an encoder-decoder without translations, the encoder alone is looked at.
     With a run, every thousand sentences are written as they are done and read back the next time. The model is as it was
     afterwards.
+
+    Args:
+        model: The model; it is as it was afterwards.
+        passages: Sentences, perhaps parsed, from `hc.head_roles.passages`.
+        words: Attention from a word of several tokens: that of the "first", or the "mean".
+        batch_size: Examples per forward pass; by default that of the task.
+        seed: Random seed of the examples and of the probe.
+        examples: Short sentences that are kept with their attention.
+        probe: Whether decoders are probed with repeated random tokens.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        name: Name of the results in the run folder.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The roles of every head, with intervals.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> passages = hc.head_roles.passages("dev.tsv", tokenizer="my-model", limit=16)
+        >>> roles = hc.roles(model, passages)
+        >>> len(roles.heads)
+        48
     """
     watch = _Watch(unwrap(model), find(model, specs).heads, passages, words)
     order = [number for some in passages.batches(batch_size) for number in some]
@@ -73,15 +95,15 @@ def roles(
         with watch.on():
             for start in range(0, len(order), CHUNK):
                 some = order[start : start + CHUNK]
-                found = runs.piece(run, f"{name}-{start:07d}", partial(watch.chunk, some, size, bar))
-                total = {site: total[site] + found[site] if total else found[site] for site in found}
-            shown = runs.document(run, f"{name}-examples", partial(watch.examples, examples, seed))
+                sums = runs.piece(run, f"{name}-{start:07d}", partial(watch.chunk, some, size, bar))
+                total = {site: total[site] + sums[site] if total else sums[site] for site in sums}
+            example_document = runs.document(run, f"{name}-examples", partial(watch.examples, examples, seed))
         probed: dict[str, np.ndarray] = {}
         decoders = [site for site in watch.sites if site.attention == "decoder"]
         if probe and decoders:
             reading = partial(probe_repetitions, watch.root, decoders, watch.passages, seed=seed, batch_size=batch_size)
             probed = runs.piece(run, f"{name}-repetitions", reading)
-    marks = (mark for one in passages.source.special for mark in one)
+    marks = (mark for sentence_marks in passages.source.special for mark in sentence_marks)
     return named(
         watch.seen(total, probed),
         model=type(watch.root).__name__,
@@ -89,7 +111,7 @@ def roles(
         tokens=sum(not mark for mark in marks),
         sets=watch.told(words),
         order=[str(unit) for site in watch.sites for unit in site.units],
-        examples=read(tuple[Example, ...], shown),
+        examples=read(tuple[Example, ...], example_document),
     )
 
 
@@ -118,12 +140,12 @@ class _Watch:
         return not (self.pairs and self.passages.read is None) or site.attention in ("encoder", None)
 
     def _ground(self, kind: str | None, words: str) -> AttentionSides:
-        given = self.passages
-        if not self.pairs or given.read is None or kind not in ("decoder", "cross"):
-            return AttentionSides(kind, given.source, given.source, words=words)
+        passages = self.passages
+        if not self.pairs or passages.read is None or kind not in ("decoder", "cross"):
+            return AttentionSides(kind, passages.source, passages.source, words=words)
         if kind == "decoder":
-            return AttentionSides(kind, given.read, given.read, words=words)
-        return AttentionSides(kind, given.read, given.source, given.written, given.links, words)
+            return AttentionSides(kind, passages.read, passages.read, words=words)
+        return AttentionSides(kind, passages.read, passages.source, passages.written, passages.links, words)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -133,18 +155,18 @@ class _Watch:
 
     def passed(self, numbers: Sequence[int], see: Callable[[Site, Tensor], None]) -> None:
         """Run the model on these sentences; every attention must have been seen."""
-        seen = set()
+        seen_sites = set()
 
         def both(site: Site, weights: Tensor) -> None:
             ground = self.grounds[site.attention]
             lengths = [max(len(side.ids[number]) for number in numbers) for side in (ground.query, ground.key)]
             must_fit(site, weights, len(numbers), *lengths)
             see(site, weights)
-            seen.add(site.name)
+            seen_sites.add(site.name)
 
         self._see = both
         run_on(self.runner, to_device(self.passages.inputs(numbers), device_of(self.root)), self.passages)
-        if silent := [site.name for site in self.sites if site.name not in seen]:
+        if silent := [site.name for site in self.sites if site.name not in seen_sites]:
             raise Refused(
                 f"{silent[0]} does not run on {self.passages.name}, so there is nothing that it looks at; give a model "
                 "of which every attention reads these texts."
@@ -152,10 +174,12 @@ class _Watch:
 
     def told(self, words: str) -> str:
         """One sentence: what was read, with which parses and alignments, and what counts as attention of words."""
-        given = self.passages
-        parts = [f"{given.size:,} sentences of {given.name} with {_parses(given)}"]
-        parts += [given.aligned] if given.aligned and given.read is not None else []
-        parts += ["the encoder alone, because there are no translations"] if self.pairs and given.read is None else []
+        passages = self.passages
+        parts = [f"{passages.size:,} sentences of {passages.name} with {_parses(passages)}"]
+        parts += [passages.aligned] if passages.aligned and passages.read is not None else []
+        parts += (
+            ["the encoder alone, because there are no translations"] if self.pairs and passages.read is None else []
+        )
         return "; ".join([*parts, f"attention to a word is the sum over its tokens, from a word {_FROM[words]}"])
 
     def chunk(self, numbers: Sequence[int], size: int, bar: Bar) -> dict[str, np.ndarray]:
@@ -163,15 +187,15 @@ class _Watch:
         total: dict[str, np.ndarray] = {}
         for start in range(0, len(numbers), size):
             some = numbers[start : start + size]
-            found = summed(self.batch, self.passages, some)
-            total = {site: total[site] + found[site] if total else found[site] for site in found}
+            sums = summed(self.batch, self.passages, some)
+            total = {site: total[site] + sums[site] if total else sums[site] for site in sums}
             bar.advance(len(some))
         return total
 
     def batch(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
         """The sums of all statistics over one batch."""
         device = device_of(self.root)
-        laid: dict[str | None, BatchIndex] = {kind: one.laid(numbers, device) for kind, one in self.grounds.items()}
+        laid: dict[str | None, BatchIndex] = {kind: sides.laid(numbers, device) for kind, sides in self.grounds.items()}
         sums: dict[
             str, tuple[Tensor, int]
         ] = {}  # with the number of times that the attention ran (ALBERT's: each layer)
@@ -198,17 +222,17 @@ class _Watch:
         for kind, ground in self.grounds.items():
             sites = [site for site in self.sites if site.attention == kind]
             units = tuple(str(unit) for site in sites for unit in site.units)
-            one, other = (
+            first_half, second_half = (
                 SentenceSums(ground.names, sums)
                 for sums in np.concatenate([total[site.name] for site in sites], axis=3)
             )
-            tally = one + other
+            tally = first_half + second_half
             if not tally[("confidence",)].n.any():
                 raise BadData(f"There is no token in {self.passages.name} that is not special; give sentences.")
             twice = None
             if probed and kind == "decoder":
                 twice = SentenceSums(STATISTICS, np.concatenate([probed[site.name] for site in sites], axis=2))
-            out.append(Observed(kind, units, tally, ground.tested, twice, (one, other)))
+            out.append(Observed(kind, units, tally, ground.tested, twice, (first_half, second_half)))
         return out
 
     def examples(self, count: int, seed: int) -> list[dict[str, Any]]:

@@ -91,13 +91,15 @@ class AttentionSides:
         for number in range(len(self.query.ids)):
             aims = list(self._aims(number))
             for name, word, right in aims:
-                offsets.setdefault(name, Counter()).update(other - word for other in right)
+                offsets.setdefault(name, Counter()).update(target - word for target in right)
                 pairs[name] += 1
             sentences.update({aim.name for aim in aims})
         out = []
         for name in sorted(offsets):
             if sentences[name] >= RULES["syntactic and alignment: sentences"]:
-                offset, hits = min(offsets[name].items(), key=lambda one: (-one[1], abs(one[0]), one[0]))
+                offset, hits = min(
+                    offsets[name].items(), key=lambda candidate: (-candidate[1], abs(candidate[0]), candidate[0])
+                )
                 out.append(Tested(*name, offset, hits / pairs[name], pairs[name], sentences[name]))
         return tuple(out)
 
@@ -105,17 +107,17 @@ class AttentionSides:
     def masses(self) -> tuple[str, ...]:
         """What else than words may be looked at: special tokens by name, the first token if it is none of them, punctuation."""
         key = self.key
-        found = {
+        special_ids = {
             t for ids, marks in zip(key.ids, key.special, strict=True) for t, s in zip(ids, marks, strict=True) if s
         }
         first = any(not marks[0] for marks in key.special if len(marks))
-        return (*dict.fromkeys(key.names[token] for token in sorted(found)), *[FIRST] * first, PUNCTUATION)
+        return (*dict.fromkeys(key.names[token] for token in sorted(special_ids)), *[FIRST] * first, PUNCTUATION)
 
     @cached_property
     def names(self) -> tuple[Name, ...]:
         """The statistics, in the order in which they are counted."""
         offsets = range(-FURTHEST, FURTHEST + 1) if self.own else ()
-        pointing = [(kind, *one[:2]) for kind in ("accuracy", "gain") for one in self.tested]
+        pointing = [(kind, *relation[:2]) for kind in ("accuracy", "gain") for relation in self.tested]
         out: list[Name] = [("confidence",), ("entropy",), ("sink",), ("sink, uniform",), ("punctuation, uniform",)]
         out += [("mass", name) for name in self.masses] + [("offset", signed(offset)) for offset in offsets]
         out += [("local",), ("uniform",)] if self.own else []
@@ -128,7 +130,7 @@ class AttentionSides:
 
     @cached_property
     def _best(self) -> dict[tuple[str, str], int]:
-        return {(one.relation, one.direction): one.offset for one in self.tested}
+        return {(relation.relation, relation.direction): relation.offset for relation in self.tested}
 
     @cached_property
     def _frequent(self) -> float:
@@ -139,20 +141,26 @@ class AttentionSides:
 
     def _aims(self, number: int) -> Iterator[Target]:
         """What should be looked at from the words of a sentence; only words that have tokens count."""
-        here = set(self.query.words[number]) - {-1}
+        query_words = set(self.query.words[number]) - {-1}
         if self.own:
-            for word, one in enumerate(self.query.sentences[number].words):
-                if one.relation in ("", UNTESTED) or one.head < 0 or not {word, one.head} <= here:
+            for word, parsed_word in enumerate(self.query.sentences[number].words):
+                if (
+                    parsed_word.relation in ("", UNTESTED)
+                    or parsed_word.head < 0
+                    or not {word, parsed_word.head} <= query_words
+                ):
                     continue
-                for direction, (at, other) in zip(DIRECTIONS, ((word, one.head), (one.head, word)), strict=True):
-                    if self.type != "decoder" or other < at:  # a decoder has not read what comes later
-                        yield Target((one.relation, direction), at, (other,))
+                for direction, (at, target) in zip(
+                    DIRECTIONS, ((word, parsed_word.head), (parsed_word.head, word)), strict=True
+                ):
+                    if self.type != "decoder" or target < at:  # a decoder has not read what comes later
+                        yield Target((parsed_word.relation, direction), at, (target,))
         elif self.links is not None:
-            there = set(self.key.words[number])
-            sides = {"read": here, "written": set(self.written.words[number]) if self.written else set()}
+            key_words = set(self.key.words[number])
+            sides = {"read": query_words, "written": set(self.written.words[number]) if self.written else set()}
             for name, words in sides.items():
                 for word in sorted(words - {-1}):
-                    right = tuple(sorted(s for t, s in self.links[number] if t == word and s in there))
+                    right = tuple(sorted(s for t, s in self.links[number] if t == word and s in key_words))
                     if right:
                         yield Target((name, TO_SOURCE), word, right)
 
@@ -183,14 +191,14 @@ class AttentionSides:
         n[:, [place for name, place in self.places.items() if name[0] in of_tokens]] = asks.sum(1, keepdim=True)
         near, marks = None, self._marks(numbers, key)
         place = torch.arange(asks.shape[1])
-        seen = real[:, None] & ((place[:, None] >= place) if self.type == "decoder" else torch.tensor(True))
+        visible = real[:, None] & ((place[:, None] >= place) if self.type == "decoder" else torch.tensor(True))
         for name, some in (("sink, uniform", marks[:, :, :-1].sum(-1)), ("punctuation, uniform", marks[:, :, -1])):
-            base[:, self.places[name,]] = _uniform(asks, seen, some[:, None].bool())
+            base[:, self.places[name,]] = _uniform(asks, visible, some[:, None].bool())
         if self.own:
             for offset in range(-FURTHEST, FURTHEST + 1):
                 n[:, self.places["offset", signed(offset)]] = (asks & _moved(real, offset)).sum(1)
             near = ((place[:, None] - place).abs() <= REACH) & ordinary[:, None]
-            base[:, self.places["uniform",]] = _uniform(asks, seen, near)
+            base[:, self.places["uniform",]] = _uniform(asks, visible, near)
         sides = {"read": query} | ({"written": self.written.placed(numbers)} if self.written and self.links else {})
         aims: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in sides}
         for row, number in enumerate(numbers):
@@ -218,20 +226,21 @@ class AttentionSides:
             if name in self._best:
                 side = "written" if name == ("written", TO_SOURCE) else "read"
                 for place in (self.places["accuracy", *name], self.places["gain", *name]):
-                    aims[side] += [(row, word, other, place) for other in right]
+                    aims[side] += [(row, word, target, place) for target in right]
                     n[place] += 1
                 base[place] -= word + self._best[name] in right
-        found = self._rare(number)
-        if found is not None:
-            words, there = (sorted(set(side.words[number]) - {-1}) for side in (self.query, self.key))
+        rare = self._rare(number)
+        if rare is not None:
+            words, key_words = (sorted(set(side.words[number]) - {-1}) for side in (self.query, self.key))
             causal = self.own and self.type == "decoder"
             if causal:  # a decoder is asked once it has read the rare words
-                words = [word for word in words if word >= max(found[1])]
-            for kind, chosen in (("rarest", found[0]), ("two", found[1]), ("two gain", found[1])):
-                aims["read"] += [(row, word, other, self.places[kind,]) for word in words for other in chosen]
+                words = [word for word in words if word >= max(rare[1])]
+            for kind, chosen in (("rarest", rare[0]), ("two", rare[1]), ("two gain", rare[1])):
+                aims["read"] += [(row, word, target, self.places[kind,]) for word in words for target in chosen]
             n[[self.places[kind,] for kind in ("rarest", "two", "two gain", "chance")]] = len(words)
             chance = sum(
-                len(found[1]) / (sum(one <= word for one in there) if causal else len(there)) for word in words
+                len(rare[1]) / (sum(key_word <= word for key_word in key_words) if causal else len(key_words))
+                for word in words
             )
             base[self.places["two gain",]] = -chance
             base[self.places["chance",]] = chance
@@ -346,9 +355,9 @@ def is_punctuation(form: str) -> bool:
     return bool(form) and all(unicodedata.category(letter).startswith("P") for letter in form)
 
 
-def _uniform(asks: Tensor, seen: Tensor, some: Tensor) -> np.ndarray:
+def _uniform(asks: Tensor, visible: Tensor, some: Tensor) -> np.ndarray:
     """How much of uniform attention over the keys that are seen falls on some of them, summed over each row's queries."""
-    share = (some & seen).sum(-1).double() / seen.sum(-1).clamp(min=1)
+    share = (some & visible).sum(-1).double() / visible.sum(-1).clamp(min=1)
     return (share * asks).sum(1).numpy()
 
 

@@ -57,7 +57,7 @@ def repetitions(side: Side, seed: int, longest: int | None = None) -> list[Repea
     draw = random.Random(f"repeated {seed}")
     periods = [draw.randint(least, most) for _ in range(SEQUENCES)]
     chosen = [draw.sample(ordinary, period) for period in periods]
-    return [Repeated([*begin, *one, *one], len(begin), len(one)) for one in chosen]
+    return [Repeated([*begin, *tokens, *tokens], len(begin), len(tokens)) for tokens in chosen]
 
 
 def probe(
@@ -73,8 +73,8 @@ def probe(
     total: dict[str, np.ndarray] = {}
     for start in range(0, len(sequences), size):
         numbers = range(start, min(start + size, len(sequences)))
-        found = summed(partial(_some, root, sites, passages, sequences), passages, numbers)
-        total = {name: total[name] + found[name] if total else found[name] for name in found}
+        sums = summed(partial(_some, root, sites, passages, sequences), passages, numbers)
+        total = {name: total[name] + sums[name] if total else sums[name] for name in sums}
     return total
 
 
@@ -84,13 +84,13 @@ def _some(
     some = [sequences[number] for number in numbers]
     device = device_of(root)
     places = [
-        (row, one.begin + one.period + step, one.begin + step)
-        for row, one in enumerate(some)
-        for step in range(one.period)
+        (row, sequence.begin + sequence.period + step, sequence.begin + step)
+        for row, sequence in enumerate(some)
+        for step in range(sequence.period)
     ]
     row, query, earlier = torch.tensor(places, device=device).T
-    n = torch.tensor([[one.period] * 2 for one in some], dtype=torch.float64, device=device)
-    length = max(len(one.ids) for one in some)
+    n = torch.tensor([[sequence.period] * 2 for sequence in some], dtype=torch.float64, device=device)
+    length = max(len(sequence.ids) for sequence in some)
     sums: dict[str, list[Tensor]] = {}
 
     def see(site: Site, weights: Tensor) -> None:
@@ -107,14 +107,17 @@ def _some(
         run_on(root, inputs, passages)
     if silent := [site.name for site in sites if site.name not in sums]:
         raise Refused(f"{silent[0]} does not run on texts, so there is nothing that it looks at; ask with probe=False.")
-    return {name: tallied(*both) for name, both in sums.items()}
+    return {name: tallied(*totals) for name, totals in sums.items()}
 
 
 def _inputs(passages: Passages, some: Sequence[Repeated], numbers: Sequence[int]) -> dict[str, Tensor]:
     """What makes the model's decoder read these sequences; an encoder reads the first sentences."""
     if passages.read is None:
         fill = passages.source.fill.get("input_ids", 0)
-        ids = [one.ids for one in some]
-        return {"input_ids": padded(ids, fill), "attention_mask": padded([[1] * len(one) for one in ids], 0)}
+        ids = [sequence.ids for sequence in some]
+        return {"input_ids": padded(ids, fill), "attention_mask": padded([[1] * len(tokens) for tokens in ids], 0)}
     inputs = passages.source.inputs([number % passages.size for number in numbers])
-    return {**inputs, "decoder_input_ids": padded([one.ids for one in some], passages.read.fill.get("input_ids", 0))}
+    return {
+        **inputs,
+        "decoder_input_ids": padded([sequence.ids for sequence in some], passages.read.fill.get("input_ids", 0)),
+    }

@@ -132,13 +132,13 @@ def per_token(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def halved(
-    compute: Callable[[Sequence[int]], dict[str, np.ndarray]], what: str, task: Task, numbers: Sequence[int]
+    compute: Callable[[Sequence[int]], dict[str, np.ndarray]], label: str, task: Task, numbers: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """What `compute` gives for a batch, or for its halves one after the other where memory runs out.
 
     Attention probabilities grow with the square of the length.
     """
-    parts = [arrays for _, arrays in in_parts(compute, what, task, numbers)]
+    parts = [arrays for _, arrays in in_parts(compute, label, task, numbers)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -150,13 +150,15 @@ def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence
     def see(site: Site, weights: Tensor) -> None:
         weights = weights.detach().float()
         real = tokens(batch, site, weights)
-        asked, seen = (~mask for mask in _special(batch, task.special, site, weights, decodes))
-        asked = asked * real
-        surest = ((weights * seen[:, None, None]).amax(-1) * asked[:, None]).sum(-1)
+        query_mask, key_mask = (~mask for mask in _special(batch, task.special, site, weights, decodes))
+        query_mask = query_mask * real
+        surest = ((weights * key_mask[:, None, None]).amax(-1) * query_mask[:, None]).sum(-1)
         entropy = -(torch.special.xlogy(weights, weights).sum(-1) * real[:, None]).sum(-1)
-        counts = (asked.sum(-1, keepdim=True), real.sum(-1, keepdim=True))
-        each = [_per_example(t, size) for t in (surest, entropy, *counts)]
-        sums[site.name] = each if site.name not in sums else [a + b for a, b in zip(sums[site.name], each, strict=True)]
+        counts = (query_mask.sum(-1, keepdim=True), real.sum(-1, keepdim=True))
+        totals = [_per_example(t, size) for t in (surest, entropy, *counts)]
+        sums[site.name] = (
+            totals if site.name not in sums else [a + b for a, b in zip(sums[site.name], totals, strict=True)]
+        )
 
     with watched(root, sites, see):
         task.loss(root, dict(batch))
@@ -166,8 +168,8 @@ def _batch(root: nn.Module, sites: Sequence[Site], task: Task, numbers: Sequence
             f"{silent[0]} does not run on {task.name}, so there is nothing that it looks at; score it on data that it sees."
         )
     out = {}
-    for name, (surest, entropy, asked, real) in sums.items():
-        out[f"confidence.{name}"], out[f"confidence-tokens.{name}"] = surest.cpu().numpy(), asked.cpu().numpy()
+    for name, (surest, entropy, query_counts, real) in sums.items():
+        out[f"confidence.{name}"], out[f"confidence-tokens.{name}"] = surest.cpu().numpy(), query_counts.cpu().numpy()
         out[f"entropy.{name}"], out[f"entropy-tokens.{name}"] = entropy.cpu().numpy(), real.cpu().numpy()
     return out
 

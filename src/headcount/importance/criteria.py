@@ -45,7 +45,7 @@ PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """One call of `score`."""
 
     model: nn.Module
@@ -107,6 +107,29 @@ def score(
     as the criterion was published: per layer for `taylor`, relevance (Voita et al. normalise over the heads of a layer)
     and `gradient-activation`, not at all for the others. With a run, what is computed is
     kept in it under `name`.
+
+    Args:
+        model: The model; it is as it was afterwards.
+        task: The data to score on; some criteria need none.
+        by: The criterion.
+        units: "heads", "neurons", "layers", or several of them.
+        granularity: taylor: where absolute values are taken.
+        normalize: L2 normalization per "layer", "type", "global", or None; by default as published.
+        seed: Random seed.
+        batch_size: Examples per forward pass; by default that of the task.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        name: Name of the results in the run folder.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        A score per unit, with standard errors where the criterion has per-example values.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> scores = hc.score(model, task, by="taylor")
+        >>> len(scores.units)
+        48
     """
     if by not in CRITERIA:
         raise BadPlan(f"I can score by {', '.join(CRITERIA)}; I got {by!r:.40}.")
@@ -119,23 +142,23 @@ def score(
     rows = tuple(specs)
     anatomy = find(model, rows)
     parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
-    asked = _Asked(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
-    raw, samples = CRITERIA[by](asked)
+    request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
+    raw, samples = CRITERIA[by](request)
     how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
     kinds = {part.name: part.kind for part in parts}
     types = {part.name: getattr(part, "attention", None) for part in parts}
-    said = {
+    settings = {
         "by": by,
         "granularity": granularity if by == "taylor" else None,
         "norm": how,
         "seed": seed if by == "random" else None,
     }
-    line = "|".join(f"{key}:{value}" for key, value in said.items() if value is not None)
+    line = "|".join(f"{key}:{value}" for key, value in settings.items() if value is not None)
     looked_at = LOOKED_AT.get(by)
     about = type(unwrap(model)).__name__
     if task is not None:
         about = signature(model, task, **({"metric": looked_at} if looked_at else {}))
-    return Scores(asked.units, raw, by, kinds, types, how, f"{line}|{about}", samples)
+    return Scores(request.units, raw, by, kinds, types, how, f"{line}|{about}", samples)
 
 
 def parts_of(anatomy: Anatomy, units: list[str]) -> tuple[Site | Stack, ...]:
@@ -157,14 +180,14 @@ def parts_of(anatomy: Anatomy, units: list[str]) -> tuple[Site | Stack, ...]:
 Scored = tuple[np.ndarray, np.ndarray | None]  # a number per unit, and the samples whose mean it is
 
 
-def _gradients(asked: _Asked) -> Contributions:
-    root = unwrap(asked.model)
-    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
-    return contributions(root, asked.anatomy, asked.parts, asked.data, **how)
+def _gradients(request: _Request) -> Contributions:
+    root = unwrap(request.model)
+    how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
+    return contributions(root, request.anatomy, request.parts, request.data, **how)
 
 
-def _taylor(asked: _Asked) -> Scored:
-    return _joined(asked, taylor(_gradients(asked), asked.granularity))
+def _taylor(request: _Request) -> Scored:
+    return _joined(request, taylor(_gradients(request), request.granularity))
 
 
 def taylor(gathered: Contributions, granularity: str = "example") -> dict[str, np.ndarray]:
@@ -185,63 +208,63 @@ def taylor(gathered: Contributions, granularity: str = "example") -> dict[str, n
     return out
 
 
-def _fisher(asked: _Asked) -> Scored:
-    gathered = _gradients(asked)
+def _fisher(request: _Request) -> Scored:
+    gathered = _gradients(request)
     halves = {
         name: square.astype(np.float64) * (0.5 * len(square) / gathered.examples[name].sum())
         for name, square in gathered.squared.items()
     }
-    return _joined(asked, halves)
+    return _joined(request, halves)
 
 
-def _relevance(by: str) -> Callable[[_Asked], Scored]:
-    def propagated(asked: _Asked) -> Scored:
-        how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
-        found = relevances(unwrap(asked.model), asked.anatomy, asked.parts, asked.data, by, **how)
+def _relevance(by: str) -> Callable[[_Request], Scored]:
+    def propagated(request: _Request) -> Scored:
+        how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
+        relevance = relevances(unwrap(request.model), request.anatomy, request.parts, request.data, by, **how)
         # minus: masking a unit takes its relevance away, and "signed" of taylor is what masking does to the loss
-        signed = {name: -value for name, value in taylor(found, "signed").items()}
-        return _joined(asked, signed if RULES[by] else taylor(found))
+        signed = {name: -value for name, value in taylor(relevance, "signed").items()}
+        return _joined(request, signed if RULES[by] else taylor(relevance))
 
     return propagated
 
 
-def _joined(asked: _Asked, samples: dict[str, np.ndarray]) -> Scored:
+def _joined(request: _Request, samples: dict[str, np.ndarray]) -> Scored:
     """One array of all units; samples are kept where all parts have as many of them."""
-    ordered = [samples[part.name] for part in asked.parts]
+    ordered = [samples[part.name] for part in request.parts]
     raw = np.concatenate([sample.mean(0) for sample in ordered])
     alike = len({len(sample) for sample in ordered}) == 1
     return raw, np.concatenate(ordered, axis=1) if alike else None
 
 
-def _ablation(asked: _Asked) -> Scored:
-    plans = {str(unit): Plan(frozenset([unit])) for unit in asked.units}
-    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name, "specs": asked.specs}
-    found = ablate(asked.model, asked.data, plans, **how)
-    each = found.base.metric.per_example(found.base.rows)
-    if each is None:
-        return found.damage, None
-    sign = 1 if found.base.metric.higher_is_better else -1
-    without = np.stack([found.base.metric.per_example(rows) for rows in found.rows], axis=1)
+def _ablation(request: _Request) -> Scored:
+    plans = {str(unit): Plan(frozenset([unit])) for unit in request.units}
+    how = {"batch_size": request.batch_size, "run": request.run, "name": request.name, "specs": request.specs}
+    ablation = ablate(request.model, request.data, plans, **how)
+    base_values = ablation.base.metric.per_example(ablation.base.rows)
+    if base_values is None:
+        return ablation.damage, None
+    sign = 1 if ablation.base.metric.higher_is_better else -1
+    without = np.stack([ablation.base.metric.per_example(rows) for rows in ablation.rows], axis=1)
     # scaled so that their mean is the damage also where examples have weights (a loss per token)
-    weight = found.base.metric.statistics(found.base.rows)[:, 1].mean()
-    return found.damage, sign * (each[:, None] - without) / weight
+    weight = ablation.base.metric.statistics(ablation.base.rows)[:, 1].mean()
+    return ablation.damage, sign * (base_values[:, None] - without) / weight
 
 
-def _attention(kind: str, sign: int) -> Callable[[_Asked], Scored]:
-    def looked_at(asked: _Asked) -> Scored:
-        if any(part.kind != "head" for part in asked.parts):
+def _attention(kind: str, sign: int) -> Callable[[_Request], Scored]:
+    def looked_at(request: _Request) -> Scored:
+        if any(part.kind != "head" for part in request.parts):
             raise BadPlan(f"Only heads have {kind}; leave out --units, or score others by taylor.")
-        root = unwrap(asked.model)
-        how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
-        found = confidence_and_entropy(root, asked.anatomy, asked.data, **how)
-        return _joined(asked, {name: sign * values for name, values in found[kind].items()})
+        root = unwrap(request.model)
+        how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
+        statistics = confidence_and_entropy(root, request.anatomy, request.data, **how)
+        return _joined(request, {name: sign * values for name, values in statistics[kind].items()})
 
     return looked_at
 
 
-def _magnitude(asked: _Asked) -> Scored:
+def _magnitude(request: _Request) -> Scored:
     values = []
-    for part in asked.parts:
+    for part in request.parts:
         if isinstance(part, Stack):
             squares = [sum(float(p.detach().double().square().sum()) for p in b.parameters()) for b in part.blocks]
             values.append(np.array(squares))
@@ -270,31 +293,33 @@ def _squares(m: Any, axis: int) -> torch.Tensor:
     return weight.square().movedim(axis, 0).flatten(1).sum(1)
 
 
-def _random(asked: _Asked) -> Scored:
-    return np.random.default_rng(asked.seed).random(len(asked.units)), None
+def _random(request: _Request) -> Scored:
+    return np.random.default_rng(request.seed).random(len(request.units)), None
 
 
-def _by_place(name: str) -> Callable[[_Asked], Scored]:
-    def ranked(asked: _Asked) -> Scored:
-        return np.concatenate([layer_orders.ranks(name, len(stack)) for stack in _stacks(asked, name)]), None
+def _by_place(name: str) -> Callable[[_Request], Scored]:
+    def ranked(request: _Request) -> Scored:
+        return np.concatenate([layer_orders.ranks(name, len(stack)) for stack in _stacks(request, name)]), None
 
     return ranked
 
 
-def _contribution(asked: _Asked) -> Scored:
-    how = {"batch_size": asked.batch_size, "run": asked.run, "name": asked.name}
-    stacks = _stacks(asked, "contribution")
-    return _joined(asked, layer_orders.contributions(unwrap(asked.model), asked.anatomy, stacks, asked.data, **how))
+def _contribution(request: _Request) -> Scored:
+    how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
+    stacks = _stacks(request, "contribution")
+    return _joined(
+        request, layer_orders.contributions(unwrap(request.model), request.anatomy, stacks, request.data, **how)
+    )
 
 
-def _stacks(asked: _Asked, by: str) -> list[Stack]:
+def _stacks(request: _Request, by: str) -> list[Stack]:
     """The stacks that were asked about, or a sentence if other units were."""
-    if any(not isinstance(part, Stack) for part in asked.parts):
+    if any(not isinstance(part, Stack) for part in request.parts):
         raise BadPlan(f"{by} is an order of layers; say units layers (--units layers), or score others by taylor.")
-    return [part for part in asked.parts if isinstance(part, Stack)]
+    return [part for part in request.parts if isinstance(part, Stack)]
 
 
-CRITERIA: dict[str, Callable[[_Asked], Scored]] = {
+CRITERIA: dict[str, Callable[[_Request], Scored]] = {
     "taylor": _taylor,
     "fisher": _fisher,
     **{name: _relevance(name) for name in RULES},

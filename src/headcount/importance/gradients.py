@@ -101,21 +101,21 @@ class _Work:
 
 def _wide(part: Site | Stack, kind: str) -> int:
     """Columns of an array: one per unit; positions are those of the whole part, unless its units are layers."""
-    one = kind == "examples" or (kind == "positions" and isinstance(part, Site))
-    return 1 if one else len(part)
+    single_column = kind == "examples" or (kind == "positions" and isinstance(part, Site))
+    return 1 if single_column else len(part)
 
 
 def _chunk(work: _Work, chunk: range, bar: Bar) -> dict[str, np.ndarray]:
     """The arrays of some consecutive examples; for neurons folded into blocks."""
-    here, device = work.task.subset(chunk), device_of(work.root)
+    chunk_task, device = work.task.subset(chunk), device_of(work.root)
     rows = {part.name: -(-len(chunk) // _per_row(part)) for part in work.parts}
     out = {
         f"{kind}.{p.name}": torch.zeros(rows[p.name], _wide(p, kind), device=device)
         for p in work.parts
         for kind in PARTS
     }
-    for numbers in here.batches(work.batch_size):
-        _fill(work, here, numbers, out)
+    for numbers in chunk_task.batches(work.batch_size):
+        _fill(work, chunk_task, numbers, out)
         bar.advance(len(numbers))
     return {name: values.cpu().numpy() for name, values in out.items()}
 
@@ -139,7 +139,7 @@ def _write(
     out: dict[str, Tensor],
 ) -> None:
     """Write what a batch gave into the rows of its examples; `NotFinite` names an example whose gradient is none."""
-    bad = (~torch.stack([torch.isfinite(each["signed"]).all(1) for each in sums.values()]).all(0)).nonzero()
+    bad = (~torch.stack([torch.isfinite(part_sums["signed"]).all(1) for part_sums in sums.values()]).all(0)).nonzero()
     if len(bad):
         raise NotFinite(
             f"The gradient of the loss of {task.describe(numbers[int(bad[0])])} is not finite: look at that example, or "
@@ -147,8 +147,8 @@ def _write(
         )
     for part in work.parts:
         signed = sums[part.name]["signed"]
-        one = torch.ones(len(numbers), 1, device=signed.device)
-        values = {"signed": signed, "absolute": signed.abs(), "squared": signed.square(), "examples": one}
+        ones = torch.ones(len(numbers), 1, device=signed.device)
+        values = {"signed": signed, "absolute": signed.abs(), "squared": signed.square(), "examples": ones}
         values |= sums[part.name]
         rows = torch.tensor([number // _per_row(part) for number in numbers], device=signed.device)
         # a product, and not a sum at indices, whose order GPUs do not promise
@@ -243,17 +243,17 @@ def _listen(part: Site | Stack, sums: dict[str, Tensor], size: int) -> Iterator[
 
 def _see_writer(site: Site, sums: dict[str, Tensor], size: int, _: nn.Module, args: Any, kwargs: Any) -> Any:
     name = None if args else next(iter(kwargs))
-    given = args[0] if args else kwargs[name]
+    writer_input = args[0] if args else kwargs[name]
     if not torch.is_grad_enabled():
         return None
     # the first thing that asks for a gradient: with frozen parameters nothing below it is in the graph; and a view of its
     # own otherwise, because others may read the same tensor, and their gradient is not the writer's
-    x = given.view_as(given) if given.requires_grad else given.detach().requires_grad_()
+    x = writer_input.view_as(writer_input) if writer_input.requires_grad else writer_input.detach().requires_grad_()
     axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
-    seen = x.detach()
+    activations = x.detach()
 
     def back(gradient: Tensor) -> None:
-        product = (seen.float() * gradient.float()).movedim(axis, -1)
+        product = (activations.float() * gradient.float()).movedim(axis, -1)
         _add(sums, product.unflatten(-1, (-1, site.width)).sum(-1), size, slice(None))
 
     x.register_hook(back)
@@ -279,10 +279,10 @@ def _see_layer(
     return with_first(output, after) if fresh else None
 
 
-def _add(sums: dict[str, Tensor], each: Tensor, size: int, columns: slice) -> None:
+def _add(sums: dict[str, Tensor], products: Tensor, size: int, columns: slice) -> None:
     """Add contributions per position (rows, ..., units) to those of the examples that the rows belong to."""
-    each = each.reshape(size, -1, each.shape[-1])
-    sums["signed"][:, columns] += each.sum(1).to(sums["signed"].device)
-    sums["token"][:, columns] += each.abs().sum(1).to(sums["token"].device)
-    read = (each != 0).any(-1).sum(1, keepdim=True)
+    products = products.reshape(size, -1, products.shape[-1])
+    sums["signed"][:, columns] += products.sum(1).to(sums["signed"].device)
+    sums["token"][:, columns] += products.abs().sum(1).to(sums["token"].device)
+    read = (products != 0).any(-1).sum(1, keepdim=True)
     sums["positions"][:, columns if sums["positions"].shape[1] > 1 else slice(None)] += read.to(sums["positions"])

@@ -93,11 +93,11 @@ def spaced(anatomy: Anatomy, count: int, only: str | Iterable[str] = ()) -> Plan
             f"I was asked to remove {count} of {total} layers, and one of each of {len(stacks)} stacks must stay; "
             f"remove 0 to {total - len(stacks)}."
         )
-    gone = set[Unit]()
+    removed_units = set[Unit]()
     for stack, share in zip(stacks, _shares(count, [len(stack) for stack in stacks]), strict=True):
         stay = every_other(len(stack), len(stack) - share)
-        gone |= {unit for place, unit in enumerate(stack.units) if place not in stay}
-    return Plan(frozenset(gone), f"{count} of {total} layers, so that those that stay are evenly spaced")
+        removed_units |= {unit for place, unit in enumerate(stack.units) if place not in stay}
+    return Plan(frozenset(removed_units), f"{count} of {total} layers, so that those that stay are evenly spaced")
 
 
 def _is_among(stack: Stack, wanted: list[str]) -> bool:
@@ -203,8 +203,8 @@ def _see(
             "cannot be measured; score its heads."
         )
     # half the squared distance of unit vectors is 1 - their cosine, and exact also where they are nearly the same
-    one, other = (normalize(x.float(), dim=-1) for x in (before, after))
-    turned = (one - other).square().sum(-1) / 2
+    input_direction, output_direction = (normalize(x.float(), dim=-1) for x in (before, after))
+    turned = (input_direction - output_direction).square().sum(-1) / 2
     real = tokens(batch, site, after[:, None]) if site is not None and after.dim() == 3 else torch.ones_like(turned)
     turned = torch.where(real > 0, turned, 0)
     for place, values in enumerate((turned, real)):

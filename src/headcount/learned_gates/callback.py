@@ -30,22 +30,22 @@ def trainer_callback(gates: Gates) -> Any:
     class HeadcountGates(TrainerCallback, ExportableState):  # type: ignore[valid-type]
         frozen: tuple[nn.Parameter, ...] = ()
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **others: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **extra: Any) -> None:
             _begin(gates, args, state)
             if gates.weights_frozen:
                 _check_frozen(args, model)
-                self.frozen = tuple(one for one in model.parameters() if one.requires_grad)
+                self.frozen = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
                 for parameter in self.frozen:
                     parameter.requires_grad_(False)
 
-        def on_optimizer_step(self, *others: Any, **named: Any) -> None:
+        def on_optimizer_step(self, *extra: Any, **named: Any) -> None:
             gates.step()
 
-        def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **others: Any) -> None:
+        def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **extra: Any) -> None:
             if "loss" in logs:
                 logs[OPEN] = state.log_history[-1][OPEN] = round(gates.expected(), 4)  # Trainer has filed its own copy
 
-        def on_train_end(self, args: Any, state: Any, *others: Any, **named: Any) -> None:
+        def on_train_end(self, args: Any, state: Any, *extra: Any, **named: Any) -> None:
             for parameter in self.frozen:
                 parameter.requires_grad_(True)
             if args.load_best_model_at_end and state.best_model_checkpoint is not None:
@@ -104,13 +104,15 @@ def _unpacked(state: Any, where: str) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    kept = (state.stateful_callbacks or {}).get("HeadcountGates")  # filed under the name of the callback's class
-    if not isinstance(kept, dict):
+    callback_state = (state.stateful_callbacks or {}).get(
+        "HeadcountGates"
+    )  # filed under the name of the callback's class
+    if not isinstance(callback_state, dict):
         raise BadCheckpoint(
             f"There are no gates in {where}: it was written by a training without them; resume from one of this callback's."
         )
     try:
-        return load(base64.b64decode(kept["attributes"]["packed"], validate=True))
+        return load(base64.b64decode(callback_state["attributes"]["packed"], validate=True))
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise BadCheckpoint(
             f"The gates in {where} are damaged ({str(error)[:80]}); resume from another checkpoint."

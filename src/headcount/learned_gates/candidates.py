@@ -42,12 +42,12 @@ def _wanted(part: Site | Stack, only: list[str]) -> bool:
 
 def budgets(chosen: Chosen, keep: int | float | str | None) -> tuple[Budget, ...]:
     """One stretch of gates for each kind of unit, and how many of it stay."""
-    kinds = list(dict.fromkeys((part.kind, whole) for part, whole in chosen))
+    kinds = list(dict.fromkeys((part.kind, goes_whole) for part, goes_whole in chosen))
     if len(kinds) > 1 and (isinstance(keep, int) or (isinstance(keep, str) and keep.strip().isdigit())):
         raise BadPlan("With several kinds of units, keep is a share of each, such as 0.5 or 50%; I got a count.")
     out, place = list[Budget](), 0
     for key in kinds:
-        count = sum(1 if whole else len(part) for part, whole in chosen if (part.kind, whole) == key)
+        count = sum(1 if goes_whole else len(part) for part, goes_whole in chosen if (part.kind, goes_whole) == key)
         stay = None if keep is None else how_many(keep, count)
         stacks = [part.name for part, _ in chosen if part.kind == key[0] == "layer"]
         if stay is not None and stay < max(1, len(stacks)):
@@ -69,19 +69,19 @@ def exactly_one_of(keep: int | float | str | None, method: Method) -> None:
         raise BadPlan("keep finds the price of an open gate, and l0 gives one: say one of them.")
 
 
-def one_of_each(kept: Tensor, weights: Tensor, sizes: Sequence[int], stacks: Sequence[bool]) -> Tensor:
+def one_of_each(mask: Tensor, weights: Tensor, sizes: Sequence[int], stacks: Sequence[bool]) -> Tensor:
     """The same choice, with at least one unit in every stack of layers, which cannot be empty.
 
     A stack that lost all of its layers gets its best one back, for the worst one of a stack that has several.
     """
-    out, parts = kept.clone(), list(zip(starts(sizes), sizes, stacks, strict=True))
+    out, parts = mask.clone(), list(zip(starts(sizes), sizes, stacks, strict=True))
     for start, size, stack in parts:
         if not stack or out[start : start + size].any():
             continue
         spare = [
             place
-            for first, count, other in parts
-            if other and out[first : first + count].sum() > 1
+            for first, count, is_stack in parts
+            if is_stack and out[first : first + count].sum() > 1
             for place in range(first, first + count)
             if out[place]
         ]
@@ -93,12 +93,12 @@ def one_of_each(kept: Tensor, weights: Tensor, sizes: Sequence[int], stacks: Seq
 
 def shares(keep: int, sizes: Sequence[int], least: int) -> list[int]:
     """`keep` shared out in proportion to the sizes, to each at least so many."""
-    out, rest = list[int](), keep
+    out, remaining = list[int](), keep
     for place, size in enumerate(sizes):
         after = sizes[place + 1 :]
-        share = round(rest * size / (size + sum(after)))
-        out.append(min(max(share, least, rest - sum(after)), size, rest - least * len(after)))
-        rest -= out[-1]
+        share = round(remaining * size / (size + sum(after)))
+        out.append(min(max(share, least, remaining - sum(after)), size, remaining - least * len(after)))
+        remaining -= out[-1]
     return out
 
 

@@ -69,22 +69,22 @@ def learning(
     rows = tuple(specs)
     anatomy, root = find(model, rows), unwrap(model)
     names = [only] if isinstance(only, str) else list(only)
-    found = parts_with_gates(anatomy, [units] if isinstance(units, str) else list(units), [n for n in names if n])
+    parts = parts_with_gates(anatomy, [units] if isinstance(units, str) else list(units), [n for n in names if n])
     skipped = set(skip)
-    chosen = [(part, whole) for part, whole in found if part.name not in skipped]
+    chosen = [(part, goes_whole) for part, goes_whole in parts if part.name not in skipped]
     if not chosen:
         raise BadPlan("Every site that would get gates is to be skipped; skip fewer.")
     share = (0.0 if pipelined else SETTLE) if settle is None else settle
     if not 0 <= share < 1:
         raise BadPlan(f"settle is a share of the steps, from 0 to below 1; I got {settle!r:.40}.")
-    made = Gates(root, chosen, method_of(method, **settings), keep, steps, share, pipelined, seed)
-    needed = [one for one in root.parameters() if one.requires_grad]
+    gates = Gates(root, chosen, method_of(method, **settings), keep, steps, share, pipelined, seed)
+    needed = [parameter for parameter in root.parameters() if parameter.requires_grad]
     try:
-        with applied(root, anatomy, made.live()):
-            yield made
+        with applied(root, anatomy, gates.live()):
+            yield gates
     finally:
-        for one in needed if pipelined else ():  # whoever froze them for it may have been interrupted
-            one.requires_grad_(True)
+        for parameter in needed if pipelined else ():  # whoever froze them for it may have been interrupted
+            parameter.requires_grad_(True)
 
 
 class Gates:
@@ -106,7 +106,7 @@ class Gates:
     ) -> None:
         self._root, self._chosen, self._how, self._seed = root, tuple(chosen), method, seed
         self.steps, self.settle, self.weights_frozen, self.done = steps, settle, pipelined, 0
-        self.sizes = tuple(1 if whole else len(part) for part, whole in chosen)
+        self.sizes = tuple(1 if goes_whole else len(part) for part, goes_whole in chosen)
         exactly_one_of(keep, method)
         self.budgets = budgets(chosen, keep)
         # a few hundred gates are drawn faster on the CPU than a GPU can be told to
@@ -143,11 +143,13 @@ class Gates:
     def question(self) -> dict[str, Any]:
         """What tells these gates from others, as plain JSON."""
         # as it always was, a newer setting is not part of the question: trainings that are older than it go on
-        usual = {one.name: one.default for one in fields(self._how) if one.name in NEWER}
-        given = {name: value for name, value in asdict(self._how).items() if name not in usual or value != usual[name]}
-        how = {f"gates' {name}": value for name, value in given.items()}
+        usual = {setting.name: setting.default for setting in fields(self._how) if setting.name in NEWER}
+        settings = {
+            name: value for name, value in asdict(self._how).items() if name not in usual or value != usual[name]
+        }
+        how = {f"gates' {name}": value for name, value in settings.items()}
         about = {"gates' settle": self.settle, "gates' seed": self._seed, "pipelined": self.weights_frozen}
-        sites = [[part.name, [*part.ids], whole] for part, whole in self._chosen]
+        sites = [[part.name, [*part.ids], goes_whole] for part, goes_whole in self._chosen]
         return {
             "method": self.method, "steps": self.steps, "keep": [b.keep for b in self.budgets], "units": fingerprint(sites),
             **how, **about,
@@ -209,8 +211,8 @@ class Gates:
 
     def _learn(self) -> None:
         assert self._drawn is not None
-        given = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
-        columns = _averaged(torch.cat(given)).to(self.weights)
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
+        columns = _averaged(torch.cat(gradients)).to(self.weights)
         gradient = torch.zeros_like(self.weights).index_add_(0, self._owner, columns)
         self._optimiser.zero_grad(set_to_none=True)
         if self._drawn.requires_grad:
@@ -260,17 +262,17 @@ class Gates:
     def _placed(self, gates: Tensor) -> list[Tensor]:
         """Gates where the model is, part by part, a number for every column of its writer."""
         columns = gates.detach().float()[self._owner].to(device_of(self._root))
-        return [one.detach() for one in columns.split(self._columns)]
+        return [part_gates.detach() for part_gates in columns.split(self._columns)]
 
     def _parts(self, gates: Tensor) -> list[Tensor]:
         """Gates part by part, one for every unit."""
         pieces = zip(gates.split(self.sizes), self._chosen, strict=True)
-        return [one.expand(len(part)) if whole else one for one, (part, whole) in pieces]
+        return [part_gates.expand(len(part)) if goes_whole else part_gates for part_gates, (part, goes_whole) in pieces]
 
     def drawn(self) -> dict[str, Tensor]:
         """The gates of this step: for every part a number per unit."""
         now = self._kept() if self._drawn is None else self._drawn.detach()
-        return {part.name: one for (part, _), one in zip(self._chosen, self._parts(now), strict=True)}
+        return {part.name: part_gates for (part, _), part_gates in zip(self._chosen, self._parts(now), strict=True)}
 
     def _generator(self, number: int) -> torch.Generator:
         """Random numbers that depend on the seed and a number alone: the same on every device and in every process."""
@@ -301,20 +303,20 @@ class Gates:
             lists = inside if any(size > 1 for _, size in inside) else [(first, last - first)]
             out[first:last] = 0
             layers = self._chosen[places.index(first)][0].kind == "layer"  # no stack of which can be empty
-            for (start, size), here in zip(lists, shares(keep, [size for _, size in lists], int(layers)), strict=True):
-                out[[start + one for one in every_other(size, here)]] = 1
+            for (start, size), count in zip(lists, shares(keep, [size for _, size in lists], int(layers)), strict=True):
+                out[[start + offset for offset in every_other(size, count)]] = 1
         return out
 
     def plan(self) -> Plan:
         """What goes if it ended now."""
-        kept = self._parts(self._kept())
-        gone = [
+        part_gates = self._parts(self._kept())
+        removed_units = [
             unit
-            for (part, _), gates in zip(self._chosen, kept, strict=True)
+            for (part, _), gates in zip(self._chosen, part_gates, strict=True)
             for unit, gate in zip(part.units, gates.tolist(), strict=True)
             if not gate
         ]
-        return Plan(frozenset(gone), f"{len(gone)} of {len(self.units)} units, by {self.method}")
+        return Plan(frozenset(removed_units), f"{len(removed_units)} of {len(self.units)} units, by {self.method}")
 
     def scores(self) -> Scores:
         """What the gates were drawn from, unit by unit: bigger = matters more."""
@@ -323,7 +325,7 @@ class Gates:
         raw = np.concatenate([p.cpu().double().numpy() for p in self._parts(self.weights.detach() + spaced)])
         kinds = {part.name: part.kind for part, _ in self._chosen}
         types = {part.name: getattr(part, "attention", None) for part, _ in self._chosen}
-        said = {
+        settings = {
             "by": self.method,
             "keep": self.keep,
             "steps": self.done,
@@ -331,15 +333,15 @@ class Gates:
             "model": type(self._root).__name__,
             "headcount": __version__,
         }
-        line = "|".join(f"{key}:{value}" for key, value in said.items() if value is not None)
+        line = "|".join(f"{key}:{value}" for key, value in settings.items() if value is not None)
         return Scores(self.units, raw, self.method, kinds, types, None, line)
 
     def state(self) -> dict[str, Tensor]:
         """All that `load_state` needs to go on from here, as flat tensors on the CPU."""
         moments = self._optimiser.state.get(self.weights, {})
-        found = {"weights": self.weights, "owed": self._owed, "scale": self._scale, "done": torch.tensor(self.done)}
-        found |= {f"adam.{name}": value for name, value in moments.items() if isinstance(value, Tensor)}
-        return {name: value.detach().cpu().clone() for name, value in found.items()}
+        tensors = {"weights": self.weights, "owed": self._owed, "scale": self._scale, "done": torch.tensor(self.done)}
+        tensors |= {f"adam.{name}": value for name, value in moments.items() if isinstance(value, Tensor)}
+        return {name: value.detach().cpu().clone() for name, value in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that `state` gave, of gates with the same question."""
@@ -360,11 +362,11 @@ class Gates:
 
 def _owners(sizes: Sequence[int], columns: Sequence[int]) -> Tensor:
     """For every column of every part, the number of the gate that it belongs to."""
-    found = [
+    owners = [
         torch.arange(size).repeat_interleave(wide // size) + start
         for size, wide, start in zip(sizes, columns, starts(sizes), strict=True)
     ]
-    return torch.cat(found)
+    return torch.cat(owners)
 
 
 def _averaged(gradient: Tensor) -> Tensor:

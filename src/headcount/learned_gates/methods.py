@@ -76,7 +76,9 @@ class L0:
         if self.start != "published":
             return torch.full((sum(sizes),), float(self.start), dtype=torch.float64)
         draws = [torch.rand(size, dtype=torch.float64, generator=generator) * 2 - 1 for size in sizes]
-        return torch.cat([one * math.sqrt(3 / size) for one, size in zip(draws, sizes, strict=True)])  # Glorot's bounds
+        return torch.cat(
+            [draw * math.sqrt(3 / size) for draw, size in zip(draws, sizes, strict=True)]
+        )  # Glorot's bounds
 
     def gates(self, weights: Tensor, noise: Tensor, budgets: Sequence[Budget], progress: float) -> Tensor:
         """One sample of every gate."""
@@ -158,8 +160,8 @@ class Subset:
         """Gates that sum to the budget, or as many hard ones."""
         temperature = relaxations.annealed(self.first, self.last, min(1.0, progress / self.cooled))
         if self.form == "straight-through":
-            kept = [relaxations.straight_through(weights[b.first : b.last], round(b.now(progress))) for b in budgets]
-            return torch.cat(kept)
+            masks = [relaxations.straight_through(weights[b.first : b.last], round(b.now(progress))) for b in budgets]
+            return torch.cat(masks)
         moved = weights + relaxations.gumbel(noise)
         parts = [moved[b.first : b.last] for b in budgets]
         if self.form == "published":
@@ -196,8 +198,8 @@ class Movement:
 
     def gates(self, weights: Tensor, noise: Tensor, budgets: Sequence[Budget], progress: float) -> Tensor:
         """1 for the largest scores, 0 for the rest."""
-        kept = [relaxations.straight_through(weights[b.first : b.last], round(b.now(progress))) for b in budgets]
-        return torch.cat(kept)
+        masks = [relaxations.straight_through(weights[b.first : b.last], round(b.now(progress))) for b in budgets]
+        return torch.cat(masks)
 
     def expected(self, weights: Tensor, budgets: Sequence[Budget], progress: float) -> Tensor:
         """How many gates are open."""
@@ -271,11 +273,11 @@ def method_of(name: str, **settings: Any) -> Method:
     """The method of this name with these settings; those that are None are left as they are."""
     if name not in METHODS:
         raise BadPlan(f"I can learn by {', '.join(METHODS)}; I got {name!r:.40}.")
-    known = [one.name for one in fields(METHODS[name])]
-    given = {key: value for key, value in settings.items() if value is not None}
-    unknown = [key for key in given if key not in known]
+    setting_names = [setting.name for setting in fields(METHODS[name])]
+    options = {key: value for key, value in settings.items() if value is not None}
+    unknown = [key for key in options if key not in setting_names]
     if unknown:
-        raise BadPlan(f"{name} has no setting {unknown[0]!r:.40}; it has {', '.join(known)}.")
-    if not given.get("lr", 0) >= 0:
-        raise BadPlan(f"The learning rate of the gates is {given['lr']}; it must be 0 or more.")
-    return METHODS[name](**given)
+        raise BadPlan(f"{name} has no setting {unknown[0]!r:.40}; it has {', '.join(setting_names)}.")
+    if not options.get("lr", 0) >= 0:
+        raise BadPlan(f"The learning rate of the gates is {options['lr']}; it must be 0 or more.")
+    return METHODS[name](**options)

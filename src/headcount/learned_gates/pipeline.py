@@ -95,16 +95,49 @@ def learn(
 
     After all of that the smaller model may train once more, by the recipe `recover`. A `teacher`, a copy of the full
     model, adds distillation. Criteria look at 1024 of the training examples. With a run, it goes on where it was.
+
+    Args:
+        model: The model, which is trained and cut in place.
+        task: The training data.
+        method: "l0", "subset", "movement" or "layerdrop"; a criterion of `score`; or "plan".
+        keep: Units that stay: a count or a share such as "25%".
+        recipe: How to train; None trains nothing.
+        units: "heads", "neurons", "layers", "mlps" or "attentions".
+        only: Restricts the units to a type ("encoder", "cross").
+        pipelined: Train the gates only.
+        settle: Fraction of the steps at the end with gates fixed at 0 or 1.
+        plan: The units to remove, for the method "plan".
+        choose: Criterion that selects what stays after layerdrop.
+        scratch: Train from random weights, as a control.
+        recover: How to train once more after the cut.
+        dev: Data to evaluate on after every epoch.
+        teacher: A copy of the full model, for distillation.
+        freeze: Names of modules that are not trained.
+        seed: Random seed.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        save_every: Steps between saves to resume from.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+        settings: Settings of the method; see `hc.learned_gates.learning`.
+
+    Returns:
+        The plan that was learned, and how training went.
+
+    Example:
+        >>> model = hc.load("my-model", dtype="float32")
+        >>> task = hc.task("classification", "train.tsv", tokenizer="my-model", limit=32)
+        >>> learned = hc.learn(model, task, "subset", keep=12, recipe=hc.training.Recipe(steps=2, batch_size=8))
+        >>> len(learned.plan)
+        36
     """
     rows = tuple(specs)
-    asked = Asked(method, keep, units, only, pipelined, settle, plan, choose, scratch)
-    anatomy, chosen, left_alone = prepared(model, asked, recipe, recover, rows, settings)
+    request = LearnRequest(method, keep, units, only, pipelined, settle, plan, choose, scratch)
+    anatomy, chosen, left_alone = prepared(model, request, recipe, recover, rows, settings)
     gated, kinds = method in METHODS, _kinds(units)
     if plan is not None:
         units = units_of(anatomy, anatomy.plan(plan))
     common: dict[str, Any] = {"dev": dev, "teacher": teacher, "freeze": freeze, "run": run, "save_every": save_every}
     look: dict[str, Any] = {"task": task, "seed": seed, "run": run, "rows": rows}
-    facts: dict[str, Any] = {"label": label(asked, settings, recipe or recover, recover, teacher is not None)}
+    facts: dict[str, Any] = {"label": label(request, settings, recipe or recover, recover, teacher is not None)}
     trained = scores = None
     if gated:
         assert recipe is not None
@@ -112,15 +145,15 @@ def learn(
         skip = [name for name, _ in left_alone]
         with learning(model, method, **how, skip=skip, specs=rows, **settings) as gates:
             trained = train(model, task, recipe, gates=gates, name="learn", **common)
-            gone, scores = gates.plan(), gates.scores()
+            cut_plan, scores = gates.plan(), gates.scores()
             facts |= {"price": gates.price(), "open": gates.open()}
         if choose is not None:
             scores = _scored(model, choose, kinds, chosen, **look)
-            gone = _fewest(scores, chosen, keep)
+            cut_plan = _fewest(scores, chosen, keep)
     elif plan is not None:
-        gone = anatomy.plan(plan)
-        rules.refuse(unwrap(model), anatomy, gone, {})
-        outside = [name for name in gone.by_site() if name not in {part.name for part, _ in chosen}]
+        cut_plan = anatomy.plan(plan)
+        rules.refuse(unwrap(model), anatomy, cut_plan, {})
+        outside = [name for name in cut_plan.by_site() if name not in {part.name for part, _ in chosen}]
         if outside:
             raise BadPlan(
                 f"The plan removes {outside[0]}, which is not among the {units} asked about: say units and only."
@@ -128,20 +161,29 @@ def learn(
     else:
         budgets(chosen, keep)
         scores = _scored(model, method, kinds, chosen, **look)
-        gone = _fewest(scores, chosen, keep)
-    of, kept = _counted(chosen, gone)
-    if gone:
-        cut(model, gone, check=to_device(task.batch(), device_of(unwrap(model))), specs=rows)
+        cut_plan = _fewest(scores, chosen, keep)
+    of, kept_count = _counted(chosen, cut_plan)
+    if cut_plan:
+        cut(model, cut_plan, check=to_device(task.batch(), device_of(unwrap(model))), specs=rows)
     smaller = reinitialized(model, seed) if scratch else model
     if not gated and recipe is not None:
         trained = train(smaller, task, recipe, name="learn", **common)
     again = None if recover is None else train(smaller, task, recover, name="recover", **common)
     return Learned(
-        smaller, gone, units, of, kept, scores=scores, trained=trained, recovered=again, left_alone=left_alone, **facts
+        smaller,
+        cut_plan,
+        units,
+        of,
+        kept_count,
+        scores=scores,
+        trained=trained,
+        recovered=again,
+        left_alone=left_alone,
+        **facts,
     )
 
 
-class Asked(NamedTuple):
+class LearnRequest(NamedTuple):
     """What `learn` was asked; see there."""
 
     method: str
@@ -157,28 +199,28 @@ class Asked(NamedTuple):
 
 def prepared(
     model: nn.Module,
-    asked: Asked,
+    request: LearnRequest,
     recipe: Recipe | None,
     recover: Recipe | None,
     rows: tuple[ModuleSpec, ...],
     settings: Mapping[str, Any],
 ) -> tuple[Anatomy, Chosen, tuple[tuple[str, str], ...]]:
     """The parts whose units may go, and those that cannot be cut; all that can be refused is refused here, before any work."""
-    _sensible(asked, recipe, recover, settings)
-    names = [asked.only] if isinstance(asked.only, str) else list(asked.only)
+    _check_request(request, recipe, recover, settings)
+    names = [request.only] if isinstance(request.only, str) else list(request.only)
     anatomy = find(model, rows)
-    units = asked.units if asked.plan is None else units_of(anatomy, anatomy.plan(asked.plan))
+    units = request.units if request.plan is None else units_of(anatomy, anatomy.plan(request.plan))
     allowed, left_alone = cuttable(model, _kinds(units), rows)
     every = parts_with_gates(anatomy, [units], [name for name in names if name])
-    chosen = [one for one in every if one[0].name in allowed]
+    chosen = [candidate for candidate in every if candidate[0].name in allowed]
     if not chosen:
         raise Refused(f"No {units} of {' or '.join(names) or 'the model'} can be cut: {left_alone[0][1]}")
-    if asked.plan is None:
-        budgets(chosen, asked.keep)
+    if request.plan is None:
+        budgets(chosen, request.keep)
         return anatomy, chosen, left_alone
-    gone = anatomy.plan(asked.plan)
-    rules.refuse(unwrap(model), anatomy, gone, {})
-    outside = [name for name in gone.by_site() if name not in {part.name for part, _ in every}]
+    cut_plan = anatomy.plan(request.plan)
+    rules.refuse(unwrap(model), anatomy, cut_plan, {})
+    outside = [name for name in cut_plan.by_site() if name not in {part.name for part, _ in every}]
     if outside:
         raise BadPlan(f"The plan removes units of {outside[0]}, which is not {' or '.join(names)}: leave only out.")
     return anatomy, chosen, left_alone
@@ -198,59 +240,63 @@ def _kinds(units: str) -> str:
 
 
 def label(
-    asked: Asked, settings: Mapping[str, Any], trains: Recipe | None, recover: Recipe | None, distilled: bool
+    request: LearnRequest, settings: Mapping[str, Any], trains: Recipe | None, recover: Recipe | None, distilled: bool
 ) -> str:
     """What to call the result beside others: "subset, pipelined", "taylor, recovered"."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    published = PUBLISHED.get(asked.method)
-    words = [asked.method]
-    if published and published.items() <= given.items():
+    options = {name: value for name, value in settings.items() if value is not None}
+    published = PUBLISHED.get(request.method)
+    words = [request.method]
+    if published and published.items() <= options.items():
         words.append("published")
-    elif given.get("form") not in (None, "bounded"):
-        words.append(f"form {given['form']}" if given["form"] == "published" else str(given["form"]))
-    if asked.method in METHODS:
-        words += ["pipelined"] * asked.pipelined + [f"chosen by {asked.choose}"] * (asked.choose is not None)
+    elif options.get("form") not in (None, "bounded"):
+        words.append(f"form {options['form']}" if options["form"] == "published" else str(options["form"]))
+    if request.method in METHODS:
+        words += ["pipelined"] * request.pipelined + [f"chosen by {request.choose}"] * (request.choose is not None)
         words += ["recovered"] * (recover is not None)
     else:
-        words.append("not recovered" if trains is None else "from scratch" if asked.scratch else "recovered")
+        words.append("not recovered" if trains is None else "from scratch" if request.scratch else "recovered")
     return ", ".join([*words, *["distilled"] * distilled])
 
 
-def _sensible(asked: Asked, recipe: Recipe | None, recover: Recipe | None, settings: Mapping[str, Any]) -> None:
+def _check_request(
+    request: LearnRequest, recipe: Recipe | None, recover: Recipe | None, settings: Mapping[str, Any]
+) -> None:
     """Refuse what says nothing, or too much, together."""
-    method, gated = asked.method, asked.method in METHODS
-    given = {name: value for name, value in settings.items() if value is not None}
+    method, gated = request.method, request.method in METHODS
+    options = {name: value for name, value in settings.items() if value is not None}
     if not gated and method not in CRITERIA and method != PLAN:
         raise BadPlan(f"Methods are {', '.join([*METHODS, *CRITERIA, PLAN])}; I got {method!r:.40}.")
-    if (asked.plan is not None) != (method == PLAN):
+    if (request.plan is not None) != (method == PLAN):
         raise BadPlan("A plan (--plan) goes with the method plan, and the method plan with a plan.")
-    if method == PLAN and asked.keep is not None:
+    if method == PLAN and request.keep is not None:
         raise BadPlan("The plan says what goes; leave keep out.")
-    if not gated and method != PLAN and asked.keep is None:
+    if not gated and method != PLAN and request.keep is None:
         raise BadPlan("Say how many units stay: keep (--keep), such as 12 or 25%.")
-    if not gated and (asked.pipelined or asked.settle is not None or given):
+    if not gated and (request.pipelined or request.settle is not None or options):
         raise BadPlan(
             f"Nothing is learned about units by {method}: leave pipelined, settle and the settings of gates out."
         )
-    if asked.choose is not None and (method != "layerdrop" or asked.choose not in CRITERIA):
+    if request.choose is not None and (method != "layerdrop" or request.choose not in CRITERIA):
         raise BadPlan(
-            f"choose is a criterion for layerdrop: {', '.join(CRITERIA)}; I got {asked.choose!r:.40} for {method}."
+            f"choose is a criterion for layerdrop: {', '.join(CRITERIA)}; I got {request.choose!r:.40} for {method}."
         )
-    if asked.choose is not None and asked.keep is None:
+    if request.choose is not None and request.keep is None:
         raise BadPlan("choose says which units go, and keep how many stay: say both.")
-    if asked.scratch and (gated or (recipe is None and recover is None)):
+    if request.scratch and (gated or (recipe is None and recover is None)):
         why = f"{method} begins with the model's weights" if gated else f"by {method} nothing would be trained"
         raise BadPlan(f"Scratch is for a criterion or a plan (--method plan) that is trained from scratch, and {why}.")
     if gated:
-        _sensible_gates(asked, recipe, given)
+        _sensible_gates(request, recipe, options)
 
 
-def _sensible_gates(asked: Asked, recipe: Recipe | None, given: Mapping[str, Any]) -> None:
+def _sensible_gates(request: LearnRequest, recipe: Recipe | None, options: Mapping[str, Any]) -> None:
     if recipe is None:
-        raise BadPlan(f"{asked.method} learns while the model trains; give it a recipe (--epochs above 0, or --steps).")
-    if asked.method == "layerdrop" and asked.pipelined:
+        raise BadPlan(
+            f"{request.method} learns while the model trains; give it a recipe (--epochs above 0, or --steps)."
+        )
+    if request.method == "layerdrop" and request.pipelined:
         raise BadPlan("With layerdrop the weights are all that learns; leave pipelined out.")
-    exactly_one_of(asked.keep, method_of(asked.method, **given))
+    exactly_one_of(request.keep, method_of(request.method, **options))
 
 
 def _scored(
@@ -265,15 +311,15 @@ def _scored(
     rows: tuple[ModuleSpec, ...],
 ) -> Scores:
     """Scores of the units that may go, on some of the training examples."""
-    found = score_units(
+    scores = score_units(
         model, splits.drawn(task, SCORED_ON, seed), by, units=units.split(","), seed=seed, run=run, specs=rows
     )
-    return found.at({part.name for part, _ in chosen})
+    return scores.at({part.name for part, _ in chosen})
 
 
-def scored_on(asked: Asked, task: Task, seed: int) -> str | None:
+def scored_on(request: LearnRequest, task: Task, seed: int) -> str | None:
     """What tells the training examples that a criterion looks at from others; None where it looks at all of them or at none."""
-    by = asked.choose if asked.method in METHODS else asked.method
+    by = request.choose if request.method in METHODS else request.method
     if by is None or by == PLAN or by in NEED_NO_DATA or task.size <= SCORED_ON:
         return None
     return splits.drawn(task, SCORED_ON, seed).fingerprint
@@ -281,27 +327,30 @@ def scored_on(asked: Asked, task: Task, seed: int) -> str | None:
 
 def _fewest(scores: Scores, chosen: Chosen, keep: int | float | str | None) -> Plan:
     """The plan after which so many stay, of each kind of units as many as gates would keep."""
-    sizes = [1 if whole else len(part) for part, whole in chosen]
+    sizes = [1 if goes_whole else len(part) for part, goes_whole in chosen]
     values = (
-        scores.values if not any(whole for _, whole in chosen) else scores.raw
+        scores.values if not any(goes_whole for _, goes_whole in chosen) else scores.raw
     )  # norms per site hide what a site is
     worth = {unit: float(value) for unit, value in zip(scores.units, values, strict=True)}
-    each = [[sum(worth[u] for u in part.units)] if whole else [worth[u] for u in part.units] for part, whole in chosen]
-    weights = torch.tensor([value for values in each for value in values], dtype=torch.float64)
-    kept = torch.cat([largest(weights[first:last], stay or 0) for first, last, stay in budgets(chosen, keep)])
-    kept = one_of_each(kept, weights, sizes, [part.kind == "layer" for part, _ in chosen])
-    gone = set[Unit]()
-    for (part, whole), stays in zip(chosen, kept.split(sizes), strict=True):
-        units = [part.units] if whole else [(unit,) for unit in part.units]
-        gone |= {unit for some, stay in zip(units, stays.tolist(), strict=True) if not stay for unit in some}
-    return Plan(frozenset(gone), f"{len(gone)} of {len(scores)} units, the least {scores.by} first")
+    part_values = [
+        [sum(worth[u] for u in part.units)] if goes_whole else [worth[u] for u in part.units]
+        for part, goes_whole in chosen
+    ]
+    weights = torch.tensor([value for values in part_values for value in values], dtype=torch.float64)
+    mask = torch.cat([largest(weights[first:last], stay or 0) for first, last, stay in budgets(chosen, keep)])
+    mask = one_of_each(mask, weights, sizes, [part.kind == "layer" for part, _ in chosen])
+    removed_units = set[Unit]()
+    for (part, goes_whole), stays in zip(chosen, mask.split(sizes), strict=True):
+        units = [part.units] if goes_whole else [(unit,) for unit in part.units]
+        removed_units |= {unit for some, stay in zip(units, stays.tolist(), strict=True) if not stay for unit in some}
+    return Plan(frozenset(removed_units), f"{len(removed_units)} of {len(scores)} units, the least {scores.by} first")
 
 
-def _counted(chosen: Chosen, gone: Plan) -> tuple[int, int]:
+def _counted(chosen: Chosen, plan: Plan) -> tuple[int, int]:
     """How many units there are, and how many stay; a part that goes as a whole counts once."""
-    of = sum(1 if whole else len(part) for part, whole in chosen)
+    of = sum(1 if goes_whole else len(part) for part, goes_whole in chosen)
     lost = sum(
-        all(unit in gone for unit in part.units) if whole else sum(unit in gone for unit in part.units)
-        for part, whole in chosen
+        all(unit in plan for unit in part.units) if goes_whole else sum(unit in plan for unit in part.units)
+        for part, goes_whole in chosen
     )
     return of, of - lost

@@ -82,8 +82,8 @@ def _threshold(weights: Tensor, keep: float, temperature: float) -> Tensor:
         def over(place: float) -> float:
             return float(expit((plain - place) / temperature).sum()) - keep
 
-        found = brentq(over, plain.min() - far, plain.max() + far, xtol=1e-9 * temperature)
-        return torch.tensor([found], dtype=weights.dtype)
+        threshold = brentq(over, plain.min() - far, plain.max() + far, xtol=1e-9 * temperature)
+        return torch.tensor([threshold], dtype=weights.dtype)
     low, high = weights.min(-1, keepdim=True).values - far, weights.max(-1, keepdim=True).values + far
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -100,11 +100,11 @@ def published(weights: Tensor, keep: int, temperature: float) -> Tensor:
     if keep >= weights.shape[-1]:
         return torch.ones_like(weights)  # the sum would be right and single entries not
     tiny = torch.finfo(weights.dtype).tiny
-    rest, total = weights, torch.zeros_like(weights)
+    logits, total = weights, torch.zeros_like(weights)
     for _ in range(keep):
-        part = torch.softmax(rest / temperature, -1)
+        part = torch.softmax(logits / temperature, -1)
         total = total + part
-        rest = rest + torch.log((1 - part).clamp(min=tiny))
+        logits = logits + torch.log((1 - part).clamp(min=tiny))
     return total
 
 

@@ -24,8 +24,8 @@ SHARE, MOST = 0.1, 10  # of the weights that are left, in a step; and steps
 
 def weights(root: nn.Module, anatomy: Anatomy) -> dict[str, nn.Parameter]:
     """The parameters whose entries may go, by name, each once."""
-    names = {id(one): name for name, one in root.named_parameters()}
-    found: dict[str, nn.Parameter] = {}
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    parameters: dict[str, nn.Parameter] = {}
     for site in anatomy:
         for part, with_bias in _matrices(site):
             for name in (part.weight, part.bias_name if with_bias else None):
@@ -36,13 +36,13 @@ def weights(root: nn.Module, anatomy: Anatomy) -> dict[str, nn.Parameter]:
                         "leave the magnitude pruning out."
                     )
                 if tensor is not None:
-                    found[names[id(tensor)]] = tensor
-    return found
+                    parameters[names[id(tensor)]] = tensor
+    return parameters
 
 
 def _matrices(site: Site) -> Iterator[tuple[Matrix, bool]]:
     """The matrices of a site, and whether their bias belongs to it: that of an MLP's output is its layer's."""
-    for part, with_bias in [*((one, True) for one in site.matrices), (site.columns, site.kind == "head")]:
+    for part, with_bias in [*((matrix, True) for matrix in site.matrices), (site.columns, site.kind == "head")]:
         if part is None:
             raise Refused(
                 f"{site.name} is packed or quantised, so its weights cannot be set to zero one by one; leave the magnitude "
@@ -53,39 +53,48 @@ def _matrices(site: Site) -> Iterator[tuple[Matrix, bool]]:
 
 def by_magnitude(parameters: Mapping[str, Tensor]) -> Tensor:
     """The numbers of all entries, counted through the parameters one after the other, the smallest magnitude first."""
-    return torch.cat([one.detach().abs().flatten() for one in parameters.values()]).argsort(stable=True)
+    return torch.cat([parameter.detach().abs().flatten() for parameter in parameters.values()]).argsort(stable=True)
 
 
 def search(
     total: int, value: Callable[[int], float], floor: float, *, share: float = SHARE, most: int = MOST
 ) -> tuple[int, list[WeightStep]]:
-    """How many weights stay, and the steps: a share of those left goes each time, while `value(left)` is at least `floor`."""
-    left, steps = total, list[WeightStep]()
+    """How many weights stay, and the steps: a share of the rest goes each time, while `value(remaining)` is at least `floor`."""
+    remaining, steps = total, list[WeightStep]()
     for _ in range(most):
-        fewer = left - int(share * left)
-        if fewer == left:
+        fewer = remaining - int(share * remaining)
+        if fewer == remaining:
             break
-        found = value(fewer)
-        steps.append(WeightStep(fewer / total, found, found >= floor))
-        if found < floor:
+        score = value(fewer)
+        steps.append(WeightStep(fewer / total, score, score >= floor))
+        if score < floor:
             break
-        left = fewer
-    return left, steps
+        remaining = fewer
+    return remaining, steps
 
 
-def networks(order: Tensor, left: int, seed: int) -> dict[str, Tensor]:
-    """Numbers of the entries that stay, exactly `left` in each: the largest (good), the smallest (bad), and any (random)."""
+def networks(order: Tensor, remaining: int, seed: int) -> dict[str, Tensor]:
+    """Numbers of the entries that stay, exactly `remaining` in each: the largest (good), the smallest (bad), and any (random)."""
     drawn = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))
-    chosen = {"good": order[len(order) - left :], "random": drawn[:left].to(order.device), "bad": order[:left]}
+    chosen = {
+        "good": order[len(order) - remaining :],
+        "random": drawn[:remaining].to(order.device),
+        "bad": order[:remaining],
+    }
     return chosen
 
 
 def masks(parameters: Mapping[str, Tensor], stay: Tensor) -> dict[str, Tensor]:
     """Name -> mask, from the numbers of the entries that stay."""
-    flat = torch.zeros(sum(one.numel() for one in parameters.values()), dtype=torch.bool, device=stay.device)
+    flat = torch.zeros(
+        sum(parameter.numel() for parameter in parameters.values()), dtype=torch.bool, device=stay.device
+    )
     flat[stay] = True
-    parts = flat.split([one.numel() for one in parameters.values()])
-    return {name: part.view_as(one).to(one.device) for (name, one), part in zip(parameters.items(), parts, strict=True)}
+    parts = flat.split([parameter.numel() for parameter in parameters.values()])
+    return {
+        name: part.view_as(parameter).to(parameter.device)
+        for (name, parameter), part in zip(parameters.items(), parts, strict=True)
+    }
 
 
 @contextmanager

@@ -59,19 +59,19 @@ class Field:
             for site in self.anatomy
         )
 
-    def plan(self, gone: Iterable[Unit]) -> Plan:
+    def plan(self, units: Iterable[Unit]) -> Plan:
         """The plan that removes these heads, and all neurons of these MLPs."""
         out = set[Unit]()
-        for unit in gone:
+        for unit in units:
             site = self.anatomy[unit.site]
             out |= {unit} if site.kind == "head" else set(site.units)
         return Plan(frozenset(out))
 
-    def alive(self, gone: Iterable[Unit]) -> dict[str, tuple[int, ...]]:
+    def alive(self, removed_units: Iterable[Unit]) -> dict[str, tuple[int, ...]]:
         """Site -> the indices that survive."""
-        lost = set(gone)
-        kept = [unit for unit in (*self.heads, *self.mlps) if unit not in lost]
-        return {site.name: tuple(unit.index for unit in kept if unit.site == site.name) for site in self.anatomy}
+        lost = set(removed_units)
+        kept_units = [unit for unit in (*self.heads, *self.mlps) if unit not in lost]
+        return {site.name: tuple(unit.index for unit in kept_units if unit.site == site.name) for site in self.anatomy}
 
 
 def importance(
@@ -82,10 +82,10 @@ def importance(
     Inside `masked` it is that of the model as it is with those units masked, which themselves come out as zero.
     """
     parts = [site if site.kind == "head" else whole(site) for site in anatomy]
-    found = taylor(contributions(root, anatomy, parts, task, run=run, name=name))
+    taylor_values = taylor(contributions(root, anatomy, parts, task, run=run, name=name))
     out: dict[Unit, float] = {}
     for part in parts:
-        values = found[part.name].mean(0)
+        values = taylor_values[part.name].mean(0)
         if part.kind == "head":
             values = values / max(float(np.linalg.norm(values)), 1e-20)
         out |= {Unit(part.name, index): float(value) for index, value in zip(part.ids, values, strict=True)}
@@ -107,43 +107,43 @@ def search(
 ) -> tuple[list[Unit], list[SearchStep]]:
     """What can go while the value is at least `floor`, in the order in which it went, and all steps that were tried.
 
-    `worth(gone)` and `value(gone)` are the importance of units, and the score, of the model without some. Three phases:
-    heads and MLPs, heads alone in half steps, MLPs alone. Units are ranked anew after every step that is kept, and
-    never on one that was not.
+    `worth(removed_units)` and `value(removed_units)` are the importance of units, and the score, of the model without some.
+    Three phases: heads and MLPs, heads alone in half steps, MLPs alone. Units are ranked anew after every step that is
+    kept, and never on one that was not.
     """
     many = max(1, math.floor(step * len(heads) + 1e-9))
-    gone, steps = list[Unit](), list[SearchStep]()
+    removed_units, steps = list[Unit](), list[SearchStep]()
     ranks: dict[Unit, float] | None = None
-    for phase, (some, one) in enumerate([(many, 1), (max(1, many // 2), 0), (0, 1)], 1):
+    for phase, (some, mlp_step) in enumerate([(many, 1), (max(1, many // 2), 0), (0, 1)], 1):
         while True:
-            left = [[unit for unit in kind if unit not in set(gone)] for kind in (heads, mlps)]
-            if not (some and left[0]) and not (one and left[1]):
+            remaining = [[unit for unit in kind if unit not in set(removed_units)] for kind in (heads, mlps)]
+            if not (some and remaining[0]) and not (mlp_step and remaining[1]):
                 break
-            ranks = worth(gone) if ranks is None else ranks
+            ranks = worth(removed_units) if ranks is None else ranks
             tried = [
-                *gone,
-                *sorted(left[0], key=ranks.__getitem__)[:some],
-                *sorted(left[1], key=ranks.__getitem__)[:one],
+                *removed_units,
+                *sorted(remaining[0], key=ranks.__getitem__)[:some],
+                *sorted(remaining[1], key=ranks.__getitem__)[:mlp_step],
             ]
-            found = value(tried)
+            score = value(tried)
             sizes = {"heads": len(heads) - count(tried, heads), "mlps": len(mlps) - count(tried, mlps)}
-            steps.append(SearchStep(phase=phase, **sizes, value=found, kept=found >= floor))
-            if found < floor:
+            steps.append(SearchStep(phase=phase, **sizes, value=score, kept=score >= floor))
+            if score < floor:
                 break
-            gone, ranks = tried, None
-    return gone, steps
+            removed_units, ranks = tried, None
+    return removed_units, steps
 
 
 def networks(
-    heads: Sequence[Unit], mlps: Sequence[Unit], gone: Sequence[Unit], draw: random.Random
+    heads: Sequence[Unit], mlps: Sequence[Unit], removed_units: Sequence[Unit], draw: random.Random
 ) -> dict[str, list[Unit]]:
     """What is masked in the good, the random and the bad sub-network; all keep exactly as many units of each kind.
 
     The bad one keeps what went first, and where too little went also units of the good one, at random.
     """
-    out: dict[str, list[Unit]] = {"good": list(gone), "random": [], "bad": []}
+    out: dict[str, list[Unit]] = {"good": list(removed_units), "random": [], "bad": []}
     for kind in (heads, mlps):
-        went = [unit for unit in gone if unit in set(kind)]
+        went = [unit for unit in removed_units if unit in set(kind)]
         stayed = [unit for unit in kind if unit not in set(went)]
         out["random"] += draw.sample(list(kind), len(went))
         bad = went[: len(stayed)]

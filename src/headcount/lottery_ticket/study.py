@@ -96,7 +96,7 @@ def lottery(
     recipe. With `magnitude` the same is done with single weights instead of units. With a run, it goes on where it was.
     """
     chosen, rows = [int(seed) for seed in seeds], tuple(specs)
-    _sensible(lot, chosen, threshold, step)
+    _check_settings(lot, chosen, threshold, step)
     lot = _apart(lot)
     first = unwrap(build(chosen[0]))
     _must_fit(first, retrain, magnitude, rows)
@@ -113,13 +113,13 @@ def lottery(
             draws.append(draw)
             constants.append(constant)
             gc.collect()  # modules and their hooks refer to each other
-    told = {name: value for name, value in asdict(recipe).items() if name not in ("seed", "distill", "temperature")}
+    settings = {name: value for name, value in asdict(recipe).items() if name not in ("seed", "distill", "temperature")}
     about = TaskSettings(
         name=lot.name,
         metric=lot.report.metric.name,
         majority=constants[0],
         sets=_sets(lot),
-        recipe={**told, "betas": list(recipe.betas)},
+        recipe={**settings, "betas": list(recipe.betas)},
     )
     return Lottery(model, kind, float(threshold), float(step), (about,), sites, tuple(draws), versions())
 
@@ -127,7 +127,7 @@ def lottery(
 # -- before any work -----------------------------------------------------------------------------------------------------
 
 
-def _sensible(lot: LotteryTask, seeds: Sequence[int], threshold: float, step: float) -> None:
+def _check_settings(lot: LotteryTask, seeds: Sequence[int], threshold: float, step: float) -> None:
     if not seeds or len(set(seeds)) != len(seeds):
         raise Refused(f"A study needs different seeds, at least one; I got {list(seeds)!r:.60}.")
     for name, share in (("threshold", threshold), ("step", step)):
@@ -163,9 +163,11 @@ def _scored_on(lot: LotteryTask) -> Task:
 
 
 def _must_fit(root: nn.Module, retrain: bool, magnitude: bool, rows: tuple[ModuleSpec, ...]) -> None:
-    gone = removed(root)
-    if gone:
-        raise Refused(f"{len(gone):,} units of the model are gone already; the study begins with a whole model.")
+    removed_units = removed(root)
+    if removed_units:
+        raise Refused(
+            f"{len(removed_units):,} units of the model are gone already; the study begins with a whole model."
+        )
     if retrain:
         left_alone = cuttable(root, "heads,neurons", rows)[1]
         if left_alone:
@@ -217,16 +219,16 @@ class _Study(NamedTuple):
     def measured(self, model: nn.Module, task: Task, plans: list[Plan], name: str) -> np.ndarray:
         return measure(model, task, plans, replay=False, run=self.run, name=name, specs=self.rows)
 
-    def say(self, seed: int, what: str, done: int = 1) -> None:
-        self.bar.advance(done)
-        self.bar.label = f"lottery, {self.lot.name}, seed {seed}: {what}"
+    def say(self, seed: int, phase: str, steps: int = 1) -> None:
+        self.bar.advance(steps)
+        self.bar.label = f"lottery, {self.lot.name}, seed {seed}: {phase}"
 
 
 def _draw(study: _Study, seed: int) -> tuple[Draw, float | None]:
     """One seed: the fine-tuned model, the search, and all sub-networks; and what the majority class would reach."""
     lot, metric = study.lot, study.lot.report.metric
     study.say(seed, "fine-tuning", 0)
-    root = _tuned(study, seed)
+    root = _fine_tuned(study, seed)
     field = Field.of(root, study.rows)
     study.say(seed, "search")
     before = lot.select.metric.value(study.measured(root, lot.select, [Plan()], study.piece(seed, "select"))[0])
@@ -235,36 +237,40 @@ def _draw(study: _Study, seed: int) -> tuple[Draw, float | None]:
             f"With seed {seed} the fine-tuned model has {metric.name} {before:g} on the selection examples, and a share of "
             "that means nothing; train longer, or leave the seed out."
         )
-    gone, steps = _searched(study, root, field, seed, before)
+    removed_units, steps = _searched(study, root, field, seed, before)
     study.say(seed, "sub-networks")
-    closings = networks(field.heads, field.mlps, gone, random.Random(f"{seed}/{lot.name}"))
-    plans = {what: field.plan(closings[what]) for what in WHATS}
+    closings = networks(field.heads, field.mlps, removed_units, random.Random(f"{seed}/{lot.name}"))
+    plans = {variant: field.plan(closings[variant]) for variant in WHATS}
     rows = study.measured(root, lot.report, [Plan(), *plans.values()], study.piece(seed, "report"))
     full = result_of(lot.report, rows[0])
-    left = UnitCounts(len(field.heads) - count(gone, field.heads), len(field.mlps) - count(gone, field.mlps))
-    size = {"heads": left.heads, "mlps": left.mlps}
-    found = [
-        _network(full, each, {"what": what, "how": "pruned", **size})
-        for what, each in zip(plans, rows[1:], strict=True)
+    remaining = UnitCounts(
+        len(field.heads) - count(removed_units, field.heads), len(field.mlps) - count(removed_units, field.mlps)
+    )
+    size = {"heads": remaining.heads, "mlps": remaining.mlps}
+    sub_networks = [
+        _network(full, network_rows, {"what": variant, "how": "pruned", **size})
+        for variant, network_rows in zip(plans, rows[1:], strict=True)
     ]
     study.say(seed, "fine-tuning sub-networks")
-    for what in WHATS if study.retrain else ():
-        found.append(
-            _network(full, _retrained(study, seed, plans[what], what), {"what": what, "how": "retrained", **size})
+    for variant in WHATS if study.retrain else ():
+        sub_networks.append(
+            _network(
+                full, _retrained(study, seed, plans[variant], variant), {"what": variant, "how": "retrained", **size}
+            )
         )
         study.bar.advance()
-    parameters = sum(one.numel() for one in root.parameters())
+    parameters = sum(parameter.numel() for parameter in root.parameters())
     cost = _cost(root, plans["good"], study.rows)
     draw = Draw(
         task=lot.name,
         seed=seed,
         full=FullModel(before, full.value),
-        left=left,
+        left=remaining,
         of=UnitCounts(len(field.heads), len(field.mlps)),
         parameters=(parameters, None if cost is None else parameters - cost),
-        alive=field.alive(gone),
+        alive=field.alive(removed_units),
         steps=tuple(steps),
-        networks=tuple(found),
+        networks=tuple(sub_networks),
         magnitude=_by_magnitude(study, seed, root, field, full, before) if study.magnitude else None,
     )
     return draw, majority(metric, full.rows)
@@ -278,7 +284,7 @@ def _cost(root: nn.Module, plan: Plan, rows: tuple[ModuleSpec, ...]) -> int | No
         return None
 
 
-def _tuned(study: _Study, seed: int) -> nn.Module:
+def _fine_tuned(study: _Study, seed: int) -> nn.Module:
     """The fine-tuned model; with a run it is kept in the folder, and read back instead of trained the next time."""
     root, name = unwrap(study.build(seed)), study.piece(seed, "full")
     folder = None if study.run is None else Path(study.run.folder) / "models" / name
@@ -299,28 +305,28 @@ def _searched(
     lot, some = study.lot, _scored_on(study.lot)
     tried = 0
 
-    def worth(gone: Sequence[Unit]) -> dict[Unit, float]:
-        name = study.piece(seed, "importance", f"{len(gone):05d}")
-        with masked(root, field.plan(gone), specs=study.rows):
+    def worth(removed_units: Sequence[Unit]) -> dict[Unit, float]:
+        name = study.piece(seed, "importance", f"{len(removed_units):05d}")
+        with masked(root, field.plan(removed_units), specs=study.rows):
             return importance(root, field.anatomy, some, run=study.run, name=name)
 
-    def value(gone: Sequence[Unit]) -> float:
+    def value(removed_units: Sequence[Unit]) -> float:
         nonlocal tried
         tried += 1
         name = study.piece(seed, "step", f"{tried:03d}")
-        return lot.select.metric.value(study.measured(root, lot.select, [field.plan(gone)], name)[0])
+        return lot.select.metric.value(study.measured(root, lot.select, [field.plan(removed_units)], name)[0])
 
     return search(field.heads, field.mlps, worth, value, study.floor(before), study.step)
 
 
 def _fresh(
-    study: _Study, seed: int, what: str, change: Callable[[nn.Module], AbstractContextManager[None]]
+    study: _Study, seed: int, label: str, change: Callable[[nn.Module], AbstractContextManager[None]]
 ) -> np.ndarray:
     """Rows on the report examples of the pretrained model, changed, and fine-tuned by the same recipe.
 
     `change` does it, and gives the context that the change needs while the model trains.
     """
-    name = study.piece(seed, what)
+    name = study.piece(seed, label)
 
     def compute() -> dict[str, np.ndarray]:
         model = unwrap(study.build(seed))
@@ -333,12 +339,12 @@ def _fresh(
     return rows
 
 
-def _retrained(study: _Study, seed: int, plan: Plan, what: str) -> np.ndarray:
+def _retrained(study: _Study, seed: int, plan: Plan, variant: str) -> np.ndarray:
     def change(model: nn.Module) -> nullcontext[None]:
         cut(model, plan, check=to_device(study.lot.train.batch(), device_of(model)), specs=study.rows)
         return nullcontext()
 
-    return _fresh(study, seed, f"{what}-retrained", change)
+    return _fresh(study, seed, f"{variant}-retrained", change)
 
 
 def _by_magnitude(study: _Study, seed: int, root: nn.Module, field: Field, full: Result, before: float) -> WeightSearch:
@@ -350,24 +356,26 @@ def _by_magnitude(study: _Study, seed: int, root: nn.Module, field: Field, full:
         with magnitudes.masked(root, magnitudes.masks(tensors, stay)):
             return study.measured(root, task, [Plan()], study.piece(seed, "magnitude", name))[0]
 
-    def value(left: int) -> float:
-        return lot.select.metric.value(measured(order[len(order) - left :], lot.select, f"step-{left}"))
+    def value(remaining: int) -> float:
+        return lot.select.metric.value(measured(order[len(order) - remaining :], lot.select, f"step-{remaining}"))
 
     study.say(seed, "magnitude pruning", 0)
-    left, steps = magnitudes.search(len(order), value, study.floor(before))
-    share, found = left / len(order), list[Network]()
-    stays = magnitudes.networks(order, left, seed)
-    for what, stay in stays.items():
-        found.append(_network(full, measured(stay, lot.report, what), {"what": what, "how": "pruned", "left": share}))
+    remaining, steps = magnitudes.search(len(order), value, study.floor(before))
+    share, sub_networks = remaining / len(order), list[Network]()
+    stays = magnitudes.networks(order, remaining, seed)
+    for variant, stay in stays.items():
+        sub_networks.append(
+            _network(full, measured(stay, lot.report, variant), {"what": variant, "how": "pruned", "left": share})
+        )
     study.bar.advance()
-    for what, stay in stays.items() if study.retrain else ():
+    for variant, stay in stays.items() if study.retrain else ():
         chosen = magnitudes.masks(tensors, stay)
         rows = _fresh(
-            study, seed, f"magnitude-{what}-retrained", lambda model, chosen=chosen: magnitudes.held(model, chosen)
+            study, seed, f"magnitude-{variant}-retrained", lambda model, chosen=chosen: magnitudes.held(model, chosen)
         )
-        found.append(_network(full, rows, {"what": what, "how": "retrained", "left": share}))
+        sub_networks.append(_network(full, rows, {"what": variant, "how": "retrained", "left": share}))
         study.bar.advance()
-    return WeightSearch(share, tuple(steps), tuple(found))
+    return WeightSearch(share, tuple(steps), tuple(sub_networks))
 
 
 def _network(full: Result, rows: np.ndarray, about: dict[str, Any]) -> Network:

@@ -17,7 +17,7 @@ from .matrices import Matrix, matrix
 STAMP = "headcount_kept"
 
 
-class Whole(NamedTuple):
+class OriginalShape(NamedTuple):
     """What a padded site was when it was padded: the units, key-value heads and widths that its code still counts on."""
 
     ids: tuple[int, ...]
@@ -27,7 +27,7 @@ class Whole(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class CutRecord:
     """What a cut writes on a module it changed, so that survivors keep their names: see `find`."""
 
     name: str
@@ -36,7 +36,7 @@ class Kept:
     width: int = 1
     kv_of: tuple[int, ...] | None = None  # set where kv groups are uneven and repeated by an index
     kv_ids: tuple[int, ...] | None = None  # the original kv head that each present one comes from
-    whole: Whole | None = None  # set where the matrices are `Padded`
+    whole: OriginalShape | None = None  # set where the matrices are `Padded`
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Site:
     of: int
     attention: str | None = None  # "encoder", "decoder" or "cross"
     layer: int | None = None  # original index of its block, None outside any stack
-    whole: Whole | None = None  # set where the code around it still counts the units that are gone
+    whole: OriginalShape | None = None  # set where the code around it still counts the units that are gone
     calls_writer: bool = True  # False where the code takes the writer's weight and never calls the module
     per_example: bool = True  # whether axis 0 of the writer's input is the batch, so that gates may differ per example
 
@@ -91,21 +91,23 @@ class Site:
             return layout(torch.tensor(self.kv_of, dtype=torch.long), self.kv_heads, self.widths)
         was = self.whole
         tables = layout(torch.tensor(was.kv_of, dtype=torch.long), was.kv_heads, was.widths)
-        left = [was.ids.index(index) for index in self.ids]
+        kept_positions = [was.ids.index(index) for index in self.ids]
         places = [torch.tensor(reader.places, dtype=torch.long) for reader in self.readers]
-        return [[torch.searchsorted(p, t[left]) for t in part] for p, part in zip(places, tables, strict=True)]
+        return [
+            [torch.searchsorted(p, t[kept_positions]) for t in part] for p, part in zip(places, tables, strict=True)
+        ]
 
     def positions(self, indices: Iterable[int]) -> list[int]:
         """Where the units with these original indices are now; `BadPlan` for one that never was or is gone."""
         where = {index: position for position, index in enumerate(self.ids)}
         for index in indices:
             if index not in where:
-                gone = (
+                reason = (
                     "has been cut already"
                     if 0 <= index < self.of
                     else f"does not exist: they run from 0 to {self.of - 1}"
                 )
-                raise BadPlan(f"{self.name}:{index} {gone}; `headcount inspect` lists what is there.")
+                raise BadPlan(f"{self.name}:{index} {reason}; `headcount inspect` lists what is there.")
         return [where[index] for index in indices]
 
     def __len__(self) -> int:
@@ -180,13 +182,13 @@ class Anatomy:
     def __len__(self) -> int:
         return len(self.sites)
 
-    def plan(self, what: str | Unit | Plan | Iterable[str | Unit]) -> Plan:
+    def plan(self, units: str | Unit | Plan | Iterable[str | Unit]) -> Plan:
         """A plan from whatever names units here: "3:7", "3:0-4 decoder.2.cross:*", a unit, a plan, or several."""
-        if isinstance(what, Plan):
-            plan = what
+        if isinstance(units, Plan):
+            plan = units
         else:
-            given = what.split() if isinstance(what, str) else [what] if isinstance(what, Unit) else list(what)
-            plan = Plan(frozenset(unit for text in given for unit in self._units(text)))
+            names = units.split() if isinstance(units, str) else [units] if isinstance(units, Unit) else list(units)
+            plan = Plan(frozenset(unit for text in names for unit in self._units(text)))
         canonical = frozenset(Unit(self[unit.site].name, unit.index) for unit in plan.units)
         for name, indices in Plan(canonical).by_site().items():
             self[name].positions(indices)
@@ -207,18 +209,18 @@ class Anatomy:
         for site in self.sites:
             kv = str(site.kv_heads) if site.kind == "head" else ""
             layer = "" if site.layer is None else str(site.layer)
-            what = site.attention or "mlp"
-            lines.append(f"{site.name:<24}{what:<10}{layer:>6}{len(site):>8}{site.of:>7}{kv:>5}{site.width:>7}")
+            kind = site.attention or "mlp"
+            lines.append(f"{site.name:<24}{kind:<10}{layer:>6}{len(site):>8}{site.of:>7}{kv:>5}{site.width:>7}")
         lines += [f"{stack.name}: {len(stack)} of {stack.of} layers" for stack in self.stacks]
         lines += [f"not supported: {path}: {reason}" for path, reason in self.refused]
         lines += [f"looks like attention, built in a way not known: {path}" for path in self.unknown]
         return "\n".join(lines)
 
 
-def _count(sites: tuple[Site, ...], what: str, unit: str) -> str:
+def _count(sites: tuple[Site, ...], noun: str, unit: str) -> str:
     """ "6 attentions of 12 heads", or each size where they differ."""
     sizes: dict[int, int] = {}
     for site in sites:
         sizes[len(site)] = sizes.get(len(site), 0) + 1
-    parts = [f"{n} {what}{'s' * (n != 1)} of {size} {unit}{'s' * (size != 1)}" for size, n in sizes.items()]
-    return ", ".join(parts) or f"no {what}s"
+    parts = [f"{n} {noun}{'s' * (n != 1)} of {size} {unit}{'s' * (size != 1)}" for size, n in sizes.items()]
+    return ", ".join(parts) or f"no {noun}s"

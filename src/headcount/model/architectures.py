@@ -134,12 +134,12 @@ def measure(layout: str, rows: tuple[int, ...], units: int, width: int) -> tuple
     if layout == "per_head":
         return (units, tuple(n // units for n in rows)) if all(n and n % units == 0 for n in rows) else None
     if layout in ("stacked", "grouped"):
-        kv, rest = divmod(rows[0] // width - units, 2)
-        return (kv, (width,)) if kv > 0 and not rest and not rows[0] % width and not units % kv else None
+        kv, remainder = divmod(rows[0] // width - units, 2)
+        return (kv, (width,)) if kv > 0 and not remainder and not rows[0] % width and not units % kv else None
     if layout == "sharded":
         return (units, (width,)) if rows[0] == 3 * units * width and units % 4 == 0 else None
-    kv, rest = divmod(rows[-1], width * (2 if layout == "query_and_pair" else 1))
-    if rest or kv <= 0 or units % kv or rows[0] % units or any(n % kv for n in rows[1:]):
+    kv, remainder = divmod(rows[-1], width * (2 if layout == "query_and_pair" else 1))
+    if remainder or kv <= 0 or units % kv or rows[0] % units or any(n % kv for n in rows[1:]):
         return None
     if layout == "query_and_pair":
         return kv, (rows[0] // units, width)

@@ -49,6 +49,25 @@ def save(
     read by a stock `from_pretrained` without headcount; where the cut is not expressible by a stock config, that is
     `Refused` with the reason. A `torch.nn` model without a config is written as weights and a record: give `load` a
     fresh one to fill.
+
+    Args:
+        model: The model, cut or not.
+        folder: The folder to write.
+        tokenizer: A tokenizer or processor to write along.
+        source: The folder or hub name that the model came from: its other files come along.
+        portable: Write what a stock `from_pretrained` loads, or refuse.
+        force: Replace the folder if it exists.
+        max_shard_size: Maximum size of a file of weights.
+
+    Returns:
+        The path of the folder.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> plan = hc.cut(model, "0:1 2:0-3")
+        >>> folder = hc.save(model, "smaller", source="my-model")
+        >>> hc.removed(hc.load(folder)).units == plan.units
+        True
     """
     root, target = unwrap(model), Path(folder)
     may_be_written(target, force, keep=[] if source is None else [Path(source)])
@@ -74,9 +93,9 @@ def may_be_written(target: Path, force: bool, keep: Iterable[Path] = (), only_mo
     Even then it is not, if it is the folder we are in, or holds that or anything of `keep`. With `only_models` it must be a
     folder with a model in it, and not itself one of `keep`.
     """
-    here = target.resolve()
-    parent = next(folder for folder in (here, *here.parents) if folder.exists())
-    if not os.access(parent, os.W_OK) or (parent != here and not parent.is_dir()):
+    resolved = target.resolve()
+    parent = next(folder for folder in (resolved, *resolved.parents) if folder.exists())
+    if not os.access(parent, os.W_OK) or (parent != resolved and not parent.is_dir()):
         raise BadCheckpoint(
             f"I cannot write to {target}: {parent} is not a folder that I may write to; choose another."
         )
@@ -89,10 +108,10 @@ def may_be_written(target: Path, force: bool, keep: Iterable[Path] = (), only_mo
     if only_models and not any((target / name).is_file() for name in ("config.json", RECORD)):
         raise BadCheckpoint(f"{target} is not a model folder, so it is not replaced; choose another folder.")
     places = [path.resolve() for path in keep if path.exists()]
-    lost = [path for path in places if here in path.parents or (only_models and here == path)]
-    if lost or here in (Path.cwd(), *Path.cwd().parents):
-        what = lost[0] if lost else "the folder we are in"
-        raise BadCheckpoint(f"{target} is or holds {what}, so it is not replaced; choose another folder.")
+    lost = [path for path in places if resolved in path.parents or (only_models and resolved == path)]
+    if lost or resolved in (Path.cwd(), *Path.cwd().parents):
+        protected = lost[0] if lost else "the folder we are in"
+        raise BadCheckpoint(f"{target} is or holds {protected}, so it is not replaced; choose another folder.")
 
 
 def load(
@@ -120,7 +139,9 @@ def load(
         The model, of the class that was saved.
 
     Example:
-        >>> model = hc.load("smaller")  # doctest: +SKIP
+        >>> model = hc.load("my-model")
+        >>> type(model).__name__
+        'BertForSequenceClassification'
     """
     if not weights:
         if into is not None:
@@ -199,21 +220,21 @@ def appears_whole(target: Path) -> Iterator[Path]:
         draft.chmod(0o755)
     except OSError as error:
         raise BadCheckpoint(f"I cannot write to {target.parent}: {error.strerror}.") from None
-    old = draft.with_name(draft.name + ".old")
+    backup = draft.with_name(draft.name + ".old")
     try:
         yield draft
         if target.exists():
-            os.replace(target, old)
+            os.replace(target, backup)
         os.replace(draft, target)
     except BaseException:
-        if old.exists() and not target.exists():
-            os.replace(old, target)
+        if backup.exists() and not target.exists():
+            os.replace(backup, target)
         raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-        if old.is_file():
-            old.unlink()
-        shutil.rmtree(old, ignore_errors=True)
+        if backup.is_file():
+            backup.unlink()
+        shutil.rmtree(backup, ignore_errors=True)
 
 
 def _bring_along(source: str | Path, draft: Path) -> None:
@@ -310,9 +331,9 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
             if getattr(config, "headcount", None) is None
             else transformers.MODEL_MAPPING[type(config)]
         )
-    found = getattr(transformers, saved, None) if isinstance(saved, str) else None
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-        return found
+    model_class = getattr(transformers, saved, None) if isinstance(saved, str) else None
+    if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+        return model_class
     references = [ref for key, ref in (getattr(config, "auto_map", None) or {}).items() if ref.endswith(f".{saved}")]
     if trust_remote_code and references:
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -394,9 +415,9 @@ def _load_plain(folder: Path, into: nn.Module | None) -> nn.Module:
 def weight_files(folder: Path) -> list[Path]:
     """The files in a folder that hold a model's weights: safetensors where there are any, else torch's own."""
     for suffix in (".safetensors", ".bin"):
-        found = sorted(path for path in folder.glob(f"*{suffix}") if path.is_file()) if folder.is_dir() else []
-        if found:
-            return found
+        paths = sorted(path for path in folder.glob(f"*{suffix}") if path.is_file()) if folder.is_dir() else []
+        if paths:
+            return paths
     return []
 
 

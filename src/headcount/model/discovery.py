@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import NotFound
 from . import source_code
-from .anatomy import STAMP, Anatomy, Kept, Site, Stack
+from .anatomy import STAMP, Anatomy, CutRecord, Site, Stack
 from .architectures import COUNT_NAMES, HEADS, NEURONS, WIDTH_NAMES, ModuleSpec, measure
 from .matrices import matrix
 
@@ -32,21 +32,34 @@ def find(model: nn.Module, specs: Iterable[ModuleSpec] = ()) -> Anatomy:
     """The attentions, MLPs and layers of a model. The user's own rows in `dialects` are tried first.
 
     Raises `NotFound` where there is no attention that any row fits: it names the modules that look like one.
+
+    Args:
+        model: Any `torch.nn.Module` that holds a transformer.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The sites (attentions and MLPs) and the stacks of layers.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> anatomy = hc.find(model)
+        >>> [site.name for site in anatomy.sites][:2]
+        ['0', '0.mlp']
     """
     root = unwrap(model)
     own = tuple(specs)
     modules = dict(root.named_modules())
-    found: dict[str, Site] = {}
-    taken: set[int] = set()
+    sites_by_path: dict[str, Site] = {}
+    writer_ids: set[int] = set()
     for kind, table in (("head", HEADS), ("neuron", NEURONS)):
         rows = [row for row in (*own, *table) if row.kind == kind]
         by_child = _by_first_child(rows)
         for path, module in modules.items():
             site = _site(root, modules, path, module, kind, by_child)
-            if site is not None and id(site.writer) not in taken:
-                taken.add(id(site.writer))
-                found[f"{path}/{kind}"] = site
-    sites = list(found.values())
+            if site is not None and id(site.writer) not in writer_ids:
+                writer_ids.add(id(site.writer))
+                sites_by_path[f"{path}/{kind}"] = site
+    sites = list(sites_by_path.values())
     unknown = _unknown(modules, sites)
     if not any(site.kind == "head" for site in sites):
         raise NotFound(_not_found(root, modules, unknown))
@@ -70,10 +83,10 @@ def _by_first_child(rows: list[ModuleSpec]) -> dict[str, list[tuple[int, ModuleS
 
     A model has far more modules than attentions: with this, a module is held against the few rows that it could fit.
     """
-    found: dict[str, list[tuple[int, ModuleSpec]]] = {}
+    rows_by_child: dict[str, list[tuple[int, ModuleSpec]]] = {}
     for number, row in enumerate(rows):
-        found.setdefault(row.reads[0].partition(".")[0], []).append((number, row))
-    return found
+        rows_by_child.setdefault(row.reads[0].partition(".")[0], []).append((number, row))
+    return rows_by_child
 
 
 def _site(
@@ -110,18 +123,18 @@ def _fit(
     root: nn.Module, path: str, module: nn.Module, writer: nn.Module, readers: tuple[nn.Module, ...], row: ModuleSpec
 ) -> Site | None:
     """The site, if the shapes agree with the row; its counts come from the shapes alone."""
-    kept: Kept | None = getattr(writer, STAMP, None)
+    stamp: CutRecord | None = getattr(writer, STAMP, None)
     columns = _inputs(writer)
-    width = 1 if row.kind == "neuron" else kept.width if kept else _width(module, row, columns)
-    if not width or columns % width or (not columns and kept is None):
+    width = 1 if row.kind == "neuron" else stamp.width if stamp else _width(module, row, columns)
+    if not width or columns % width or (not columns and stamp is None):
         return None
     units = columns // width
     shapes = tuple(_outputs(reader, module) for reader in readers)
     sizes: tuple[int, tuple[int, ...]] | None
-    if kept is not None and kept.whole is not None:
-        sizes = kept.whole.kv_heads, kept.whole.widths
-    elif kept is not None and (units == 0 or kept.kv_of is not None):
-        sizes = (0, tuple(0 for _ in readers)) if units == 0 else _uneven_sizes(row, shapes, units, width, kept)
+    if stamp is not None and stamp.whole is not None:
+        sizes = stamp.whole.kv_heads, stamp.whole.widths
+    elif stamp is not None and (units == 0 or stamp.kv_of is not None):
+        sizes = (0, tuple(0 for _ in readers)) if units == 0 else _uneven_sizes(row, shapes, units, width, stamp)
     else:
         sizes = measure(row.layout, shapes, units, width)
     if sizes is None:
@@ -133,12 +146,14 @@ def _fit(
     kv_of: Sequence[int]
     if row.kind == "neuron":
         kv_of = range(units)
-    elif kept and kept.whole:
-        kv_of = tuple(kept.whole.kv_of[kept.whole.ids.index(index)] for index in kept.ids)
+    elif stamp and stamp.whole:
+        kv_of = tuple(stamp.whole.kv_of[stamp.whole.ids.index(index)] for index in stamp.ids)
     else:
-        kv_of = kept.kv_of if kept and kept.kv_of is not None else tuple(u * kv // max(1, units) for u in range(units))
+        kv_of = (
+            stamp.kv_of if stamp and stamp.kv_of is not None else tuple(u * kv // max(1, units) for u in range(units))
+        )
     return Site(
-        name=kept.name if kept else "",
+        name=stamp.name if stamp else "",
         kind=row.kind,
         path=path,
         module=module,
@@ -149,20 +164,20 @@ def _fit(
         widths=widths,
         kv_heads=kv,
         kv_of=kv_of,
-        ids=kept.ids if kept else range(units),
-        of=kept.of if kept else units,
+        ids=stamp.ids if stamp else range(units),
+        of=stamp.of if stamp else units,
         attention=_attention_type(root, path, module) if row.kind == "head" else None,
-        whole=kept.whole if kept else None,
+        whole=stamp.whole if stamp else None,
         calls_writer=_calls_writer(module, writer),
         per_example=not _mixes_examples(path, module, writer),
     )
 
 
 def _uneven_sizes(
-    row: ModuleSpec, shapes: tuple[int, ...], units: int, width: int, kept: Kept
+    row: ModuleSpec, shapes: tuple[int, ...], units: int, width: int, stamp: CutRecord
 ) -> tuple[int, tuple[int, ...]] | None:
     """Sizes of an attention whose kv groups were cut unevenly: the counts are on record, the shapes must agree."""
-    kv = max(kept.kv_of or (-1,)) + 1
+    kv = max(stamp.kv_of or (-1,)) + 1
     if row.layout == "stacked":
         return (kv, (width,)) if shapes[0] == (units + 2 * kv) * width else None
     return (kv, (shapes[0] // units, *(rows // kv for rows in shapes[1:])))
@@ -195,15 +210,23 @@ def _writer(module: nn.Module, parent: nn.Module | None, name: str) -> nn.Module
 
 def _inputs(writer: nn.Module) -> int:
     """Columns of the writer, also where it cannot be sliced (a quantised weight still says its input features)."""
-    seen = matrix(writer)
-    return seen.shape[1] if seen else int(getattr(writer, "in_features", getattr(writer, "in_channels", 0)) or 0)
+    weight_matrix = matrix(writer)
+    return (
+        weight_matrix.shape[1]
+        if weight_matrix
+        else int(getattr(writer, "in_features", getattr(writer, "in_channels", 0)) or 0)
+    )
 
 
 def _outputs(reader: nn.Module, module: nn.Module) -> int:
     if reader is module and isinstance(module, nn.MultiheadAttention):
         return module.in_proj_weight.shape[0] if module.in_proj_weight is not None else 3 * module.embed_dim
-    seen = matrix(reader)
-    return seen.shape[0] if seen else int(getattr(reader, "out_features", getattr(reader, "out_channels", 0)) or 0)
+    weight_matrix = matrix(reader)
+    return (
+        weight_matrix.shape[0]
+        if weight_matrix
+        else int(getattr(reader, "out_features", getattr(reader, "out_channels", 0)) or 0)
+    )
 
 
 def _width(module: nn.Module, row: ModuleSpec, columns: int) -> int | None:
@@ -281,25 +304,25 @@ def _is_time_first(module: nn.Module) -> bool:
 
 def _stacks(modules: dict[str, nn.Module], sites: list[Site]) -> list[Stack]:
     """The lists of layers: for each attention, the innermost list element that holds it and an MLP as well."""
-    whole = {site.path for site in sites if site.kind == "neuron"}
-    whole |= {path for path in modules if path.endswith(("mlp", "ffn", "feed_forward", "experts"))}
+    mlp_paths = {site.path for site in sites if site.kind == "neuron"}
+    mlp_paths |= {path for path in modules if path.endswith(("mlp", "ffn", "feed_forward", "experts"))}
     containers: dict[str, None] = {}
     for site in sites:
         if site.kind != "head":
             continue
         elements = [path for path in _prefixes(site.path) if _is_layer_list(modules, path.rpartition(".")[0])]
-        full = [path for path in elements if any(mlp == path or mlp.startswith(path + ".") for mlp in whole)]
+        full = [path for path in elements if any(mlp == path or mlp.startswith(path + ".") for mlp in mlp_paths)]
         if full:
             containers[full[-1].rpartition(".")[0]] = None
     stacks = []
     for path in containers:
         if ".forward(" in source_code.text(type(modules[path.rpartition(".")[0]])):
             continue  # the layers are not called as modules: no hook on them would fire
-        kept: Kept | None = getattr(modules[path], STAMP, None)
+        stamp: CutRecord | None = getattr(modules[path], STAMP, None)
         blocks = tuple(modules[path].children())
-        ids = kept.ids if kept else tuple(range(len(blocks)))
-        name = kept.name if kept else ""
-        stacks.append(Stack(name, path, modules[path], blocks, ids, kept.of if kept else len(blocks)))
+        ids = stamp.ids if stamp else tuple(range(len(blocks)))
+        name = stamp.name if stamp else ""
+        stacks.append(Stack(name, path, modules[path], blocks, ids, stamp.of if stamp else len(blocks)))
     labels = _stack_labels([stack.path for stack in stacks])
     return [
         stack if stack.name else replace(stack, name=f"{label}.layers".lstrip("."))
@@ -372,7 +395,7 @@ def _told_apart(names: list[str], inner: list[str]) -> list[str]:
     """Names that occur twice get the parts of their inner path in which they differ."""
     out = list(names)
     for name in [name for name, count in Counter(names).items() if count > 1]:
-        same = [n for n, other in enumerate(names) if other == name]
+        same = [n for n, candidate in enumerate(names) if candidate == name]
         parts = [inner[n].split(".") for n in same]
         shared = set.intersection(*map(set, parts))
         for n, path in zip(same, parts, strict=True):
@@ -393,27 +416,27 @@ def _place(site: Site, stacks: list[Stack]) -> tuple[Stack | None, int | None, s
 
 def _unknown(modules: dict[str, nn.Module], sites: list[Site]) -> list[str]:
     """Innermost modules that look like attention and hold no site."""
-    known = {site.path for site in sites}
-    below = {prefix for path in known for prefix in _prefixes(path)}
+    site_paths = {site.path for site in sites}
+    below = {prefix for path in site_paths for prefix in _prefixes(path)}
     looks = []
     for path, module in modules.items():
         if not re.search(r"attention|attn", type(module).__name__, re.IGNORECASE) or path in below:
             continue
-        if known.isdisjoint(_prefixes(path)) and sum(matrix(child) is not None for child in module.modules()) >= 2:
+        if site_paths.isdisjoint(_prefixes(path)) and sum(matrix(child) is not None for child in module.modules()) >= 2:
             looks.append(path)
-    return [path for path in looks if not any(other.startswith(path + ".") for other in looks)]
+    return [path for path in looks if not any(candidate.startswith(path + ".") for candidate in looks)]
 
 
 def _experts(modules: dict[str, nn.Module], sites: list[Site]) -> list[tuple[str, str]]:
     """Routed experts whose weights are stacked in one tensor: no module is called with their neurons, so none can be gated."""
     reason = "the neurons of stacked experts have no writer module to gate"
-    known = {id(module) for site in sites for module in (site.writer, *site.readers)}
+    module_ids = {id(module) for site in sites for module in (site.writer, *site.readers)}
     return [
         (path, reason)
         for path, module in modules.items()
         if "expert" in type(module).__name__.lower()
         and any(p.dim() == 3 for p in module.parameters(recurse=False))
-        and id(module) not in known
+        and id(module) not in module_ids
     ]
 
 

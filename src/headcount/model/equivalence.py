@@ -25,10 +25,10 @@ def run(model: nn.Module, batch: Any) -> list[Tensor]:
             output = model(**batch)
         else:
             output = model(*batch) if isinstance(batch, tuple | list) else model(batch)
-    found = list(_tensors(output))
-    if not found:
+    outputs = list(_tensors(output))
+    if not outputs:
         raise BadPlan("The model gave no floating-point output for this batch, so there is nothing to compare.")
-    return found
+    return outputs
 
 
 @contextmanager
@@ -74,23 +74,23 @@ def differs(want: list[Tensor], got: list[Tensor]) -> str | None:
     if [t.shape for t in want] != [t.shape for t in got]:
         return "the shape of its output"
     for a, b in zip(want, got, strict=True):
-        one = a if a.dtype == torch.float64 else a.float()  # float64 as it is: some devices have none
-        other = b.to(one.dtype)
-        limit = TOLERANCE.get(a.dtype, 1e-2) * max(1.0, float(one.nan_to_num().abs().max()) if a.numel() else 1.0)
-        if not torch.allclose(one, other, rtol=0, atol=limit, equal_nan=True):
-            return f"{float((one - other).abs().max()):.2e} (allowed: {limit:.2e})"
+        expected = a if a.dtype == torch.float64 else a.float()  # float64 as it is: some devices have none
+        actual = b.to(expected.dtype)
+        limit = TOLERANCE.get(a.dtype, 1e-2) * max(1.0, float(expected.nan_to_num().abs().max()) if a.numel() else 1.0)
+        if not torch.allclose(expected, actual, rtol=0, atol=limit, equal_nan=True):
+            return f"{float((expected - actual).abs().max()):.2e} (allowed: {limit:.2e})"
     return None
 
 
 def block_outputs(model: nn.Module, batch: Any, rows: tuple[ModuleSpec, ...]) -> dict[str, list[Tensor]]:
     """The output of every layer on a batch, by the layer's unit name."""
-    seen: dict[str, list[Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {}
     handles = []
     for stack in find(model, rows).stacks:
         for unit, block in zip(stack.units, stack.blocks, strict=True):
 
             def keep(_: nn.Module, __: Any, output: Any, name: str = str(unit)) -> None:
-                seen[name] = list(_tensors(output))[:1]
+                outputs[name] = list(_tensors(output))[:1]
 
             handles.append(block.register_forward_hook(keep))
     try:
@@ -100,7 +100,7 @@ def block_outputs(model: nn.Module, batch: Any, rows: tuple[ModuleSpec, ...]) ->
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return outputs
 
 
 def first_difference(want: dict[str, list[Tensor]], got: dict[str, list[Tensor]]) -> str:

@@ -27,15 +27,29 @@ from .multihead import opened
 
 @contextmanager
 def masked(
-    model: nn.Module, what: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
+    model: nn.Module, units: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
 ) -> Iterator[Plan]:
-    """Within the block, the units named by `what` contribute nothing; gives the plan that they make.
+    """Within the block, these `units` contribute nothing; gives the plan that they make.
 
     `masked(model, "3:7")` masks head 7 of layer 3, `"3:*"` that whole attention, `"3.mlp:0-99"` a hundred neurons,
     `"layers:3"` the whole layer. The model is as it was afterwards, also after an exception.
+
+    Args:
+        model: The model; it is as it was after the block.
+        units: Units such as `"3:7 5:0-3"`, or a plan.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The plan, as a context manager.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> with hc.masked(model, "3:7"):
+        ...     without_head = hc.evaluate(model, task)
     """
     anatomy = find(model, specs)
-    plan = anatomy.plan(what)
+    plan = anatomy.plan(units)
     with applied(unwrap(model), anatomy, gates_of(anatomy, plan)):
         yield plan
 
@@ -60,6 +74,24 @@ def gated(
     into it. Sites are those of `find`, stacks of layers included. Contexts may be nested: gates multiply. With
     gradient checkpointing, call `backward` inside the block, because the forward pass is run again there. Code that
     went through `torch.compile` runs eagerly inside the block, because compiled code does not see new hooks.
+
+    Args:
+        model: The model.
+        gates: Gates by site name: `(units,)`, or `(batch, 1, units)` per example.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The gates, as a context manager.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> import torch
+        >>> gates = {"0": torch.full((8,), 0.5, requires_grad=True)}
+        >>> tokens = torch.tensor([[2, 9, 8, 3]])
+        >>> with hc.gated(model, gates):
+        ...     model(tokens).logits.sum().backward()
+        >>> gates["0"].grad.shape
+        torch.Size([8])
     """
     with applied(unwrap(model), find(model, specs), gates):
         yield dict(gates)
@@ -153,15 +185,15 @@ def _check_shape(part: Site | Stack, gate: Any) -> None:
 
 
 def _multiply(
-    site: Site, given: Tensor | Live, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    site: Site, gate_source: Tensor | Live, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
-    gate = _now(given)
+    gate = _now(gate_source)
     name = None if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
     # a copy of the module, as DataParallel makes for every device, has a weight of its own
-    if callable(given) and module is site.writer and _folds(site, x):
-        _shadow(site, given)
+    if callable(gate_source) and module is site.writer and _folds(site, x):
+        _shadow(site, gate_source)
         return args, kwargs
     axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
     columns = _columns(site, gate.to(x.device, x.dtype))
@@ -190,9 +222,9 @@ def _columns(site: Site, gate: Tensor) -> Tensor:
     return gate if gate.shape[-1] == len(site) * site.width else gate.repeat_interleave(site.width, -1)
 
 
-def _shadow(site: Site, given: Tensor | Live, *_: Any) -> None:
+def _shadow(site: Site, gate_source: Tensor | Live, *_: Any) -> None:
     """Pre-hook of an attention that takes its writer's weight without calling it: gate the columns of the weight instead."""
-    weight, gate = site.writer.weight, _now(given)
+    weight, gate = site.writer.weight, _now(gate_source)
     columns = _columns(site, gate.to(weight.device, weight.dtype))
     own = site.writer.__dict__
     own.setdefault(SHADOWED, own.get("weight"))  # what stood there before us, as old weight norms have it
@@ -210,8 +242,8 @@ def _unshadow(site: Site, *_: Any) -> None:
 
 def per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:
     """Gates per example -> gates per row of `x`, which may hold several rows (windows, beams, tokens) per example."""
-    rows, rest = divmod(x.shape[0], gates.shape[0])
-    if rest or not rows:
+    rows, remainder = divmod(x.shape[0], gates.shape[0])
+    if remainder or not rows:
         raise BadPlan(
             f"{name} runs on {x.shape[0]} rows, which gates for {gates.shape[0]} examples do not divide evenly."
         )
@@ -220,7 +252,7 @@ def per_row(gates: Tensor, x: Tensor, name: str) -> Tensor:
 
 def _mix(
     stack: Stack,
-    given: Tensor | Live,
+    gate_source: Tensor | Live,
     position: int,
     block: nn.Module,
     args: tuple[Any, ...],
@@ -228,7 +260,7 @@ def _mix(
     output: Any,
 ) -> Any:
     """Forward hook of a layer: between its input (gate 0) and its output (gate 1), exactly at both ends."""
-    gate = _now(given)[..., position]
+    gate = _now(gate_source)[..., position]
     before = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
     after = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple | list) else None
     if type(output) not in (tuple, list):

@@ -100,10 +100,10 @@ def _is_linear(module: nn.Module) -> bool:
 
 def features(module: nn.Module) -> dict[str, int]:
     """The sizes that a matrix module writes down about itself, as they should read for its present weight."""
-    seen = matrix(module)
-    if seen is None:
+    weight_matrix = matrix(module)
+    if weight_matrix is None:
         return {}
-    rows, columns = seen.shape
+    rows, columns = weight_matrix.shape
     true = {
         "out_features": rows,
         "in_features": columns,
@@ -124,15 +124,15 @@ class Bypass(nn.Module):
     positions; as a writer it gives its bias, whatever comes in. Its empty weight keeps its name in the state dict.
     """
 
-    def __init__(self, old: Matrix, tensors: dict[str, Tensor], outputs: int) -> None:
+    def __init__(self, original: Matrix, tensors: dict[str, Tensor], outputs: int) -> None:
         super().__init__()
-        kept = getattr(old.owner, old.weight)
-        self.weight = nn.Parameter(tensors[old.weight], requires_grad=kept.requires_grad)
-        bias = tensors.get(old.bias or "", getattr(old.owner, old.bias or "", None))
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=kept.requires_grad)
+        weight = getattr(original.owner, original.weight)
+        self.weight = nn.Parameter(tensors[original.weight], requires_grad=weight.requires_grad)
+        bias = tensors.get(original.bias or "", getattr(original.owner, original.bias or "", None))
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=weight.requires_grad)
         self.outputs = outputs
-        self.row_axis, self.column_axis = old.row_axis, old.column_axis
-        self.feature_axis = 1 if isinstance(old.owner, nn.Conv1d | nn.Conv2d) else -1
+        self.row_axis, self.column_axis = original.row_axis, original.column_axis
+        self.feature_axis = 1 if isinstance(original.owner, nn.Conv1d | nn.Conv2d) else -1
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
         """Zeros for the phantom unit, or the bias of the matrix."""
@@ -159,16 +159,18 @@ class Padded(nn.Module):
     and picks its inputs at the places that are left. `places` are those rows or columns, `of` is how many there were.
     """
 
-    def __init__(self, old: Matrix, tensors: dict[str, Tensor], places: tuple[int, ...], of: int, reads: bool) -> None:
+    def __init__(
+        self, original: Matrix, tensors: dict[str, Tensor], places: tuple[int, ...], of: int, reads: bool
+    ) -> None:
         super().__init__()
-        kept = getattr(old.owner, old.weight)
-        self.weight = nn.Parameter(tensors[old.weight], requires_grad=kept.requires_grad)
-        bias = tensors.get(old.bias or "", getattr(old.owner, old.bias or "", None))
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=kept.requires_grad)
+        weight = getattr(original.owner, original.weight)
+        self.weight = nn.Parameter(tensors[original.weight], requires_grad=weight.requires_grad)
+        bias = tensors.get(original.bias or "", getattr(original.owner, original.bias or "", None))
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=weight.requires_grad)
         self.places, self.of, self.reads = places, of, reads
-        self.row_axis, self.column_axis = old.row_axis, old.column_axis
+        self.row_axis, self.column_axis = original.row_axis, original.column_axis
         self.feature_axis = getattr(
-            old.owner, "feature_axis", 1 if isinstance(old.owner, nn.Conv1d | nn.Conv2d) else -1
+            original.owner, "feature_axis", 1 if isinstance(original.owner, nn.Conv1d | nn.Conv2d) else -1
         )
 
     def forward(self, x: Tensor) -> Tensor:

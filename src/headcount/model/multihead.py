@@ -108,12 +108,12 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def closed_attentions(root: nn.Module) -> list[nn.MultiheadAttention]:
     """The plain `nn.MultiheadAttention` modules below `root`; `Refused` for one with options that cannot be opened."""
-    found = [module for module in root.modules() if type(module) is nn.MultiheadAttention]
-    if any(module.bias_k is not None or module.add_zero_attn for module in found):
+    attentions = [module for module in root.modules() if type(module) is nn.MultiheadAttention]
+    if any(module.bias_k is not None or module.add_zero_attn for module in attentions):
         raise Refused(
             "nn.MultiheadAttention with add_bias_kv or add_zero_attn adds positions of its own: not supported."
         )
-    return found
+    return attentions
 
 
 _open_for: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many contexts hold a module open

@@ -50,8 +50,10 @@ def _module_differences(path: str, ours: nn.Module, theirs: nn.Module) -> Iterat
     mine, stock = _shapes(ours), _shapes(theirs)
     for name in dict.fromkeys((*mine, *stock)):
         if mine.get(name) != stock.get(name):
-            both = name in mine and name in stock  # a stock loader makes up what is missing, and says so in passing
-            yield Difference(f"{path}.{name} has shape {mine.get(name)} and the stock model's {stock.get(name)}", both)
+            in_both = name in mine and name in stock  # a stock loader makes up what is missing, and says so in passing
+            yield Difference(
+                f"{path}.{name} has shape {mine.get(name)} and the stock model's {stock.get(name)}", in_both
+            )
     if type(ours) is not type(theirs):
         yield Difference(f"{path} is a {type(ours).__name__} and the stock model's a {type(theirs).__name__}", False)
         return

@@ -36,8 +36,8 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def with_first(value: Any, first: Tensor) -> Any:
     """The same nest with its first tensor replaced."""
-    old = next(tensors(value))
-    return mapped(value, lambda t: first if t is old else t)
+    original = next(tensors(value))
+    return mapped(value, lambda t: first if t is original else t)
 
 
 def tile(value: Any, times: int, rows: Sequence[bool] | None = None) -> Any:
@@ -47,10 +47,10 @@ def tile(value: Any, times: int, rows: Sequence[bool] | None = None) -> Any:
     """
     if times == 1:
         return value
-    which = iter(rows) if rows is not None else None
+    row_flags = iter(rows) if rows is not None else None
 
     def again(t: Tensor) -> Tensor:
-        return t.repeat(times, *[1] * (t.dim() - 1)) if which is None or next(which, False) else t
+        return t.repeat(times, *[1] * (t.dim() - 1)) if row_flags is None or next(row_flags, False) else t
 
     return mapped(value, again)
 

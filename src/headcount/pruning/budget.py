@@ -71,12 +71,12 @@ class BudgetProblem:
         return fixed + _least(floors)
 
 
-def purse(model: nn.Module, scores: Scores, what: str, **settings: Any) -> BudgetProblem:
+def purse(model: nn.Module, scores: Scores, resource: str, **settings: Any) -> BudgetProblem:
     """All that is needed to reckon with FLOPs, parameters or time; time is measured here, once per machine and shape."""
     rows, length = settings.get("specs", ()), settings.get("length")
-    if what == "params":
+    if resource == "params":
         costs = parameters(model, rows)
-    elif what == "flops":
+    elif resource == "flops":
         costs = operations(model, length, specs=rows)
     else:
         kinds = {scores.kinds[unit.site] for unit in scores}
@@ -85,28 +85,28 @@ def purse(model: nn.Module, scores: Scores, what: str, **settings: Any) -> Budge
     return BudgetProblem(model, scores, costs, **settings)
 
 
-def within(purse: BudgetProblem, asked: str | float) -> tuple[Plan, Budget]:
+def within(purse: BudgetProblem, target: str | float) -> tuple[Plan, Budget]:
     """The plan that loses least of those that keep the budget, and the budget with what the cut model really costs.
 
-    `asked` is the share that may be left ("50%", 0.5), or for time how many times as fast it must run. Where the
+    `target` is the share that may be left ("50%", 0.5), or for time how many times as fast it must run. Where the
     reckoning was too hopeful, as it can be for time, less is kept until the real cost is within the budget.
     """
     costs = purse.costs
-    allowed = must_reach(purse, asked)
-    found = _tried(purse, allowed, purse.cheapest())
-    if found is None:
-        raise NotShown(_not_reached(purse, asked))
-    plan, real = found
-    return plan, Budget(costs.what, asked, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples))
+    allowed = must_reach(purse, target)
+    result = _tried(purse, allowed, purse.cheapest())
+    if result is None:
+        raise NotShown(_not_reached(purse, target))
+    plan, real = result
+    return plan, Budget(costs.what, target, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples))
 
 
-def must_reach(purse: BudgetProblem, asked: str | float) -> float:
+def must_reach(purse: BudgetProblem, target: str | float) -> float:
     """What may be spent; `BadPlan` if more is left even without all units. What they score does not matter here.
 
     Seconds are a matter of measuring, and never refused here.
     """
     costs = purse.costs
-    share = 1 / speedup_of(asked) if costs.what == "time" else share_of(asked)
+    share = 1 / speedup_of(target) if costs.what == "time" else share_of(target)
     least = purse.cheapest()
     if least > share * costs.whole and costs.what != "time":
         raise BadPlan(
@@ -124,12 +124,12 @@ def _tried(purse: BudgetProblem, allowed: float, least: float) -> tuple[Plan, fl
     """
     room, low, high = max(allowed, least), least, purse.costs.whole
     best: tuple[Plan, float] | None = None
-    seen: set[Plan] = set()
+    tried_plans: set[Plan] = set()
     for _ in range(TRIES):
         plan = purse.buy(room)
-        if not plan or plan in seen:
+        if not plan or plan in tried_plans:
             break
-        seen.add(plan)
+        tried_plans.add(plan)
         real = _real(purse, plan)
         if real <= allowed:
             if best is None or real > best[1]:
@@ -167,20 +167,20 @@ def keeping(
     room = allowed - fixed
     if room < _least(floors) <= room + 1e-9 * costs.whole:
         room = _least(floors)  # the least that can be kept, but for rounding
-    found = fill(floors, room)
+    solution = fill(floors, room)
     names = _named(anatomy, scores, costs)
-    gone: set[Unit] = set()
+    removed_units: set[Unit] = set()
     worth = _worth(scores)
-    for (layer, sites), counts in zip(names, found.counts, strict=True):
+    for (layer, sites), counts in zip(names, solution.counts, strict=True):
         if counts is None:
             assert layer is not None
-            gone.add(layer)
+            removed_units.add(layer)
             continue
         for name, count in zip(sites, counts, strict=True):
             units = sorted(anatomy[name].units, key=lambda unit: worth[unit])  # stable: ties go as they come
-            gone |= set(units[: len(units) - count])
-    left = _percent(costs.of(Plan(frozenset(gone))) / costs.whole)
-    return Plan(frozenset(gone), f"what {left} of the {BUDGETS[costs.what]} cannot keep, by {scores.by}")
+            removed_units |= set(units[: len(units) - count])
+    share_text = _percent(costs.of(Plan(frozenset(removed_units))) / costs.whole)
+    return Plan(frozenset(removed_units), f"what {share_text} of the {BUDGETS[costs.what]} cannot keep, by {scores.by}")
 
 
 Named = list[tuple[Unit | None, list[str]]]
@@ -198,8 +198,8 @@ def _named(anatomy: Anatomy, scores: Scores, costs: Costs) -> Named:
                 alone.append((None, [site.name]))
             else:
                 inside[home].append(site.name)
-    kept = [(unit, sites) for unit, sites in inside.items() if sites or unit.site in scored]
-    return [*kept, *alone]
+    layers = [(unit, sites) for unit, sites in inside.items() if sites or unit.site in scored]
+    return [*layers, *alone]
 
 
 def _floors(
@@ -215,14 +215,14 @@ def _floors(
             part, table = anatomy[name], costs.sites[name]
             values = np.sort([worth[unit] for unit in part.units])[::-1]
             counts = _numbers(len(part), multiples.get(part.kind, 1), least)
-            kept = np.concatenate([[0.0], np.cumsum(values)])[counts]
-            shelves.append(Options(counts, float(values.sum()) - kept, table[counts]))
+            kept_scores = np.concatenate([[0.0], np.cumsum(values)])[counts]
+            shelves.append(Options(counts, float(values.sum()) - kept_scores, table[counts]))
             open_costs += float(table[-1])
         if layer is None or layer not in worth:
             floors.append(LayerGroup(shelves))
             continue
-        others = [name for name, home in costs.homes.items() if home == layer and name not in sites]
-        besides = costs.layers.get(layer, 0.0) + sum(float(costs.sites[name][-1]) for name in others)
+        other_sites = [name for name, home in costs.homes.items() if home == layer and name not in sites]
+        besides = costs.layers.get(layer, 0.0) + sum(float(costs.sites[name][-1]) for name in other_sites)
         open_costs += besides
         floors.append(LayerGroup(shelves, None if layer in staying else worth[layer], besides))
     return floors, costs.whole - open_costs
@@ -271,39 +271,39 @@ def _real(purse: BudgetProblem, plan: Plan) -> float:
     return purse.costs.whole / row.ratio_low
 
 
-def share_of(asked: str | float) -> float:
+def share_of(share: str | float) -> float:
     """A share such as "50%" or 0.5, above 0 and below 1."""
     value: float | None = None
-    if isinstance(asked, str):
-        value = share_in(asked)
-    elif isinstance(asked, float):
-        value = asked
+    if isinstance(share, str):
+        value = share_in(share)
+    elif isinstance(share, float):
+        value = share
     if value is None or not 0 < value < 1:
-        raise BadPlan(f'How much may be left? I got {asked!r:.40}; write a share above 0 and below 1, such as "50%".')
+        raise BadPlan(f'How much may be left? I got {share!r:.40}; write a share above 0 and below 1, such as "50%".')
     return value
 
 
-def speedup_of(asked: str | float) -> float:
+def speedup_of(speedup: str | float) -> float:
     """A factor above 1."""
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 1 < asked < 100:
-        raise BadPlan(f"A speed-up is a factor above 1, such as 1.3; I got {asked!r:.40}.")
-    return float(asked)
+    if isinstance(speedup, bool) or not isinstance(speedup, int | float) or not 1 < speedup < 100:
+        raise BadPlan(f"A speed-up is a factor above 1, such as 1.3; I got {speedup!r:.40}.")
+    return float(speedup)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _not_reached(purse: BudgetProblem, asked: str | float) -> str:
+def _not_reached(purse: BudgetProblem, target: str | float) -> str:
     if purse.costs.what == "time":
         everything = Plan(frozenset(purse.scores.order(purse.least)) - _kept_layers(purse))
         real = _real(purse, everything)
         where = f"batch {purse.batch_size}, length {purse.length or 128}"
         return (
             f"Without all {len(everything)} units that may go it ran {purse.costs.whole / real:.2f} times as fast here "
-            f"({where}), not {asked:g}; ask for less, or try a larger batch, another length or more kinds of units."
+            f"({where}), not {target:g}; ask for less, or try a larger batch, another length or more kinds of units."
         )
-    return f"I found no plan that leaves {asked} of the {BUDGETS[purse.costs.what]}; ask for more, or for more kinds of units."
+    return f"I found no plan that leaves {target} of the {BUDGETS[purse.costs.what]}; ask for more, or for more kinds of units."
 
 
 def _kept_layers(purse: BudgetProblem) -> frozenset[Unit]:

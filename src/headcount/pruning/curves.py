@@ -113,7 +113,7 @@ def curve(
     memory: int = MEMORY,
     run: Run | None = None,
     name: str = "curve",
-    whole: str = "whole",
+    base_name: str = "whole",
     specs: Iterable[ModuleSpec] = (),
 ) -> Curve:
     """Close the least important units step by step and measure the model at each.
@@ -123,6 +123,35 @@ def curve(
     site stay; `only` restricts the choice to a type ("encoder", "decoder", "cross"). `until_drop` stops after the first
     point that is worse by more than so many points. With `really_cut` a copy of the model is cut instead of masked: the
     numbers are the same, to rounding.
+
+    Args:
+        model: The model; it is as it was afterwards.
+        task: The data to measure on: others than the scores come from.
+        scores: Importance scores, or a function `(model, plan) -> Scores` for iterative pruning.
+        step: Units per step: a count, a share such as "10%", or the counts themselves.
+        least: Units that every site keeps.
+        only: Restricts the units to a type ("encoder", "decoder", "cross").
+        until_drop: Stop after the first point that is worse by more points than this.
+        really_cut: Cut copies of the model instead of masking.
+        test: The paired test, as in `compare`.
+        seed: Random seed of the test.
+        batch_size: Examples per forward pass; by default that of the task.
+        memory: Bytes of activations that may be cached.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        name: Name of the results in the run folder.
+        base_name: Name of the full model's result in the run folder.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The result at every point, with its comparison to the full model.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> scores = hc.score(model, by="magnitude")
+        >>> curve = hc.curve(model, task, scores, step="50%")
+        >>> [len(point.plan) for point in curve.points]
+        [0, 24, 48]
     """
     rows = tuple(specs)
     again = scores if callable(scores) else None
@@ -142,14 +171,17 @@ def curve(
             current = again(model, plan)
             chosen = current.only(*names) if names else current
         plan = _grown(plan, chosen, target, least)
-        here = f"{name}-{target:05d}" if target else whole  # the whole model is the same in every curve of a run
+        # the whole model is the same in every curve of a run
+        point_name = f"{name}-{target:05d}" if target else base_name
         if really_cut:
             if points and len(plan) > points[-1].removed:
                 cut(subject, plan - points[-1].plan, specs=rows)
             closed = Plan()
         else:
             closed = plan
-        values = measure(subject, task, [closed], batch_size=batch_size, memory=memory, run=run, name=here, specs=rows)
+        values = measure(
+            subject, task, [closed], batch_size=batch_size, memory=memory, run=run, name=point_name, specs=rows
+        )
         result = result_of(task, values[0], f"{chosen.signature}|without:{target}|{signature(model, task)}")
         base = base or result
         point = Point(plan, result, compare(base, result, test=test, seed=seed))
@@ -162,11 +194,11 @@ def curve(
 def _grown(plan: Plan, scores: Scores, target: int, least: int) -> Plan:
     """The plan with the least important of the units that are still there, until it has `target` of them."""
     missing = max(0, target - len(plan))
-    units = plan.units | set(scores.order(least, gone=plan)[:missing])
+    units = plan.units | set(scores.order(least, removed_units=plan)[:missing])
     return Plan(frozenset(units), f"{len(units)} of {len(scores)} units, least {scores.by} first")
 
 
-def curve_of(made: Curve) -> documents.Curve:
+def curve_of(measured_curve: Curve) -> documents.Curve:
     """A curve as curves.json has it: a row per point, without the values of examples."""
     points = [
         documents.CurvePoint(
@@ -175,9 +207,11 @@ def curve_of(made: Curve) -> documents.Curve:
             result=ResultDocument.of(point.result),
             comparison=point.comparison,
         )
-        for point in made.points
+        for point in measured_curve.points
     ]
-    return documents.Curve(by=made.by, of=made.of, signature=made.signature, points=tuple(points))
+    return documents.Curve(
+        by=measured_curve.by, of=measured_curve.of, signature=measured_curve.signature, points=tuple(points)
+    )
 
 
 def checkpoint_of(stage: Stage) -> documents.Checkpoint:
@@ -205,7 +239,7 @@ def curves(
     model: nn.Module,
     report: Task,
     select: Task | None,
-    asked: CurvesAsked,
+    request: CurvesAsked,
     *,
     fixed: Scores | None = None,
     run: Run | None = None,
@@ -217,67 +251,68 @@ def curves(
     What is kept in the run folder has names that begin with `prefix`, the plan of every point among it.
     """
     rows = tuple(specs)
-    units = score(model, by="random", units=asked.units, specs=rows)  # costs nothing, and shows what there is
-    counts(asked.step, len(units.only(*asked.only) if asked.only else units))  # what is wrong is said before the work
+    units = score(model, by="random", units=request.units, specs=rows)  # costs nothing, and shows what there is
+    # what is wrong is said before the work
+    counts(request.step, len(units.only(*request.only) if request.only else units))
     orders: list[tuple[str, Scores | Callable[[nn.Module, Plan], Scores]]] = []
-    for by in asked.by:
+    for by in request.by:
         if fixed is not None:
             orders.append((fixed.by, fixed))
         elif by == "random":
-            seeds = range(asked.seed, asked.seed + asked.random_seeds)
-            orders += [(f"random-{n}", score(model, by=by, units=asked.units, seed=n, specs=rows)) for n in seeds]
-        elif asked.recompute:
-            orders.append((by, _again(by, select, asked, run, f"{prefix}score-{by}", rows)))
+            seeds = range(request.seed, request.seed + request.random_seeds)
+            orders += [(f"random-{n}", score(model, by=by, units=request.units, seed=n, specs=rows)) for n in seeds]
+        elif request.recompute:
+            orders.append((by, _again(by, select, request, run, f"{prefix}score-{by}", rows)))
         else:
-            orders.append((by, _scored(model, by, select, asked, run, f"{prefix}score-{by}", rows)))
+            orders.append((by, _scored(model, by, select, request, run, f"{prefix}score-{by}", rows)))
     for name, order in orders:
         if run is not None and isinstance(order, Scores):
             run.write_json(f"{prefix}scores-{name}", order.to_json())
-    made = [
+    curve_list = [
         curve(
             model,
             report,
             order,
-            step=asked.step,
-            least=asked.least,
-            only=asked.only,
-            until_drop=asked.until_drop,
-            really_cut=asked.really_cut,
-            test=asked.test,
-            seed=asked.seed,
+            step=request.step,
+            least=request.least,
+            only=request.only,
+            until_drop=request.until_drop,
+            really_cut=request.really_cut,
+            test=request.test,
+            seed=request.seed,
             run=run,
             name=f"{prefix}curve-{name}",
-            whole=f"{prefix}whole",
+            base_name=f"{prefix}whole",
             specs=rows,
         )
         for name, order in orders
     ]
-    for one in made if run is not None else ():
-        for point in one.points[1:]:
-            run.write_json(f"{prefix}plan-{name_of(one)}-{point.removed:05d}", point.plan.to_json())
-    return made
+    for measured_curve in curve_list if run is not None else ():
+        for point in measured_curve.points[1:]:
+            run.write_json(f"{prefix}plan-{name_of(measured_curve)}-{point.removed:05d}", point.plan.to_json())
+    return curve_list
 
 
-def name_of(made: Curve) -> str:
+def name_of(measured_curve: Curve) -> str:
     """What tells a curve from the others of a run: its criterion, and the seed of a random one."""
-    seed = next((part[5:] for part in made.signature.split("|") if part.startswith("seed:")), None)
-    return made.by if seed is None else f"{made.by}-{seed}"
+    seed = next((part[5:] for part in measured_curve.signature.split("|") if part.startswith("seed:")), None)
+    return measured_curve.by if seed is None else f"{measured_curve.by}-{seed}"
 
 
 def _scored(
-    model: nn.Module, by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
+    model: nn.Module, by: str, select: Task | None, request: CurvesAsked, run: Run | None, name: str, rows: Any
 ) -> Scores:
-    return score(model, select, by, units=asked.units, seed=asked.seed, run=run, name=name, specs=rows)
+    return score(model, select, by, units=request.units, seed=request.seed, run=run, name=name, specs=rows)
 
 
 def _again(
-    by: str, select: Task | None, asked: CurvesAsked, run: Run | None, name: str, rows: Any
+    by: str, select: Task | None, request: CurvesAsked, run: Run | None, name: str, rows: Any
 ) -> Callable[[nn.Module, Plan], Scores]:
     """Scores of the model as it is with a plan masked; what is gone scores nothing and is not chosen again."""
 
     def scores(model: nn.Module, plan: Plan) -> Scores:
         with masked(model, plan, specs=rows):
-            return _scored(model, by, select, asked, run, f"{name}-{len(plan):05d}", rows)
+            return _scored(model, by, select, request, run, f"{name}-{len(plan):05d}", rows)
 
     return scores
 
@@ -299,26 +334,26 @@ def checkpoints_in(folder: Path) -> tuple[list[Path], list[str]]:
         raise BadRun(f"{folder} is not a folder; give the one that holds the checkpoints, such as epoch-01, epoch-02.")
     inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
     inside.sort(key=lambda path: (by_number(path.name), path.name))
-    found = [path for path in inside if (path / "config.json").is_file()]
-    if not found:
+    checkpoints = [path for path in inside if (path / "config.json").is_file()]
+    if not checkpoints:
         raise BadRun(
             f"{folder} holds no checkpoint: none of its {len(inside)} folders has a config.json; give the folder around "
             "epoch-01, epoch-02, ... or checkpoint-500, checkpoint-1000, ..."
         )
-    return found, [path.name for path in inside if path not in found]
+    return checkpoints, [path.name for path in inside if path not in checkpoints]
 
 
-def by_place(found: Sequence[Path], places: str) -> list[Path]:
+def by_place(checkpoints: Sequence[Path], places: str) -> list[Path]:
     """Those of the checkpoints whose places, counted from 1, are listed with commas: "1,2,10"; in their own order."""
     words = [word.strip() for word in places.split(",")]
-    known = {str(place): path for place, path in enumerate(found, 1)}
-    strange = next((word for word in words if word not in known), None)
+    paths_by_place = {str(place): path for place, path in enumerate(checkpoints, 1)}
+    strange = next((word for word in words if word not in paths_by_place), None)
     if strange is not None:
         raise BadRun(
-            f"Checkpoints are chosen by their places from 1 to {len(found)}, such as 1,2; I got {strange!r:.40}, and "
-            f"the last one is {found[-1].name}."
+            f"Checkpoints are chosen by their places from 1 to {len(checkpoints)}, such as 1,2; I got {strange!r:.40}, and "
+            f"the last one is {checkpoints[-1].name}."
         )
-    return [path for place, path in known.items() if place in words]
+    return [path for place, path in paths_by_place.items() if place in words]
 
 
 def over(
@@ -326,7 +361,7 @@ def over(
     checkpoints: Sequence[Path],
     report: Task,
     select: Task | None,
-    asked: CurvesAsked,
+    request: CurvesAsked,
     *,
     run: Run | None = None,
     specs: Iterable[ModuleSpec] = (),
@@ -339,7 +374,9 @@ def over(
     for place, path in enumerate(checkpoints, 1):
         model = load(path)
         prefix = f"{place:03d}-{re.sub(r'[^A-Za-z0-9_.]+', '-', path.name)[:60]}-"
-        stages.append(Stage(path.name, place, curves(model, report, select, asked, run=run, prefix=prefix, specs=rows)))
+        stages.append(
+            Stage(path.name, place, curves(model, report, select, request, run=run, prefix=prefix, specs=rows))
+        )
         del model
         gc.collect()  # modules and their hooks refer to each other
         if torch.cuda.is_available():

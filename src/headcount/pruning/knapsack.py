@@ -42,7 +42,7 @@ class LayerGroup(NamedTuple):
     cost: float = 0.0
 
 
-class Kept(NamedTuple):
+class Solution(NamedTuple):
     """For each floor the number of units of each of its sites, None for a floor that goes; what is lost; what it costs."""
 
     counts: tuple[tuple[int, ...] | None, ...]
@@ -50,7 +50,7 @@ class Kept(NamedTuple):
     cost: float
 
 
-def fill(floors: Sequence[LayerGroup], budget: float) -> Kept:
+def fill(floors: Sequence[LayerGroup], budget: float) -> Solution:
     """What to keep so that least is lost and the cost is at most `budget`; `BadPlan` if nothing is so cheap.
 
     Exact up to rounding: costs are counted in ten-thousandths of the budget, rounded up. Of the choices found for the budget
@@ -61,21 +61,21 @@ def fill(floors: Sequence[LayerGroup], budget: float) -> Kept:
     if not least <= budget:
         raise BadPlan(f"Nothing costs as little as {budget:g}; the least that can be kept costs {least:g}.")
     choices = _weighed([_thinned(floor) for floor in floors], budget)
-    for taken in choices:
-        for floor, chosen in zip(floors, taken, strict=True):
+    for selection in choices:
+        for floor, chosen in zip(floors, selection, strict=True):
             if chosen is not None:
                 for n, shelf in enumerate(floor.shelves):
                     chosen[n] = int(_some(shelf)[chosen[n]])
     if not choices:  # so little is left over that rounding up is too much: begin with the least
         choices = [[None if floor.lost is not None else [0] * len(floor.shelves) for floor in floors]]
-    for taken in choices:
-        _spend(floors, taken, budget)
-    best = min(choices, key=lambda taken: _totals(floors, taken)[0])
+    for selection in choices:
+        _greedy_fill(floors, selection, budget)
+    best = min(choices, key=lambda selection: _totals(floors, selection)[0])
     counts = tuple(
         None if chosen is None else tuple(int(s.counts[c]) for s, c in zip(floor.shelves, chosen, strict=True))
         for floor, chosen in zip(floors, best, strict=True)
     )
-    return Kept(counts, *_totals(floors, best))
+    return Solution(counts, *_totals(floors, best))
 
 
 Taken = list[list[int] | None]  # for each floor the option taken at each of its shelves
@@ -107,7 +107,7 @@ def _weighed(floors: Sequence[LayerGroup], budget: float) -> list[Taken]:
     for floor in floors:
         before, choices = best, []
         for shelf in floor.shelves:
-            best, choice = _one(best, shelf, unit)
+            best, choice = _add_site(best, shelf, unit)
             choices.append(choice)
         best = _later(best, _bins(floor.cost, unit))
         goes = np.zeros(len(best), dtype=bool)
@@ -123,7 +123,7 @@ def _weighed(floors: Sequence[LayerGroup], budget: float) -> list[Taken]:
     tried = [
         _traced_back(floors, trail, unit, bins) for bins in np.unique(np.linspace(BINS, beyond, TRACES).astype(int))
     ]
-    return [taken for taken in reversed(tried) if _totals(floors, taken)[1] <= budget]
+    return [selection for selection in reversed(tried) if _totals(floors, selection)[1] <= budget]
 
 
 Trail = tuple[list[np.ndarray], np.ndarray]  # of a floor: the option of each shelf, and whether it goes, by bins
@@ -131,10 +131,10 @@ Trail = tuple[list[np.ndarray], np.ndarray]  # of a floor: the option of each sh
 
 def _traced_back(floors: Sequence[LayerGroup], trail: Sequence[Trail], unit: float, bins: int) -> Taken:
     """The options that were taken to lose least with so many bins."""
-    taken = Taken()
+    selection = Taken()
     for floor, (choices, goes) in zip(reversed(floors), reversed(trail), strict=True):
         if goes[bins]:
-            taken.append(None)
+            selection.append(None)
             continue
         bins -= _bins(floor.cost, unit)
         chosen = []
@@ -142,11 +142,11 @@ def _traced_back(floors: Sequence[LayerGroup], trail: Sequence[Trail], unit: flo
             option = int(choice[bins])
             chosen.append(option)
             bins -= _bins(float(shelf.cost[option]), unit)
-        taken.append(chosen[::-1])
-    return taken[::-1]
+        selection.append(chosen[::-1])
+    return selection[::-1]
 
 
-def _one(best: np.ndarray, shelf: Options, unit: float) -> tuple[np.ndarray, np.ndarray]:
+def _add_site(best: np.ndarray, shelf: Options, unit: float) -> tuple[np.ndarray, np.ndarray]:
     """What is lost at least with one site more, and its option, for every number of bins."""
     now, choice = np.full(len(best), np.inf), np.zeros(len(best), dtype=np.int32)
     for option, (lost, cost) in enumerate(zip(shelf.lost, shelf.cost, strict=True)):
@@ -166,9 +166,9 @@ def _later(best: np.ndarray, bins: int) -> np.ndarray:
     return np.concatenate([np.full(min(bins, len(best)), np.inf), best[: max(0, len(best) - bins)]])
 
 
-def _totals(floors: Sequence[LayerGroup], taken: Taken) -> tuple[float, float]:
+def _totals(floors: Sequence[LayerGroup], selection: Taken) -> tuple[float, float]:
     lost = cost = 0.0
-    for floor, chosen in zip(floors, taken, strict=True):
+    for floor, chosen in zip(floors, selection, strict=True):
         if chosen is None:
             lost += floor.lost or 0.0
         else:
@@ -177,32 +177,32 @@ def _totals(floors: Sequence[LayerGroup], taken: Taken) -> tuple[float, float]:
     return lost, cost
 
 
-def _spend(floors: Sequence[LayerGroup], taken: Taken, budget: float) -> None:
+def _greedy_fill(floors: Sequence[LayerGroup], selection: Taken, budget: float) -> None:
     """Spend what is left over: one option up at a time, what is worth most for its price first."""
-    left = budget - _totals(floors, taken)[1]
+    leftover = budget - _totals(floors, selection)[1]
     heap: list[tuple[float, int, int]] = []
 
     def offer(f: int, s: int) -> None:
-        shelf, chosen = floors[f].shelves[s], taken[f]
+        shelf, chosen = floors[f].shelves[s], selection[f]
         assert chosen is not None
-        here = chosen[s]
-        if here + 1 < len(shelf.counts):
-            gain = float(shelf.lost[here] - shelf.lost[here + 1])
-            price = max(float(shelf.cost[here + 1] - shelf.cost[here]), 1e-300)
-            if gain > 0 and price <= left:
+        option = chosen[s]
+        if option + 1 < len(shelf.counts):
+            gain = float(shelf.lost[option] - shelf.lost[option + 1])
+            price = max(float(shelf.cost[option + 1] - shelf.cost[option]), 1e-300)
+            if gain > 0 and price <= leftover:
                 heapq.heappush(heap, (-gain / price, f, s))
 
-    for f, chosen in enumerate(taken):
+    for f, chosen in enumerate(selection):
         for s in range(len(floors[f].shelves) if chosen is not None else 0):
             offer(f, s)
     while heap:
         _, f, s = heapq.heappop(heap)
-        chosen = taken[f]
+        chosen = selection[f]
         assert chosen is not None
         chosen[s] += 1
-        spent = _totals(floors, taken)[1]  # counted anew, so that rounding cannot carry it over the budget
+        spent = _totals(floors, selection)[1]  # counted anew, so that rounding cannot carry it over the budget
         if spent > budget:
             chosen[s] -= 1
         else:
-            left = budget - spent
+            leftover = budget - spent
             offer(f, s)

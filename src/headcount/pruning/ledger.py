@@ -64,8 +64,8 @@ class Tries:
     def __str__(self) -> str:
         if self.shared == 1:
             return "the first promise tried on these examples"
-        which = f"the {_ordinal(self.number)} of {self.planned} promises to be"
-        text = which if self.planned > self.number else f"the {_ordinal(self.number)} promise"
+        position_text = f"the {_ordinal(self.number)} of {self.planned} promises to be"
+        text = position_text if self.planned > self.number else f"the {_ordinal(self.number)} promise"
         text = f"{text} tried on these examples: alpha is shared, {self.alpha:g} / {self.shared}"
         if self.together <= self.alpha * (1 + 1e-9):
             return text
@@ -89,22 +89,24 @@ def tries(run: Run, select: Task, *, alpha: float = 0.05, planned: int = 1, plac
     run.piece(PROMISE, lambda: {"examples": np.frombuffer(b"".join(sorted(own)), np.uint8).reshape(-1, SHORT)})
 
     def counted() -> dict[str, Any]:
-        before = [one for one in promises([run.folder.parent, *places]) if _on_the_same(one, run.question, own)]
-        return asdict(Tries(len(before) + 1, planned, alpha, sum(one.level for one in before)))
+        before = [
+            promise for promise in promises([run.folder.parent, *places]) if _on_the_same(promise, run.question, own)
+        ]
+        return asdict(Tries(len(before) + 1, planned, alpha, sum(promise.level for promise in before)))
 
-    found = Tries(**runs.document(run, "tries", counted))
-    if found.level < LEAST_ALPHA:
+    result = Tries(**runs.document(run, "tries", counted))
+    if result.level < LEAST_ALPHA:
         raise BadData(
-            f"This would be the {_ordinal(found.number)} promise tried on these examples, and {alpha:g} / {found.shared} is less "
-            f"than {LEAST_ALPHA}, below which nothing is tested; show it on examples that no promise was tried on."
+            f"This would be the {_ordinal(result.number)} promise tried on these examples, and {alpha:g} / {result.shared} is "
+            f"less than {LEAST_ALPHA}, below which nothing is tested; show it on examples that no promise was tried on."
         )
-    return found
+    return result
 
 
 def promises(folders: Iterable[Path]) -> list[Promise]:
     """The promises that runs in these folders have tested, each once however often it was repeated."""
-    found = dict[str, Promise]()
-    for folder in dict.fromkeys(Path(one).resolve() for one in folders):
+    unique_promises = dict[str, Promise]()
+    for folder in dict.fromkeys(Path(path).resolve() for path in folders):
         for place in sorted(folder.iterdir()) if folder.is_dir() else ():
             try:
                 record = runs.read(place) if (place / runs.RUN).is_file() else None
@@ -112,8 +114,8 @@ def promises(folders: Iterable[Path]) -> list[Promise]:
             except BadRun:  # damaged, or not to be read: nobody can tell what was tried there
                 continue
             if promise is not None:
-                found.setdefault(_identity(promise.question), promise)
-    return list(found.values())
+                unique_promises.setdefault(_identity(promise.question), promise)
+    return list(unique_promises.values())
 
 
 def left_over(select: Task | None, question: Mapping[str, Any], places: Iterable[Path]) -> Task:
@@ -123,27 +125,33 @@ def left_over(select: Task | None, question: Mapping[str, Any], places: Iterable
     """
     assert select is not None
     used, all_of_it = set[bytes](), marks(select)
-    for one in promises(places):
-        if _model(one.question) != _model(question):
+    for promise in promises(places):
+        if _model(promise.question) != _model(question):
             continue
-        if _identity(one.question) == _identity(question) and one.examples is not None:
-            return unseen(select, all_of_it - one.examples) or select
-        used |= one.examples if one.examples is not None else all_of_it if _same_set(one.question, select) else set()
-    found = unseen(select, used)
-    if found is None:
+        if _identity(promise.question) == _identity(question) and promise.examples is not None:
+            return unseen(select, all_of_it - promise.examples) or select
+        used |= (
+            promise.examples
+            if promise.examples is not None
+            else all_of_it
+            if _same_set(promise.question, select)
+            else set()
+        )
+    fresh_task = unseen(select, used)
+    if fresh_task is None:
         raise BadData(
             f"All {select.size} examples of {select.name} to show the guarantee on were used for a promise before; give others, "
             "or leave --fresh out: alpha is shared then."
         )
-    return found
+    return fresh_task
 
 
 def _tested(record: Record) -> Promise | None:
     """The promise that a run has begun to test, if it has."""
-    asked = _part(record.question, "options")
-    if record.question.get("command") != "prune" or asked.get("max_drop") is None:
+    options = _part(record.question, "options")
+    if record.question.get("command") != "prune" or options.get("max_drop") is None:
         return None
-    level = asked.get("alpha")
+    level = options.get("alpha")
     level = float(level) if isinstance(level, float | int) else 0.05
     if record.done("tries"):
         level = Tries(**json.loads(record.read("tries")["json"].tobytes())).level
@@ -153,22 +161,22 @@ def _tested(record: Record) -> Promise | None:
     return Promise(record.question, None, level) if any(n.startswith("select-") for n in record.pieces) else None
 
 
-def _on_the_same(one: Promise, question: Mapping[str, Any], examples: frozenset[bytes]) -> bool:
+def _on_the_same(promise: Promise, question: Mapping[str, Any], examples: frozenset[bytes]) -> bool:
     """Whether a promise is another one about the same model, on the same examples or some of them."""
-    if _model(one.question) != _model(question) or _identity(one.question) == _identity(question):
+    if _model(promise.question) != _model(question) or _identity(promise.question) == _identity(question):
         return False
-    if one.examples is None:
-        return _task(one.question, "select") == _task(question, "select")
-    return len(one.examples & examples) >= OVERLAP * len(examples)
+    if promise.examples is None:
+        return _task(promise.question, "select") == _task(question, "select")
+    return len(promise.examples & examples) >= OVERLAP * len(examples)
 
 
 def _identity(question: Mapping[str, Any]) -> str:
     """What makes two promises the same: all that was asked, but for names and for what is reported on."""
-    asked, roles = _part(question, "options"), set(_part(question, "tasks")) - {"report"}
-    if asked.get("fresh"):
+    options, roles = _part(question, "options"), set(_part(question, "tasks")) - {"report"}
+    if options.get("fresh"):
         roles.discard("select")  # what is left of "offered" depends on what was tried before
     tasks = {role: _task(question, role) for role in roles}
-    return fingerprint([_model(question), tasks, _part(question, "run"), asked])
+    return fingerprint([_model(question), tasks, _part(question, "run"), options])
 
 
 def _model(question: Mapping[str, Any]) -> str:
@@ -184,8 +192,8 @@ def _same_set(question: Mapping[str, Any], select: Task) -> bool:
     return bool(_task(question, "select") == select.fingerprint)
 
 
-def _part(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
-    part = whole.get(name)
+def _part(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = mapping.get(name)
     return part if isinstance(part, dict) else {}
 
 

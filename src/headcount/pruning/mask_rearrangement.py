@@ -24,7 +24,7 @@ SLIGHT = 1e-9  # of the cost: an exchange must gain more than rounding does, or 
 SHRINKAGE = 0.5  # rows are few beside units, so that many sets seem to cancel by chance: half of that is not believed
 
 
-def rearranged(
+def rearrange_mask(
     plan: Plan, parts: Sequence[Site | Stack], gathered: Contributions, *, shrinkage: float = SHRINKAGE
 ) -> Plan:
     """The plan with as many units gone per attention and MLP, exchanged within each to lower its block Fisher cost.
@@ -35,62 +35,62 @@ def rearranged(
     paper, 1: not at all).
     """
     chosen = plan.by_site()
-    new: dict[str, Sequence[int]] = dict(chosen)
+    indices_by_site: dict[str, Sequence[int]] = dict(chosen)
     for part in parts:
         shares = part.kind == "head" and len(part) != getattr(part, "kv_heads", len(part))
         if part.kind == "layer" or shares or part.name not in chosen or part.name not in gathered.signed:
             continue
-        gone = np.zeros(len(part), bool)
-        gone[part.positions(chosen[part.name])] = True
-        kept = exchanged(gathered.signed[part.name], gone, shrinkage)
-        new[part.name] = [part.ids[place] for place in np.flatnonzero(kept).tolist()]
-    return Plan.removing(new, plan.why)
+        removed_mask = np.zeros(len(part), bool)
+        removed_mask[part.positions(chosen[part.name])] = True
+        exchanged_mask = exchanged(gathered.signed[part.name], removed_mask, shrinkage)
+        indices_by_site[part.name] = [part.ids[place] for place in np.flatnonzero(exchanged_mask).tolist()]
+    return Plan.removing(indices_by_site, plan.why)
 
 
-def cost(signed: np.ndarray, gone: np.ndarray) -> float:
+def cost(signed: np.ndarray, removed_mask: np.ndarray) -> float:
     """The block Fisher cost of a set: the sum over rows of (the sum of the derivatives of its units) squared."""
-    return float(np.square(np.asarray(signed, np.float64)[:, gone].sum(1)).sum())
+    return float(np.square(np.asarray(signed, np.float64)[:, removed_mask].sum(1)).sum())
 
 
-def exchanged(signed: np.ndarray, gone: np.ndarray, shrinkage: float = SHRINKAGE) -> np.ndarray:
-    """A set of the same size as `gone` that costs no more: derivatives (rows, units), and which units go (units,).
+def exchanged(signed: np.ndarray, removed_mask: np.ndarray, shrinkage: float = SHRINKAGE) -> np.ndarray:
+    """A set of the same size as `removed_mask` that costs no more: derivatives (rows, units), and which units go (units,).
 
     Every unit that stays, the least important first, is offered a place in the set; the one that the set is best without
     goes back, which may be the unit itself. Until nothing changes.
     """
-    each = np.ascontiguousarray(np.asarray(signed, np.float64).T)  # (units, rows)
-    products = each @ each.T if len(each) ** 2 * 8 <= MEMORY else None
-    squares = np.einsum("ur,ur->u", each, each)
-    gone = np.array(gone, bool)
-    if not gone.any() or gone.all():
-        return gone
-    members = np.flatnonzero(gone)
+    gradients = np.ascontiguousarray(np.asarray(signed, np.float64).T)  # (units, rows)
+    products = gradients @ gradients.T if len(gradients) ** 2 * 8 <= MEMORY else None
+    squares = np.einsum("ur,ur->u", gradients, gradients)
+    removed_mask = np.array(removed_mask, bool)
+    if not removed_mask.any() or removed_mask.all():
+        return removed_mask
+    members = np.flatnonzero(removed_mask)
     alone = squares[members]
     for _ in range(SWEEPS):
-        before = gone.copy()
-        total = each[members].sum(0)
-        along, whole = (
-            each @ total,
+        before = removed_mask.copy()
+        total = gradients[members].sum(0)
+        along, set_cost = (
+            gradients @ total,
             total @ total,
         )  # products with the set's sum; computed anew, so that rounding stays small
         for unit in np.argsort(squares, kind="stable"):
-            if gone[unit]:
+            if removed_mask[unit]:
                 continue
-            if shrinkage * (squares[unit] - alone.max()) >= (1 - shrinkage) * whole:
+            if shrinkage * (squares[unit] - alone.max()) >= (1 - shrinkage) * set_cost:
                 break  # no exchange can gain more than all that the set costs: this unit is too dear, and so are the others
-            row = each @ each[unit] if products is None else products[unit]
+            row = gradients @ gradients[unit] if products is None else products[unit]
             # by how much the cost changes when the unit takes the place of each member, and that of the diagonal
             change = 2 * (along[unit] - along[members]) + squares[unit] + alone - 2 * row[members]
             shrunk = (1 - shrinkage) * change + shrinkage * (squares[unit] - alone)
-            slight = SLIGHT * (whole + 2 * along[unit] + squares[unit] + alone)
+            slight = SLIGHT * (set_cost + 2 * along[unit] + squares[unit] + alone)
             shrunk[(change >= -slight) | (shrunk >= -slight)] = np.inf
             best = int(np.argmin(shrunk))
             if shrunk[best] < np.inf:
                 out = members[best]
-                other = each @ each[out] if products is None else products[out]
-                along, whole = along + row - other, whole + float(change[best])
-                gone[out], gone[unit] = False, True
+                out_row = gradients @ gradients[out] if products is None else products[out]
+                along, set_cost = along + row - out_row, set_cost + float(change[best])
+                removed_mask[out], removed_mask[unit] = False, True
                 members[best], alone[best] = unit, squares[unit]
-        if np.array_equal(gone, before):
+        if np.array_equal(removed_mask, before):
             break
-    return gone
+    return removed_mask

@@ -48,7 +48,7 @@ STRENGTHS = tuple(10.0**power for power in range(-4, 2))  # of the ridge, as sha
 
 
 @dataclass(frozen=True, eq=False)
-class Tuned:
+class MaskTuning:
     """What `tuned` found: `scale` maps sites to a number per unit, for `cut(model, plan, scale=tuned.scale)`.
 
     Units that are gone have a one there, and sites that stay at one have no entry. `skipped` are sites that could not be
@@ -75,25 +75,29 @@ class Tuned:
         return {**self.to_json(), "scale": {name: values.tolist() for name, values in self.scale.items()}}
 
     @classmethod
-    def kept(cls, data: dict[str, Any]) -> Tuned:
+    def kept(cls, data: dict[str, Any]) -> MaskTuning:
         """What `to_keep` gave."""
         scale = {name: torch.tensor(values) for name, values in data["scale"].items()}
-        found: TunedDocument = read(TunedDocument, data)
+        document: TunedDocument = read(TunedDocument, data)
         return cls(
-            scale, found.examples, found.positions, found.sites, tuple((one.name, one.why) for one in found.skipped)
+            scale,
+            document.examples,
+            document.positions,
+            document.sites,
+            tuple((skip.name, skip.why) for skip in document.skipped),
         )
 
 
-def tuned(
+def tune_mask(
     model: nn.Module,
-    what: str | Unit | Plan | Iterable[str | Unit],
+    units: str | Unit | Plan | Iterable[str | Unit],
     task: Task,
     *,
     positions: int = 8192,
     batch_size: int | None = None,
     seed: int = 0,
     specs: Iterable[ModuleSpec] = (),
-) -> Tuned:
+) -> MaskTuning:
     """Numbers for the units that a plan leaves; the model is as it was afterwards.
 
     Sites that the plan does not touch are tuned as well where they run after one that it does: they make up for it. It
@@ -101,7 +105,7 @@ def tuned(
     would be more than a gigabyte), and counts the positions that the task's loss depends on.
     """
     root, anatomy = unwrap(model), find(model, tuple(specs))
-    plan = anatomy.plan(what)
+    plan = anatomy.plan(units)
     work = _Work(root, anatomy, task, gates_of(anatomy, plan))
     with evaluating(root), frozen(root), torch.inference_mode(False), torch.no_grad():
         spots = _spots(work, plan)
@@ -119,7 +123,7 @@ def tuned(
                     scale[name] = numbers
                     work.gates[name] = work.gates[name] * numbers if name in work.gates else numbers
     examples = sum(piece.examples for piece in pieces)
-    return Tuned(scale, examples, most, tuple(fits), tuple(work.skipped))
+    return MaskTuning(scale, examples, most, tuple(fits), tuple(work.skipped))
 
 
 @dataclass
@@ -180,15 +184,15 @@ def _spots(work: _Work, plan: Plan) -> list[TunedSite]:
     )  # nothing changes before it
     spots = []
     for site in work.anatomy:
-        left = len(site) - len(chosen.get(site.name, ()))
-        if site.writer in inside or not left or not (site.name in touched or site.name in order[first:]):
+        remaining = len(site) - len(chosen.get(site.name, ()))
+        if site.writer in inside or not remaining or not (site.name in touched or site.name in order[first:]):
             continue
         why = _untunable(work, site, order.count(site.name))
-        found = landing(partial(work.run, batch), work.anatomy, site) if why is None else None
-        if found is not None:
-            gone = set(site.positions(chosen.get(site.name, ())))
-            stay = torch.tensor([position for position in range(len(site)) if position not in gone])
-            spots.append(TunedSite(site, stay, found))
+        target = landing(partial(work.run, batch), work.anatomy, site) if why is None else None
+        if target is not None:
+            removed_positions = set(site.positions(chosen.get(site.name, ())))
+            stay = torch.tensor([position for position in range(len(site)) if position not in removed_positions])
+            spots.append(TunedSite(site, stay, target))
         elif site.name in touched:
             work.skipped.append((site.name, why or "what it writes is not its matrix times what it is given"))
     return sorted(spots, key=lambda spot: order.index(spot.site.name))
@@ -238,13 +242,13 @@ def _pieces(work: _Work, spots: list[TunedSite], positions: int, batch_size: int
         raise BadData(f"Tuning needs at least two examples, one of them to check it; {work.task.name} has one.")
     bytes_each = sum(s.site.columns.shape[0] * s.site.writer.weight.element_size() for s in spots if s.site.columns)
     numbers, chosen = list(range(work.task.size)), list[int]()
-    left = float(min(positions, MEMORY // bytes_each))
+    position_budget = float(min(positions, MEMORY // bytes_each))
     random.Random(seed).shuffle(numbers)
     for number in numbers:
-        if left <= 0 and len(chosen) >= 2:
+        if position_budget <= 0 and len(chosen) >= 2:
             break
         chosen.append(number)
-        left -= work.rate * work.task.lengths[number]
+        position_budget -= work.rate * work.task.lengths[number]
     held = chosen[1::HELD_OUT]
     for part in ([number for number in chosen if number not in set(held)], held):
         task = work.task.subset(part)
@@ -259,13 +263,13 @@ def _remembered(
 
     def piece(some: Sequence[int]) -> _Piece:
         batch = task.collate(some)
-        return _Piece(batch, len(some), held, _whole(work, spots, batch))
+        return _Piece(batch, len(some), held, _full_model_pass(work, spots, batch))
 
     for _, part in in_parts(piece, "gradients", task, numbers):
         yield part
 
 
-def _whole(work: _Work, spots: list[TunedSite], batch: dict[str, Any]) -> dict[str, _Target]:
+def _full_model_pass(work: _Work, spots: list[TunedSite], batch: dict[str, Any]) -> dict[str, _Target]:
     """One forward and one backward pass of the whole model: where it lands, and where a gradient comes back to."""
     sizes: dict[str, Tensor] = {}
     stream: dict[str, Tensor] = {}
@@ -356,7 +360,7 @@ def _cut(
     work: _Work, spot: TunedSite, columns: Tensor, batch: dict[str, Any], target: _Target
 ) -> tuple[Tensor | None, Tensor | None]:
     """What the units that stay are multiplied with, and the residual stream, at the positions that matter."""
-    seen: list[Tensor | None] = []
+    captures: list[Tensor | None] = []
 
     def here(value: Tensor) -> Tensor | None:
         rows = rows_of(spot.site, value.detach())
@@ -364,11 +368,11 @@ def _cut(
 
     def given(_: nn.Module, args: Any, kwargs: Any) -> None:
         x = here(next(tensors((args, kwargs))))
-        seen.append(None if x is None else x[:, columns])
+        captures.append(None if x is None else x[:, columns])
 
     def landed(z: Tensor) -> None:
-        if seen:
-            seen.append(here(z))
+        if captures:
+            captures.append(here(z))
             raise Enough
 
     def hooks() -> Iterator[Any]:
@@ -376,7 +380,7 @@ def _cut(
         yield spot.landing.hook(landed)
 
     work.run(batch, work.gates, hooks())
-    return (seen[0], seen[1]) if len(seen) == 2 else (None, None)
+    return (captures[0], captures[1]) if len(captures) == 2 else (None, None)
 
 
 def normal_equations(weight: Tensor, sums: Sums, width: int) -> tuple[Tensor, Tensor]:
@@ -385,9 +389,9 @@ def normal_equations(weight: Tensor, sums: Sums, width: int) -> tuple[Tensor, Te
     The inner product of two columns is the sum over their entries of (W^T W) times (X^T X), element by element.
     """
     weight = weight.to(sums.gram)
-    both = (weight.T @ weight) * sums.gram
-    units = len(both) // width
-    return both.view(units, width, units, width).sum((1, 3)), sums.cross.view(units, width).sum(1)
+    products = (weight.T @ weight) * sums.gram
+    units = len(products) // width
+    return products.view(units, width, units, width).sum((1, 3)), sums.cross.view(units, width).sum(1)
 
 
 def ridge(square: Tensor, right: Tensor, strength: float) -> Tensor | None:

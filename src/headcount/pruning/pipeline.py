@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..data.seen_examples import noted, short
+from ..data.seen_examples import short, to_note
 from ..data.splits import marks, without
 from ..documents.prune import (
     CutSite,
@@ -102,6 +102,36 @@ def prune(
     and gives facts about that for the card (`epochs`, `examples`, `steps`, `distilled`, each if known); what is loaded
     again must then compute what the trained model computes. The checkpoint is in the number format of the source; a model
     that was tuned under a guarantee is in the one that it was tested for (`choose(dtype=...)`).
+
+    Args:
+        model: The model; it is as it was afterwards.
+        output: The folder to write.
+        report: Data to report on, which nothing else has used.
+        choice: What to remove, from `hc.pruning.choose`.
+        source: The folder or hub name that the model came from.
+        force: Replace the output folder if it exists.
+        trust_remote_code: Whether code that comes with the model may run.
+        batch_size: Examples per forward pass, also when speed is measured.
+        length: Sequence length at which speed is measured.
+        seed: Random seed.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+        plan_file: What plan.json says, if more than the plan.
+        about: Facts for the model card.
+        page: Writes a report into the folder.
+        recover: Trains the cut model in place before it is saved.
+
+    Returns:
+        Results before and after, their comparison, and what was saved.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> report = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> scored = hc.task("classification", "train.tsv", tokenizer="my-model", limit=64)
+        >>> choice = hc.pruning.choose(model, remove="25%", score=scored)
+        >>> pruned = hc.prune(model, "smaller", report, choice, source="my-model")
+        >>> len(hc.removed(hc.load("smaller")))
+        12
     """
     rows, target = tuple(specs), Path(output)
     may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
@@ -130,11 +160,13 @@ def prune(
             want = outputs(changed, batch)
         smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
         if difference := differs(want, outputs(smaller, batch)):
-            what = "masked" if changed is None else "tuned" if recover is None else "trained"
-            raise CheckFailed(f"The checkpoint, loaded again, differs from the {what} model by {difference}; not kept.")
+            variant = "masked" if changed is None else "tuned" if recover is None else "trained"
+            raise CheckFailed(
+                f"The checkpoint, loaded again, differs from the {variant} model by {difference}; not kept."
+            )
         after = result_of(report, evaluate(smaller, report).rows, before.signature + "|cut")
         pair = {"whole": model, "smaller": smaller}
-        found = Pruned(
+        result = Pruned(
             choice,
             before,
             after,
@@ -150,14 +182,14 @@ def prune(
         )
         facts_of = {"task": report.kind, "stock": stock, "base_card": _old_card(source), "sets_note": left_out or None}
         facts_of.update(about or {})
-        told = document_of(found, model, facts_of)
-        seen = {"choose": choice.used, "report": marks(report)}
+        document = document_of(result, model, facts_of)
+        marks_by_role = {"choose": choice.used, "report": marks(report)}
         plan = {
             **choice.plan.to_json(),
-            "seen": noted({role: frozenset(map(short, some)) for role, some in seen.items()}),
+            "seen": to_note({role: frozenset(map(short, some)) for role, some in marks_by_role.items()}),
         }
-        _write_documents(draft, plan_file or plan, told, run, page)
-    return found
+        _write_documents(draft, plan_file or plan, document, run, page)
+    return result
 
 
 def _unused(report: Task, choice: Choice) -> tuple[Task, str]:
@@ -179,13 +211,13 @@ def number_format(source: str | Path, *, trust_remote_code: bool = False) -> tor
     return format_of(load(source, dtype="auto", trust_remote_code=trust_remote_code))
 
 
-def document_of(found: Pruned, model: nn.Module, about: dict[str, Any]) -> PruneDocument:
+def document_of(result: Pruned, model: nn.Module, about: dict[str, Any]) -> PruneDocument:
     """All that a card and a report need, without the values of examples; `about` are more fields of it."""
-    choice, root = found.choice, unwrap(model)
+    choice, root = result.choice, unwrap(model)
     sites, stacks = structure(model, choice.plan)
-    made = PruneDocument(
+    document = PruneDocument(
         how=How(*choice.how),
-        sentence=sentence(found),
+        sentence=sentence(result),
         model=str(getattr(getattr(root, "config", None), "name_or_path", "") or type(root).__name__),
         class_name=type(root).__name__,
         by=choice.scores.by if choice.scores is not None else None,
@@ -196,29 +228,29 @@ def document_of(found: Pruned, model: nn.Module, about: dict[str, Any]) -> Prune
         removed=len(choice.plan),
         of=choice.of,
         left_alone=tuple(LeftAlone(site, reason) for site, reason in choice.left_alone),
-        before=ResultDocument.of(found.before),
-        after=ResultDocument.of(found.after),
-        comparison=found.comparison,
-        parameters=found.parameters,
-        bytes=found.bytes,
-        speed=found.speed,
-        flops=found.flops,
+        before=ResultDocument.of(result.before),
+        after=ResultDocument.of(result.after),
+        comparison=result.comparison,
+        parameters=result.parameters,
+        bytes=result.bytes,
+        speed=result.speed,
+        flops=result.flops,
         steps=choice.told(),
-        suspicion=found.suspicion or None,
-        recovered=None if found.recovered is None else read(Recovery, found.recovered),
+        suspicion=result.suspicion or None,
+        recovered=None if result.recovered is None else read(Recovery, result.recovered),
         structure=sites,
         layers=stacks,
-        sites=tuple(CutSite(p.name, p.units, p.left, p.mode, p.parameters) for p in found.cut_effects),
-        output=found.output.name,
-        signature=found.before.signature,
+        sites=tuple(CutSite(p.name, p.units, p.left, p.mode, p.parameters) for p in result.cut_effects),
+        output=result.output.name,
+        signature=result.before.signature,
         versions=versions(),
     )
-    return replace(made, **about)
+    return replace(document, **about)
 
 
 def structure(model: nn.Module, plan: Plan) -> tuple[tuple[SiteLeft, ...], tuple[StackLeft, ...]]:
     """What is left of every attention and MLP, and which layers are gone."""
-    anatomy, gone = find(model), plan.by_site()
+    anatomy, removed_indices = find(model), plan.by_site()
     deleted = {name for name, home in homes(anatomy).items() if home in plan}
     sites = [
         SiteLeft(
@@ -227,36 +259,36 @@ def structure(model: nn.Module, plan: Plan) -> tuple[tuple[SiteLeft, ...], tuple
             type=site.attention,
             layer=site.layer,
             units=len(site),
-            left=0 if site.name in deleted else len(site) - len(gone.get(site.name, ())),
+            left=0 if site.name in deleted else len(site) - len(removed_indices.get(site.name, ())),
         )
         for site in anatomy
     ]
-    stacks = [StackLeft(stack.name, len(stack), gone.get(stack.name, ())) for stack in anatomy.stacks]
+    stacks = [StackLeft(stack.name, len(stack), removed_indices.get(stack.name, ())) for stack in anatomy.stacks]
     return tuple(sites), tuple(stacks)
 
 
-def sentence(found: Pruned) -> str:
+def sentence(result: Pruned) -> str:
     """The answer in one sentence."""
-    choice, metric = found.choice, found.before.metric
+    choice, metric = result.choice, result.before.metric
     units = choice.units.replace(",", " and ")
-    what = f"{len(choice.plan)} of {choice.of} {units} ({100 * len(choice.plan) / choice.of:.0f} %) are gone"
+    removal_text = f"{len(choice.plan)} of {choice.of} {units} ({100 * len(choice.plan) / choice.of:.0f} %) are gone"
     if choice.budget is not None:
-        what += f" and {choice.budget}"
+        removal_text += f" and {choice.budget}"
     held = choice.guarantee
-    digits = 3 if abs(found.before.value) < 10 else 1  # an accuracy, a loss; a BLEU
-    values = f"from {found.before.value:.{digits}f} to {found.after.value:.{digits}f} on {found.before.n} examples"
+    digits = 3 if abs(result.before.value) < 10 else 1  # an accuracy, a loss; a BLEU
+    values = f"from {result.before.value:.{digits}f} to {result.after.value:.{digits}f} on {result.before.n} examples"
     if held is None:
-        return f"{what}: {metric.name} went {values}."
+        return f"{removal_text}: {metric.name} went {values}."
     sure = f"{100 * (1 - held.alpha):g} %"
     verb = "falls" if metric.higher_is_better else "rises"
     points = f" {unit_of(metric.name, held.drop)}" if unit_of(metric.name) == "points" else ""
     capped = cap_in_words(held.cap, metric.name, held.groups)
     promise = f"{metric.name} {verb} by less than {held.drop:g}{points}{capped}, {sure} sure"
-    more = ", more than promised" if found.comparison.damage >= held.drop else ""
-    which = choice.tried or (f"at level {held.alpha:g} / {held.tries}" if held.tries > 1 else "")
-    shown = f"shown on {held.n} examples{', ' * bool(which)}{which}"
-    told = f"{what}, and {promise} ({shown}): it went {values} that had no part in it{more}."
-    return f"{told} {found.suspicion}".rstrip()
+    more = ", more than promised" if result.comparison.damage >= held.drop else ""
+    attempt_text = choice.tried or (f"at level {held.alpha:g} / {held.tries}" if held.tries > 1 else "")
+    evidence = f"shown on {held.n} examples{', ' * bool(attempt_text)}{attempt_text}"
+    text = f"{removal_text}, and {promise} ({evidence}): it went {values} that had no part in it{more}."
+    return f"{text} {result.suspicion}".rstrip()
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -286,23 +318,23 @@ def _write(
     It is in the number format of the source; changed numbers about which something was shown are in the one `tested`.
     Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
     """
-    whole = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
-    took = sum(p.numel() * p.element_size() for p in whole.parameters())
+    saved_model = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
+    took = sum(p.numel() * p.element_size() for p in saved_model.parameters())
     if changed is None:
-        cut(whole, plan, specs=rows)
+        cut(saved_model, plan, specs=rows)
     else:
-        kept = tested or format_of(whole)
-        whole = copy.deepcopy(changed)
-        _rounded(whole, kept)
+        dtype = tested or format_of(saved_model)
+        saved_model = copy.deepcopy(changed)
+        _rounded(saved_model, dtype)
     try:
-        save(whole, draft, source=source, force=True)
+        save(saved_model, draft, source=source, force=True)
     except (OSError, RuntimeError) as error:
         raise _unwritten(error, draft) from None
     except Exception as error:  # safetensors has an error of its own for a full disk
         if "safetensor" not in type(error).__name__.lower():
             raise
         raise _unwritten(error, draft) from None
-    root = unwrap(whole)
+    root = unwrap(saved_model)
     return took, hasattr(root, "config") and not stock_differences(root, root.config)
 
 
@@ -333,13 +365,15 @@ def _old_card(source: str | Path | None) -> dict[str, Any] | None:
     from huggingface_hub import metadata_load
 
     try:
-        known = metadata_load(path) or {}
+        metadata = metadata_load(path) or {}
     except (ValueError, OSError):
         return None
-    kept = {
-        name: known[name] for name in ("license", "language", "datasets") if isinstance(known.get(name), str | list)
+    fields = {
+        name: metadata[name]
+        for name in ("license", "language", "datasets")
+        if isinstance(metadata.get(name), str | list)
     }
-    return kept or None
+    return fields or None
 
 
 def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
@@ -351,14 +385,14 @@ def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
 
 
 def _write_documents(
-    draft: Path, plan: dict[str, Any], told: PruneDocument, run: Run | None, page: Callable[[Path], None] | None
+    draft: Path, plan: dict[str, Any], document: PruneDocument, run: Run | None, page: Callable[[Path], None] | None
 ) -> None:
     if run is not None:
         run.write_json("plan", plan, replace=True)
-        run.write_json(told.NAME, told.to_json(), replace=True)
+        run.write_json(document.NAME, document.to_json(), replace=True)
     try:
         (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(card(told), encoding="utf-8")
+        (draft / "README.md").write_text(card(document), encoding="utf-8")
         if page is not None:
             page(draft)
     except OSError as error:

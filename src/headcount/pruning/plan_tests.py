@@ -27,11 +27,11 @@ from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..model.gates import applied
 from ..plans import Plan
-from ..stats.guarantee import Guarantee, in_words, least_in_words, sequence, unit_of
+from ..stats.guarantee import Guarantee, fixed_sequence_test, in_words, least_in_words, unit_of
 from ..stats.noninferiority import check_cap
 from ..stats.results import Result
-from .mask_rearrangement import rearranged
-from .mask_tuning import Tuned, tuned
+from .mask_rearrangement import rearrange_mask
+from .mask_tuning import MaskTuning, tune_mask
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -48,7 +48,7 @@ class PreparedPlan:
     """A plan as it will be cut: rearranged and tuned, where that was asked for."""
 
     plan: Plan
-    tuned: Tuned | None = None
+    tuned: MaskTuning | None = None
     exchanged: int | None = None  # units that changed places
     note: str = ""  # why it was not tuned after all
 
@@ -81,7 +81,7 @@ class PlanTester:
         if self.select is not None:
             check_cap(self.select.metric, self.cap)
 
-    def ready(self, plan: Plan) -> PreparedPlan:
+    def prepare(self, plan: Plan) -> PreparedPlan:
         """The plan with units of each site exchanged where that loses less, and numbers for those that stay; or as it is.
 
         Least squares bring every site nearer to what it was, which as a rule makes the model better, and where very little
@@ -97,13 +97,13 @@ class PlanTester:
             parts = [site for site in anatomy.sites if site.name in names]
             if parts:
                 gathered = contributions(root, anatomy, parts, self.score, run=self.run, name="score")
-                better = rearranged(plan, parts, gathered)
+                better = rearrange_mask(plan, parts, gathered)
                 exchanged = len(better - plan)
                 better = Plan(better.units, f"{plan.why}, rearranged" if exchanged else plan.why)
-        fit = Tuned.kept(runs.document(self.run, f"tuned-{mark(better)}", lambda: self._tuned(better)))
+        fit = MaskTuning.kept(runs.document(self.run, f"tuned-{mark(better)}", lambda: self._tuned(better)))
         judge = _judge(self.score)
-        metric, both = judge.metric, (PreparedPlan(plan), PreparedPlan(better, fit))
-        before, after = (metric.value(self._rows(judge, one, "judged")) for one in both)
+        metric, candidates = judge.metric, (PreparedPlan(plan), PreparedPlan(better, fit))
+        before, after = (metric.value(self._rows(judge, candidate, "judged")) for candidate in candidates)
         if (after >= before) if metric.higher_is_better else (after <= before):
             return PreparedPlan(better, fit, exchanged)
         note = (
@@ -111,22 +111,22 @@ class PlanTester:
         )
         return PreparedPlan(plan, note=f"{note}{after:.4f} rearranged and tuned.")
 
-    def _rows(self, task: Task, one: PreparedPlan, name: str) -> np.ndarray:
+    def _rows(self, task: Task, candidate: PreparedPlan, name: str) -> np.ndarray:
         """The values of every example of the task with a plan masked, and what stays scaled."""
         anatomy, root = find(self.model, self.specs), unwrap(self.model)
-        name = f"{name}-{len(one.plan):05d}-{mark(one.plan)}{'-tuned' * (one.tuned is not None)}"
-        if one.tuned is not None and self.dtype not in (None, format_of(self.model)):
-            saved = as_saved(self.model, one.plan, one.tuned.scale, self.dtype, self.specs)
+        name = f"{name}-{len(candidate.plan):05d}-{mark(candidate.plan)}{'-tuned' * (candidate.tuned is not None)}"
+        if candidate.tuned is not None and self.dtype not in (None, format_of(self.model)):
+            saved = as_saved(self.model, candidate.plan, candidate.tuned.scale, self.dtype, self.specs)
             name = f"{name}-{str(self.dtype).removeprefix('torch.')}"
             return measure(saved, task, [Plan()], name=name, run=self.run, specs=self.specs)[0]
-        with nullcontext() if one.tuned is None else applied(root, anatomy, one.tuned.scale):
-            return measure(self.model, task, [one.plan], name=name, run=self.run, specs=self.specs)[0]
+        with nullcontext() if candidate.tuned is None else applied(root, anatomy, candidate.tuned.scale):
+            return measure(self.model, task, [candidate.plan], name=name, run=self.run, specs=self.specs)[0]
 
     def _tuned(self, plan: Plan) -> dict[str, Any]:
         assert self.score is not None
-        return tuned(self.model, plan, self.score, seed=self.seed, specs=self.specs).to_keep()
+        return tune_mask(self.model, plan, self.score, seed=self.seed, specs=self.specs).to_keep()
 
-    def shown(
+    def test(
         self, plans: Iterable[Plan], of: int | None = None
     ) -> tuple[Guarantee | None, PreparedPlan | None, Result | None]:
         """What can be shown about the plans on the selection examples, the last that was, and the whole model on them.
@@ -141,22 +141,22 @@ class PlanTester:
             )
         tries = self.tries()
         base = measure(self.model, self.select, [Plan()], name="select-whole", run=self.run, specs=self.specs)[0]
-        whole = result_of(self.select, base)
-        defined(whole, self.select)
+        full_result = result_of(self.select, base)
+        defined(full_result, self.select)
         tried = list[PreparedPlan]()
 
         def measured() -> Iterator[tuple[int, np.ndarray]]:
             assert self.select is not None
             for plan in plans:
-                tried.append(self.ready(plan))
+                tried.append(self.prepare(plan))
                 yield len(tried[-1].plan), self._rows(self.select, tried[-1], "select")
 
         test: dict[str, Any] = {"alpha": self.alpha, "resamples": self.resamples, "seed": self.seed, "tries": tries}
-        test |= {"clusters": whole.clusters, "cap": self.cap}
-        found = sequence(self.select.metric, base, measured(), self.max_drop, **test)
-        if found.kept is None:
-            raise NotShown(_not_shown(found, of))
-        return found, tried[sum(step.shown for step in found.steps) - 1], whole
+        test |= {"clusters": full_result.clusters, "cap": self.cap}
+        guarantee = fixed_sequence_test(self.select.metric, base, measured(), self.max_drop, **test)
+        if guarantee.kept is None:
+            raise NotShown(_not_shown(guarantee, of))
+        return guarantee, tried[sum(step.shown for step in guarantee.steps) - 1], full_result
 
 
 def as_saved(
@@ -170,13 +170,13 @@ def as_saved(
 
     It still computes in the format of the model. Tables that the model makes anew are in no checkpoint, and keep their digits.
     """
-    found = copy.deepcopy(model)
-    cut(found, plan, scale=scale, specs=specs)
-    anew = getattr(unwrap(found), "_keys_to_ignore_on_save", None) or ()
-    for name, parameter in unwrap(found).named_parameters():
+    saved_model = copy.deepcopy(model)
+    cut(saved_model, plan, scale=scale, specs=specs)
+    anew = getattr(unwrap(saved_model), "_keys_to_ignore_on_save", None) or ()
+    for name, parameter in unwrap(saved_model).named_parameters():
         if dtype is not None and parameter.is_floating_point() and name not in anew:
             parameter.data = parameter.data.to(dtype).to(parameter.dtype)
-    return found
+    return saved_model
 
 
 def format_of(model: nn.Module) -> torch.dtype:
@@ -191,18 +191,18 @@ def known_before(selected: Result, report: Result, seed: int = 0) -> str:
     them (any group of them, where there are groups) could have been in the other set.
     """
     metric, sign = selected.metric, 1 if selected.metric.higher_is_better else -1
-    seen = sign * (selected.value - report.value)
-    if seen <= 0:
+    difference = sign * (selected.value - report.value)
+    if difference <= 0:
         return ""
     rows, drawn, rng = np.vstack([selected.rows, report.rows]), 0, np.random.default_rng(seed)
     groups = np.concatenate([_groups(selected), selected.n + _groups(report)])  # no group is in both
     _, first, groups = np.unique(groups, return_index=True, return_inverse=True)
-    side, left = first < selected.n, DRAWS  # (groups,)
-    while left:
-        some = min(left, max(1, 4_000_000 // len(rows)))  # (some, rows) numbers at a time
-        there = rng.permuted(np.tile(side, (some, 1)), axis=1)[:, groups]
-        values = metric.resampled(rows, there) - metric.resampled(rows, ~there)
-        drawn, left = drawn + int((sign * values >= seen - 1e-12).sum()), left - some
+    side, remaining_draws = first < selected.n, DRAWS  # (groups,)
+    while remaining_draws:
+        some = min(remaining_draws, max(1, 4_000_000 // len(rows)))  # (some, rows) numbers at a time
+        assignments = rng.permuted(np.tile(side, (some, 1)), axis=1)[:, groups]
+        values = metric.resampled(rows, assignments) - metric.resampled(rows, ~assignments)
+        drawn, remaining_draws = drawn + int((sign * values >= difference - 1e-12).sum()), remaining_draws - some
     p = (1 + drawn) / (1 + DRAWS)
     if p > SUSPICIOUS:
         return ""
@@ -231,19 +231,23 @@ def mark(plan: Plan) -> str:
     return hashlib.sha256(str(plan).encode()).hexdigest()[:8]
 
 
-def _not_shown(found: Guarantee, of: int | None) -> str:
+def _not_shown(guarantee: Guarantee, of: int | None) -> str:
     """Why there is nothing to promise, and what would help."""
-    first, unit = found.steps[0], unit_of(found.metric, found.drop)
-    what = f"{first.removed} units" if of is None else f"{first.removed} of {of} units"
-    lost = f"it measured {first.damage:+.2f} and could be {first.bound:.2f} on {found.n} examples"
-    lost += f" (at level {found.alpha:g} / {found.tries}, for so many promises share them)" if found.tries > 1 else ""
-    seen = f"I cannot show that removing {what} loses less than {found.drop:g} {unit}: {lost}"
-    if found.needed is None:
-        return f"{seen}, more than allowed; allow a larger drop, or take smaller steps."
-    more = f"{in_words(found.needed)} to select on would be needed, or a larger drop"
-    if found.least is not None and found.least >= found.drop:
-        more = f"{least_in_words(found.n, found.least, found.metric)}: {more}"
-    return f"{seen}; {more}."
+    first, unit = guarantee.steps[0], unit_of(guarantee.metric, guarantee.drop)
+    units_text = f"{first.removed} units" if of is None else f"{first.removed} of {of} units"
+    lost = f"it measured {first.damage:+.2f} and could be {first.bound:.2f} on {guarantee.n} examples"
+    lost += (
+        f" (at level {guarantee.alpha:g} / {guarantee.tries}, for so many promises share them)"
+        if guarantee.tries > 1
+        else ""
+    )
+    message = f"I cannot show that removing {units_text} loses less than {guarantee.drop:g} {unit}: {lost}"
+    if guarantee.needed is None:
+        return f"{message}, more than allowed; allow a larger drop, or take smaller steps."
+    more = f"{in_words(guarantee.needed)} to select on would be needed, or a larger drop"
+    if guarantee.least is not None and guarantee.least >= guarantee.drop:
+        more = f"{least_in_words(guarantee.n, guarantee.least, guarantee.metric)}: {more}"
+    return f"{message}; {more}."
 
 
 def defined(result: Result, task: Task) -> None:

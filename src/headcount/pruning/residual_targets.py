@@ -83,15 +83,15 @@ def landing(run: Run, anatomy: Anatomy, site: Site) -> ResidualTarget | None:
     """
     around = [b for stack in anatomy.stacks for b in stack.blocks if site.writer in set(b.modules())]
     block = min(around, key=lambda b: len(list(b.modules())), default=site.writer)
-    whole = _watch(run, site, block, {})
+    full_pass = _watch(run, site, block, {})
     closed = _watch(run, site, block, {site.name: torch.zeros(len(site))})
-    change, x, weight = whole.y - closed.y, whole.x, matrix_of(site)
-    if x.shape[-1] != weight.shape[-1] or not _follows(change, x.to(weight) @ weight.T, whole.y.dtype):
+    change, x, weight = full_pass.y - closed.y, full_pass.x, matrix_of(site)
+    if x.shape[-1] != weight.shape[-1] or not _follows(change, x.to(weight) @ weight.T, full_pass.y.dtype):
         return None
-    for key, z in whole.later.items():
-        if key in closed.later and z.shape == whole.y.shape == closed.later[key].shape:
+    for key, z in full_pass.later.items():
+        if key in closed.later and z.shape == full_pass.y.shape == closed.later[key].shape:
             rounding = 8 * torch.finfo(z.dtype).eps * z.abs()
-            handed_on = bool(((z - whole.y).abs() <= rounding).all())  # the output itself, by a dropout for example
+            handed_on = bool(((z - full_pass.y).abs() <= rounding).all())  # the output itself, by a dropout for example
             if not handed_on and _follows(z - closed.later[key], change, z.dtype, rounding):
                 return ResidualTarget(*key)
     return ResidualTarget(site.writer)
@@ -107,24 +107,24 @@ def _follows(got: Tensor, change: Tensor, dtype: torch.dtype, rounding: Tensor |
 
 def _watch(run: Run, site: Site, block: nn.Module, gates: Mapping[str, Tensor]) -> _Watched:
     """What can be seen in a pass from the site's writer to the end of the layer around it."""
-    given: list[Tensor] = []
-    seen: list[_Watched] = []
+    inputs: list[Tensor] = []
+    records: list[_Watched] = []
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        given.append(rows_of(site, next(tensors((args, kwargs)))).clone())
+        inputs.append(rows_of(site, next(tensors((args, kwargs)))).clone())
 
     def after(_: nn.Module, __: Any, y: Tensor) -> None:
-        seen.append(_Watched(given[-1], rows_of(site, y).clone()))
+        records.append(_Watched(inputs[-1], rows_of(site, y).clone()))
 
     def came(module: nn.Module, args: Any, kwargs: Any) -> None:
-        for number, value in enumerate(tensors((args, kwargs)) if seen else ()):
-            if value.dim() > 1 and rows_of(site, value).shape == seen[0].y.shape:
-                seen[0].later.setdefault((module, number), rows_of(site, value).clone())
+        for number, value in enumerate(tensors((args, kwargs)) if records else ()):
+            if value.dim() > 1 and rows_of(site, value).shape == records[0].y.shape:
+                records[0].later.setdefault((module, number), rows_of(site, value).clone())
 
     def ended(_: nn.Module, __: Any, output: Any) -> None:
-        if seen:
+        if records:
             if block is not site.writer:
-                seen[0].later[block, None] = rows_of(site, next(tensors(output))).clone()
+                records[0].later[block, None] = rows_of(site, next(tensors(output))).clone()
             raise Enough
 
     def hooks() -> Iterator[Any]:
@@ -135,4 +135,4 @@ def _watch(run: Run, site: Site, block: nn.Module, gates: Mapping[str, Tensor]) 
         yield block.register_forward_hook(ended)
 
     run(gates, hooks())
-    return seen[0]
+    return records[0]

@@ -28,7 +28,7 @@ from ..stats.results import Result
 from . import budget as budgets
 from .budget import Budget
 from .curves import counts
-from .mask_tuning import Tuned
+from .mask_tuning import MaskTuning
 from .plan_tests import PlanTester, PreparedPlan
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Choice:
     left_alone: tuple[tuple[str, str], ...] = ()  # sites that cannot be cut, and the reason
     used: frozenset[bytes] = frozenset()  # the examples that had a part in it, which nothing is to be reported on
     budget: Budget | None = None
-    tuned: Tuned | None = None
+    tuned: MaskTuning | None = None
     exchanged: int | None = None  # units that changed places when they were rearranged
     note: str = ""  # why what stays was not tuned after all
     selected: Result | None = None  # the whole model on the examples that the guarantee was shown on
@@ -142,7 +142,7 @@ def choose(
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
     rows = tuple(specs)
-    asked = exactly_one_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    request = exactly_one_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
     kinds = list(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
     score, select, left_out = _kept_apart(score, select)
     used = frozenset[bytes]().union(*(splits.marks(task) for task in (score, select) if task is not None))
@@ -152,57 +152,61 @@ def choose(
     shop.check()
     anatomy = find(model, rows)
     if plan is not None:
-        given = anatomy.plan(plan)
-        rules.refuse(unwrap(model), anatomy, given, {})
-        if not given:
+        parsed_plan = anatomy.plan(plan)
+        rules.refuse(unwrap(model), anatomy, parsed_plan, {})
+        if not parsed_plan:
             raise BadPlan("The plan removes nothing; name at least one unit.")
-        held, best, whole = shop.shown([given])
-        of = dict.fromkeys(anatomy[name].kind for name in given.by_site())
-        choice = Choice(asked, given, _total(anatomy, of), ",".join(f"{k}s" for k in of), guarantee=held, used=used)
-        choice = replace(choice, selected=whole, dtype=dtype, left_out=left_out)
-        return _as_tried(choice, best or shop.ready(given))
+        held, best, full_result = shop.test([parsed_plan])
+        of = dict.fromkeys(anatomy[name].kind for name in parsed_plan.by_site())
+        choice = Choice(
+            request, parsed_plan, _total(anatomy, of), ",".join(f"{k}s" for k in of), guarantee=held, used=used
+        )
+        choice = replace(choice, selected=full_result, dtype=dtype, left_out=left_out)
+        return _as_tried(choice, best or shop.prepare(parsed_plan))
     allowed, left_alone = cuttable(model, units, rows)
     by = by or ("fisher" if tune or len(kinds) > 1 else "taylor")
     names = [only] if isinstance(only, str) else list(only)
     if by == layer_orders.EVERY_OTHER:
-        choice = replace(_evenly(anatomy, asked, units, names, allowed, left_alone), used=used, left_out=left_out)
-        return _as_tried(choice, shop.ready(choice.plan))
+        choice = replace(_evenly(anatomy, request, units, names, allowed, left_alone), used=used, left_out=left_out)
+        return _as_tried(choice, shop.prepare(choice.plan))
     length = length or (usual_length(score) if score is not None else 128)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length, "batch_size": batch_size}
     settings |= {"seed": seed, "specs": rows}
-    what = {"flops": "flops", "params": "params", "speedup": "time"}.get(asked[0], "")
-    if what in ("flops", "params"):  # what cannot be reached whatever the scores is said before they are computed
+    resource = {"flops": "flops", "params": "params", "speedup": "time"}.get(request[0], "")
+    if resource in ("flops", "params"):  # what cannot be reached whatever the scores is said before they are computed
         any_order = score_units(model, None, "random", units=kinds, specs=rows)
-        budgets.must_reach(budgets.purse(model, _usable(any_order, kinds, names, allowed), what, **settings), asked[1])
-    found = score_units(model, score, by, units=kinds, seed=seed, run=notes, specs=rows)
-    usable = _usable(found, kinds, names, allowed)
+        budgets.must_reach(
+            budgets.purse(model, _usable(any_order, kinds, names, allowed), resource, **settings), request[1]
+        )
+    all_scores = score_units(model, score, by, units=kinds, seed=seed, run=notes, specs=rows)
+    usable = _usable(all_scores, kinds, names, allowed)
     if not len(usable):
         raise Refused(f"No {units} of {' or '.join(names)} can be cut: {left_alone[0][1]}")
     order = _Order(usable, tuple(usable.order(least)))
     if not order.units:
         raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
-    common: dict[str, Any] = {"scores": found, "order": order.units, "left_alone": left_alone, "used": used}
+    common: dict[str, Any] = {"scores": all_scores, "order": order.units, "left_alone": left_alone, "used": used}
     common |= {"left_out": left_out}
-    common |= {"of": len(found), "units": ",".join(kinds), "dtype": dtype}
+    common |= {"of": len(all_scores), "units": ",".join(kinds), "dtype": dtype}
     shop = replace(shop, scores=usable)
     if remove is not None:
         wanted = plan_by(usable, remove, least=least)
         if not wanted:
             raise BadPlan(f"{remove} of {len(usable)} units is none of them; remove at least one.")
-        return _as_tried(Choice(asked, wanted, **common), shop.ready(wanted))
+        return _as_tried(Choice(request, wanted, **common), shop.prepare(wanted))
     if max_drop is None:
         # one run may hold several choices: what was asked is in the name
-        name = f"budget-{fingerprint([asked, by, kinds, names, least, multiple, length, batch_size])[:8]}"
-        bought = document(notes, name, lambda: _bought(budgets.purse(model, usable, what, **settings), asked[1]))
+        name = f"budget-{fingerprint([request, by, kinds, names, least, multiple, length, batch_size])[:8]}"
+        bought = document(notes, name, lambda: _bought(budgets.purse(model, usable, resource, **settings), request[1]))
         chosen, budget = Plan.from_json(bought["plan"]), Budget(**bought["budget"])
-        return _as_tried(Choice(asked, chosen, **{**common, "order": ()}, budget=budget), shop.ready(chosen))
+        return _as_tried(Choice(request, chosen, **{**common, "order": ()}, budget=budget), shop.prepare(chosen))
     plans: Iterable[Plan] = order.plans(step)
     if len(kinds) > 1:
         common["order"] = ()  # of several kinds, plans are not nested
         plans = budgets.courses(budgets.purse(model, usable, "flops", **settings), _share_of(step))
-    held, best, whole = shop.shown(plans, len(usable))
+    held, best, full_result = shop.test(plans, len(usable))
     assert best is not None
-    return _as_tried(Choice(asked, best.plan, **common, guarantee=held, selected=whole), best)
+    return _as_tried(Choice(request, best.plan, **common, guarantee=held, selected=full_result), best)
 
 
 def _as_tried(choice: Choice, tried: PreparedPlan) -> Choice:
@@ -221,14 +225,14 @@ def _share_of(step: float | int | str) -> float:
         ) from None
 
 
-def _bought(purse: budgets.BudgetProblem, asked: str | float) -> dict[str, Any]:
-    plan, budget = budgets.within(purse, asked)
+def _bought(purse: budgets.BudgetProblem, target: str | float) -> dict[str, Any]:
+    plan, budget = budgets.within(purse, target)
     return {"plan": plan.to_json(), "budget": budget.to_json()}
 
 
-def _usable(found: Scores, kinds: list[str], only: list[str], allowed: list[str]) -> Scores:
+def _usable(scores: Scores, kinds: list[str], only: list[str], allowed: list[str]) -> Scores:
     """The scores of what may go; refused where `only` leaves nothing of a kind of unit that was asked for."""
-    some = found.only(*only) if only else found
+    some = scores.only(*only) if only else scores
     missing = [word for word in kinds if word[:-1] not in {some.kinds[unit.site] for unit in some}]
     if missing:
         raise BadPlan(
@@ -240,24 +244,24 @@ def _usable(found: Scores, kinds: list[str], only: list[str], allowed: list[str]
 
 def _evenly(
     anatomy: Anatomy,
-    asked: tuple[str, Any],
+    request: tuple[str, Any],
     units: str,
     only: list[str],
     allowed: list[str],
     left_alone: tuple[tuple[str, str], ...],
 ) -> Choice:
     """Every other layer (Fan et al. 2020): the plan depends on how many go, so that there is no order to test along."""
-    kind, remove = asked
+    kind, remove = request
     if units.strip() != "layers" or kind != "remove":
         raise BadPlan(f"{layer_orders.EVERY_OTHER} is for layers and a number of them: say units layers and remove.")
     stacks = [
         s for s in anatomy.stacks if s.name in allowed and (not only or {s.name, s.name.split(".")[0]} & set(only))
     ]
     of = sum(len(stack) for stack in stacks)
-    gone = layer_orders.spaced(anatomy, how_many(remove, of), only=[stack.name for stack in stacks])
-    if not gone:
+    plan = layer_orders.spaced(anatomy, how_many(remove, of), only=[stack.name for stack in stacks])
+    if not plan:
         raise BadPlan(f"{remove} of {of} layers is none of them; remove at least one.")
-    return Choice(asked, gone, of, "layers", left_alone=left_alone)
+    return Choice(request, plan, of, "layers", left_alone=left_alone)
 
 
 def _kept_apart(score: Task | None, select: Task | None) -> tuple[Task | None, Task | None, str]:
@@ -278,16 +282,16 @@ def _total(anatomy: Anatomy, kinds: Iterable[str]) -> int:
 
 def exactly_one_of(plan: Any, **wishes: Any) -> tuple[str, Any]:
     """Which way of saying how much was used, and its value."""
-    given = [(name.replace("_", "-"), value) for name, value in wishes.items() if value is not None]
-    if plan is not None and all(kind == "max-drop" for kind, _ in given):
-        return given[0] if given else ("plan", str(getattr(plan, "why", "")))
-    if plan is not None or len(given) != 1:
-        named = " and ".join([kind for kind, _ in given] + ["plan"] * (plan is not None)) or "none"
+    requests = [(name.replace("_", "-"), value) for name, value in wishes.items() if value is not None]
+    if plan is not None and all(kind == "max-drop" for kind, _ in requests):
+        return requests[0] if requests else ("plan", str(getattr(plan, "why", "")))
+    if plan is not None or len(requests) != 1:
+        named = " and ".join([kind for kind, _ in requests] + ["plan"] * (plan is not None)) or "none"
         raise BadPlan(
             "Say how much in one way: how many to remove, the largest drop, the share of FLOPs or parameters (params) that "
             f"may be left, a speed-up, or a plan; I got {named}."
         )
-    kind, value = given[0]
+    kind, value = requests[0]
     if kind == "speedup":
         budgets.speedup_of(value)
     if kind in ("flops", "params"):

@@ -79,8 +79,8 @@ def curve(
             random.mark_area(color="theme:band", opacity=0.35).encode(y=alt.Y("low:Q", title=metric), y2="high:Q")
         )
         layers.append(random.mark_line(color="theme:band", strokeWidth=1.5).encode(y=alt.Y("mean:Q", title=metric)))
-    whole = alt.Chart(values([{"value": base}])).mark_rule(strokeDash=[4, 4], color="theme:muted")
-    layers.append(whole.encode(y=y))
+    full_model = alt.Chart(values([{"value": base}])).mark_rule(strokeDash=[4, 4], color="theme:muted")
+    layers.append(full_model.encode(y=y))
     layers.append(drawn.mark_rule(strokeWidth=1.5, opacity=0.55).encode(y=alt.Y("low:Q", title=metric), y2="high:Q"))
     layers.append(drawn.mark_line(strokeWidth=2.5).encode(y=y))
     layers.append(drawn.mark_point(size=46, filled=True, opacity=1).encode(y=y, tooltip=tip("text")))
@@ -96,9 +96,9 @@ def curve(
             y=y, color=alt.value("theme:ink"), opacity=where("datum.removed === step && datum.order === track")
         )
     )
-    made = alt.layer(*layers).add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
+    chart = alt.layer(*layers).add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
     words = f"{metric} against the number of {noun} removed" + (", with the range of random orders" if band else "")
-    return finished(name, words, made, 340)
+    return finished(name, words, chart, 340)
 
 
 def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins: int = 28) -> Chart:
@@ -132,7 +132,7 @@ def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins:
             }
             for n, count in sorted(heights.items())
         ]
-    shown = alt.Chart(values(bricks)).encode(
+    base_chart = alt.Chart(values(bricks)).encode(
         x=alt.X("x0:Q", title=f"{metric} without one of the {noun}", scale=alt.Scale(zero=False, nice=True)),
         x2="x1:Q",
         y=alt.Y(
@@ -145,15 +145,15 @@ def effects(name: str, rows: Rows, *, metric: str, noun: str, base: float, bins:
         tooltip=tip("text"),
     )
     colour = alt.Color("kind:N", scale=alt.Scale(domain=list(kinds), range=list(kinds.values())), legend=None)
-    whole = alt.Chart(values([{"x0": base, "text": "whole model"}])).encode(x="x0:Q")
+    full_model = alt.Chart(values([{"x0": base, "text": "whole model"}])).encode(x="x0:Q")
     side = {"align": "right", "dx": -6} if max(heights) + min(heights) < 0 else {"align": "left", "dx": 6}
-    made = alt.layer(
-        shown.mark_bar(**gap, cursor=hand).encode(color=colour),
-        whole.mark_rule(color="theme:ink", strokeWidth=2),
-        whole.mark_text(baseline="top", y=0, fontWeight=600, **side).encode(text="text:N"),
-        shown.mark_bar(color="theme:ink", **gap, cursor=hand).encode(opacity=where("datum.unit === picked")),
+    chart = alt.layer(
+        base_chart.mark_bar(**gap, cursor=hand).encode(color=colour),
+        full_model.mark_rule(color="theme:ink", strokeWidth=2),
+        full_model.mark_text(baseline="top", y=0, fontWeight=600, **side).encode(text="text:N"),
+        base_chart.mark_bar(color="theme:ink", **gap, cursor=hand).encode(opacity=where("datum.unit === picked")),
     ).add_params(_picked())
-    return finished(name, f"how many {noun} leave the model at which {metric} when each is closed alone", made, 240)
+    return finished(name, f"how many {noun} leave the model at which {metric} when each is closed alone", chart, 240)
 
 
 def _bin_width(values: Sequence[float], base: float, bins: int) -> float:
@@ -163,7 +163,7 @@ def _bin_width(values: Sequence[float], base: float, bins: int) -> float:
         return abs(base) * 0.01 or 1.0
     span = max(*values, base) - min(*values, base)
     step = min(b - a for a, b in pairwise([0.0, *away]))
-    in_steps = all(abs(one / step - round(one / step)) < 1e-4 for one in away)
+    in_steps = all(abs(distance / step - round(distance / step)) < 1e-4 for distance in away)
     return (
         step * (2 * math.ceil((span / bins / step - 1) / 2) + 1) if in_steps else span / bins
     )  # odd: no value on an edge
@@ -176,7 +176,7 @@ def ranking(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
     """
     import altair as alt
 
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=alt.X(
             "rank:Q", title=f"{noun}, least important first", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1)
         ),
@@ -186,28 +186,28 @@ def ranking(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
         "gone:N", scale=alt.Scale(domain=[False, True], range=["theme:accent", "theme:warn"]), legend=None
     )
     y = alt.Y("score:Q", title=f"score by {by}")
-    made = alt.layer(
-        shown.mark_rule(opacity=0.5, strokeWidth=1.5).encode(
+    chart = alt.layer(
+        base_chart.mark_rule(opacity=0.5, strokeWidth=1.5).encode(
             y=alt.Y("low:Q", title=f"score by {by}"), y2="high:Q", color=colour
         ),
-        shown.mark_point(filled=True, size=34, opacity=1, cursor="pointer").encode(y=y, color=colour),
-        _ring(shown).encode(y=y),
+        base_chart.mark_point(filled=True, size=34, opacity=1, cursor="pointer").encode(y=y, color=colour),
+        _ring(base_chart).encode(y=y),
     ).add_params(_picked())
-    return finished(name, f"scores of all {noun} in their order, with two standard errors", made, 240)
+    return finished(name, f"scores of all {noun} in their order, with two standard errors", chart, 240)
 
 
 def spread(name: str, rows: Rows, *, noun: str, by: str) -> Chart:
     """Many units summed up: per site the lowest, quartiles and highest score. `rows`: site, low, q1, mid, q3, high, text."""
     import altair as alt
 
-    shown = alt.Chart(values(rows)).encode(y=alt.Y("site:N", title=None, sort=None), tooltip=tip("text"))
+    base_chart = alt.Chart(values(rows)).encode(y=alt.Y("site:N", title=None, sort=None), tooltip=tip("text"))
     title = f"score by {by}"
-    made = alt.layer(
-        shown.mark_rule(color="theme:bar", strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q"),
-        shown.mark_bar(color="theme:accent", size=8).encode(x=alt.X("q1:Q", title=title), x2="q3:Q"),
-        shown.mark_tick(color="theme:ink", thickness=2, size=14).encode(x=alt.X("mid:Q", title=title)),
+    chart = alt.layer(
+        base_chart.mark_rule(color="theme:bar", strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q"),
+        base_chart.mark_bar(color="theme:accent", size=8).encode(x=alt.X("q1:Q", title=title), x2="q3:Q"),
+        base_chart.mark_tick(color="theme:ink", thickness=2, size=14).encode(x=alt.X("mid:Q", title=title)),
     )
-    return finished(name, f"the spread of scores of {noun} in each site", made, min(900, 34 + 18 * len(rows)))
+    return finished(name, f"the spread of scores of {noun} in each site", chart, min(900, 34 + 18 * len(rows)))
 
 
 def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, noun: str) -> Chart:
@@ -220,7 +220,7 @@ def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, nou
     kinds = alt.Scale(domain=["shown", "not shown"], range=["theme:accent", "theme:warn"])
     colour = alt.Color("outcome:N", scale=kinds, legend=alt.Legend())
     title = f"worse by, in {metric}" if unit == metric else f"{unit} of {metric} lost"
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=alt.X(
             "removed:Q",
             title=f"{noun} removed",
@@ -231,38 +231,40 @@ def guarantee(name: str, rows: Rows, *, drop: float, metric: str, unit: str, nou
         tooltip=tip("text"),
     )
     allowed = alt.Chart(values([{"bound": drop, "text": f"allowed: {drop:g}"}])).encode(y=alt.Y("bound:Q", title=title))
-    made = alt.layer(
+    chart = alt.layer(
         allowed.mark_rule(color="theme:warn", strokeDash=[6, 4], strokeWidth=1.5),
         allowed.mark_text(color="theme:warn", align="left", x=4, dy=-8, fontWeight=600).encode(text="text:N"),
-        shown.mark_rule(strokeWidth=2, opacity=0.6).encode(y=alt.Y("damage:Q", title=title), y2="bound:Q"),
-        shown.mark_tick(thickness=3, size=16, orient="horizontal", opacity=1).encode(y=alt.Y("bound:Q", title=title)),
-        shown.mark_point(filled=True, size=44, opacity=1).encode(y=alt.Y("damage:Q", title=title)),
-        shown.mark_point(filled=False, size=190, strokeWidth=2.5).encode(
+        base_chart.mark_rule(strokeWidth=2, opacity=0.6).encode(y=alt.Y("damage:Q", title=title), y2="bound:Q"),
+        base_chart.mark_tick(thickness=3, size=16, orient="horizontal", opacity=1).encode(
+            y=alt.Y("bound:Q", title=title)
+        ),
+        base_chart.mark_point(filled=True, size=44, opacity=1).encode(y=alt.Y("damage:Q", title=title)),
+        base_chart.mark_point(filled=False, size=190, strokeWidth=2.5).encode(
             y=alt.Y("damage:Q", title=title), color=alt.value("theme:ink"), opacity=where("datum.removed === step")
         ),
     ).add_params(alt.param(name="step", value=-1))
     words = f"measured loss and its upper bound at each step, against {drop:g} {unit} allowed"
-    return finished(name, words, made, 300)
+    return finished(name, words, chart, 300)
 
 
-def scatter(name: str, rows: Rows, *, one: str, other: str, metric: str, noun: str) -> Chart:
+def scatter(name: str, rows: Rows, *, first_data: str, second_data: str, metric: str, noun: str) -> Chart:
     """The damage of each unit on two data sets. `rows` have unit, x, y and text."""
     import altair as alt
 
     zero = alt.Chart(values([{"x": 0, "y": 0}])).mark_rule(color="theme:rule")
     lost = f"{metric} {'added' if metric in ('loss', 'perplexity') else 'lost'} on"
-    shown = alt.Chart(values(rows)).encode(
-        x=alt.X("x:Q", title=f"{lost} {one}"),
-        y=alt.Y("y:Q", title=f"{lost} {other}"),
+    base_chart = alt.Chart(values(rows)).encode(
+        x=alt.X("x:Q", title=f"{lost} {first_data}"),
+        y=alt.Y("y:Q", title=f"{lost} {second_data}"),
         tooltip=tip("text"),
     )
-    made = alt.layer(
+    chart = alt.layer(
         zero.encode(x="x:Q"),
         zero.encode(y="y:Q"),
-        shown.mark_point(filled=True, size=50, opacity=0.75, color="theme:accent", cursor="pointer"),
-        _ring(shown),
+        base_chart.mark_point(filled=True, size=50, opacity=0.75, color="theme:accent", cursor="pointer"),
+        _ring(base_chart),
     ).add_params(_picked())
-    return finished(name, f"damage of masking each of the {noun} on two data sets", made, 320)
+    return finished(name, f"damage of masking each of the {noun} on two data sets", chart, 320)
 
 
 def speed(name: str, rows: Rows, *, reference: str) -> Chart:
@@ -277,24 +279,24 @@ def speed(name: str, rows: Rows, *, reference: str) -> Chart:
     title = f"times as fast as {reference}"
     places = len({row["place"] for row in rows})
     bands = alt.Scale(paddingInner=0.35, paddingOuter=min(1.0, max(0.3, (5 - places) / 2)))  # a single bar is no wall
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=alt.X("place:N", title=None, sort=None, axis=alt.Axis(labelAngle=0, labelLimit=90), scale=bands),
         xOffset=alt.XOffset("model:N", sort=models),
         tooltip=tip("text"),
     )
     legend = alt.Legend() if len(models) > 1 else None
     ratio = alt.Y("ratio:Q", title=title, scale=alt.Scale(zero=False, nice=True))  # bars begin at one: no change
-    one = alt.Chart(values([{"ratio": 1}])).mark_rule(color="theme:muted").encode(y=ratio)
+    reference_line = alt.Chart(values([{"ratio": 1}])).mark_rule(color="theme:muted").encode(y=ratio)
     colour = alt.Color("model:N", scale=colours, legend=legend)
-    made = alt.layer(
-        shown.mark_bar(opacity=0.85).encode(y=ratio, y2=alt.Y2Datum(1), color=colour),
-        one,
-        shown.mark_rule(strokeWidth=1.5, color="theme:ink").encode(y=alt.Y("low:Q", title=title), y2="high:Q"),
-        shown.mark_tick(thickness=3, color="theme:warn", orient="horizontal", size=44, opacity=1).encode(
+    chart = alt.layer(
+        base_chart.mark_bar(opacity=0.85).encode(y=ratio, y2=alt.Y2Datum(1), color=colour),
+        reference_line,
+        base_chart.mark_rule(strokeWidth=1.5, color="theme:ink").encode(y=alt.Y("low:Q", title=title), y2="high:Q"),
+        base_chart.mark_tick(thickness=3, color="theme:warn", orient="horizontal", size=44, opacity=1).encode(
             y=alt.Y("limit:Q", title=title)
         ),
     )
-    return finished(name, f"measured speed relative to {reference} and the limit by multiply-adds", made, 260)
+    return finished(name, f"measured speed relative to {reference} and the limit by multiply-adds", chart, 260)
 
 
 def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
@@ -309,17 +311,17 @@ def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
         if diverging
         else alt.Scale(range=["theme:seq-low", "theme:seq-high"])
     )
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=alt.X("column:N", title="unit", sort=columns, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("site:N", title=None, sort=sites),
     )
-    made = alt.layer(
-        shown.mark_rect(stroke="theme:surface", strokeWidth=2).encode(
+    chart = alt.layer(
+        base_chart.mark_rect(stroke="theme:surface", strokeWidth=2).encode(
             color=alt.Color("value:Q", scale=scale, legend=alt.Legend(title=label, orient="right"))
         ),
-        shown.mark_text(text="×", fontSize=14, color="theme:warn").encode(opacity=where("datum.gone")),
+        base_chart.mark_text(text="×", fontSize=14, color="theme:warn").encode(opacity=where("datum.gone")),
     )
-    return finished(name, f"{label} of every unit; those removed are crossed", made, max(60, 24 * len(sites)))
+    return finished(name, f"{label} of every unit; those removed are crossed", chart, max(60, 24 * len(sites)))
 
 
 def numbers(name: str, rows: Rows, *, columns: Sequence[str], most: float, across: str, down: str, words: str) -> Chart:
@@ -331,11 +333,11 @@ def numbers(name: str, rows: Rows, *, columns: Sequence[str], most: float, acros
     import altair as alt
 
     down_names = list(dict.fromkeys(row["row"] for row in rows))
-    each = (
+    cell_width = (
         f"width / {max(1, len(columns))}"  # of a cell, in pixels: numbers shrink with it, and go where none can be read
     )
     half = (most or 1) * sum(share < 50 for share in STEPS) / len(STEPS)
-    shown = alt.Chart(values([{**row, "strong": row["value"] >= half} for row in rows])).encode(
+    base_chart = alt.Chart(values([{**row, "strong": row["value"] >= half} for row in rows])).encode(
         x=alt.X(
             "column:N",
             title=across,
@@ -349,16 +351,16 @@ def numbers(name: str, rows: Rows, *, columns: Sequence[str], most: float, acros
     steps = alt.Scale(type="quantize", domain=[0, most or 1], range=[f"theme:seq:{share}" for share in STEPS])
     ink = alt.condition("datum.strong", alt.value("theme:surface"), alt.value("theme:ink"))
     layers = [
-        shown.mark_rect(stroke="theme:paper", strokeWidth=2, cornerRadius=3).encode(
+        base_chart.mark_rect(stroke="theme:paper", strokeWidth=2, cornerRadius=3).encode(
             color=alt.Color("value:Q", scale=steps, legend=None)
         )
     ]
     spread = any(row["spread"] for row in rows)
     for field, share, place in (("shown", 0.36, -6 if spread else 0), ("spread", 0.27, 8))[: 2 if spread else 1]:
-        size = alt.ExprRef(f"min({13 if field == 'shown' else 10}, {each} * {share})")
-        seen = alt.ExprRef(f"{each} < 17 ? 0 : 1")
+        size = alt.ExprRef(f"min({13 if field == 'shown' else 10}, {cell_width} * {share})")
+        opacity = alt.ExprRef(f"{cell_width} < 17 ? 0 : 1")
         layers.append(
-            shown.mark_text(fontSize=size, opacity=seen, dy=place, baseline="middle").encode(
+            base_chart.mark_text(fontSize=size, opacity=opacity, dy=place, baseline="middle").encode(
                 text=f"{field}:N", color=ink
             )
         )
@@ -395,13 +397,13 @@ def where(test: str) -> Any:
     return alt.condition(test, alt.value(1), alt.value(0))
 
 
-def _ring(shown: Any) -> Any:
+def _ring(base_chart: Any) -> Any:
     """A ring around the unit that is chosen on the map."""
-    ring = shown.mark_point(filled=False, size=190, strokeWidth=2.5, color="theme:ink", cursor="pointer")
+    ring = base_chart.mark_point(filled=False, size=190, strokeWidth=2.5, color="theme:ink", cursor="pointer")
     return ring.encode(opacity=where("datum.unit === picked"))
 
 
-def finished(name: str, alt_text: str, made: Any, height: int) -> Chart:
+def finished(name: str, alt_text: str, chart: Any, height: int) -> Chart:
     """An Altair chart as it goes into the page: as wide as there is room, and in our look."""
-    spec = made.properties(width="container", height=height, description=alt_text).to_dict()
+    spec = chart.properties(width="container", height=height, description=alt_text).to_dict()
     return Chart(name, alt_text, {**spec, "config": config()})

@@ -101,12 +101,12 @@ class Part:
 
     def of(self, kind: type[Data]) -> list[Document[Data]]:
         """The documents of a kind, in the order of the runs."""
-        return [one for one in self.documents if isinstance(one.data, kind)]
+        return [document for document in self.documents if isinstance(document.data, kind)]
 
     @cached_property
     def prunes(self) -> list[Document[PruneDocument]]:
         """What `prune` answered, the run made last first."""
-        return sorted(self.of(PruneDocument), key=lambda one: one.run.created)[::-1]
+        return sorted(self.of(PruneDocument), key=lambda document: document.run.created)[::-1]
 
     @cached_property
     def prune(self) -> PruneDocument | None:
@@ -116,29 +116,37 @@ class Part:
     @cached_property
     def scores(self) -> list[Measured]:
         """Scores of units, one per document; random ones only where there is nothing else."""
-        acted_on = {id(one.run): 1 for one in self.of(CurvesDocument)}
-        acted_on |= {id(one.run): 2 for one in self.prunes}
-        documents = sorted(self.of(ScoresDocument), key=lambda one: -acted_on.get(id(one.run), 0))  # used ones first
-        found = [_measured(one) for one in documents]
+        acted_on = {id(document.run): 1 for document in self.of(CurvesDocument)}
+        acted_on |= {id(document.run): 2 for document in self.prunes}
+        documents = sorted(
+            self.of(ScoresDocument), key=lambda document: -acted_on.get(id(document.run), 0)
+        )  # used ones first
+        all_scores = [_measured(document) for document in documents]
         once: dict[Any, Measured] = {}
-        for one in found:  # several runs may keep the same scores; the first run of a method that trains stands for all
-            run = self.lesson_of(one.document)
-            of = (one.by, tuple(one.values.items())) if run is None else (run.label if run.gated else one.by, run.place)
-            if one.by != "random":
-                once.setdefault(of, one)
-        return list(once.values()) or found[:1]
+        for (
+            scores
+        ) in all_scores:  # several runs may keep the same scores; the first run of a method that trains stands for all
+            run = self.lesson_of(scores.document)
+            of = (
+                (scores.by, tuple(scores.values.items()))
+                if run is None
+                else (run.label if run.gated else scores.by, run.place)
+            )
+            if scores.by != "random":
+                once.setdefault(of, scores)
+        return list(once.values()) or all_scores[:1]
 
     @cached_property
     def lessons(self) -> list[Lesson]:
         """What every run of learned gates came to; runs of one method that differ in more than the seed are told apart."""
-        return _told_apart([_lesson(one) for one in self.of(LearnedDocument)])
+        return _told_apart([_lesson(document) for document in self.of(LearnedDocument)])
 
     @cached_property
     def places(self) -> dict[Place, list[Lesson]]:
         """Learned runs that can be compared, in groups: the same units, reported on the same examples; most runs first."""
         groups: dict[Place, list[Lesson]] = {}
-        for one in self.lessons:
-            groups.setdefault(one.place, []).append(one)
+        for lesson in self.lessons:
+            groups.setdefault(lesson.place, []).append(lesson)
         return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
     @cached_property
@@ -148,19 +156,19 @@ class Part:
 
     def lesson_of(self, document: Document[Any]) -> Lesson | None:
         """What the run of a document learned, if it did."""
-        return next((one for one in self.lessons if one.document.run is document.run), None)
+        return next((lesson for lesson in self.lessons if lesson.document.run is document.run), None)
 
     def scored_by(self, lesson: Lesson) -> frozenset[str]:
         """The units that a learned run scored, which are those that it had gates for; none where it kept no scores."""
-        found = [one for one in self.of(ScoresDocument) if one.run is lesson.document.run]
-        return frozenset(unit for one in found for unit in _measured(one).values)
+        documents = [document for document in self.of(ScoresDocument) if document.run is lesson.document.run]
+        return frozenset(unit for document in documents for unit in _measured(document).values)
 
     @cached_property
     def effects(self) -> list[tuple[Document[AblationDocument], list[Effect]]]:
         """Every ablation of single units: the document, and its comparisons by unit."""
         return [
-            (one, [Effect(row.closed, row.comparison) for row in one.data.ablations])
-            for one in self.of(AblationDocument)
+            (document, [Effect(row.closed, row.comparison) for row in document.data.ablations])
+            for document in self.of(AblationDocument)
         ]
 
     @cached_property
@@ -174,8 +182,8 @@ class Part:
     def roles(self) -> dict[str, str]:
         """What is known about what a unit does."""
         out: dict[str, str] = {}
-        for one in self.of(RolesDocument):
-            out |= one.data.roles
+        for document in self.of(RolesDocument):
+            out |= document.data.roles
         return out
 
     @cached_property
@@ -202,19 +210,19 @@ class Part:
 
     def _units(self) -> Iterator[str]:
         """Every unit that is spoken of, each once."""
-        seen = dict.fromkeys(unit for one in self.scores for unit in one.values)
-        seen |= dict.fromkeys(effect.unit for _, effects in self.effects for effect in effects)
+        units = dict.fromkeys(unit for scores in self.scores for unit in scores.values)
+        units |= dict.fromkeys(effect.unit for _, effects in self.effects for effect in effects)
         for curves in self.of(CurvesDocument):
             for curve in curves.data.curves:
-                seen |= dict.fromkeys(curve.points[-1].units)
+                units |= dict.fromkeys(curve.points[-1].units)
         for prune in self.prunes:
-            seen |= dict.fromkeys(prune.data.order)
-        seen |= dict.fromkeys(unit for one in self.lessons for unit in one.gone)
+            units |= dict.fromkeys(prune.data.order)
+        units |= dict.fromkeys(unit for lesson in self.lessons for unit in lesson.gone)
         for roles in self.of(RolesDocument):
-            seen |= dict.fromkeys(head.unit for head in roles.data.heads)
+            units |= dict.fromkeys(head.unit for head in roles.data.heads)
         if self.prune is not None:
-            seen |= dict.fromkeys([*sorted(self.prune.gone), *_stacked(self.prune)])
-        return iter(seen)
+            units |= dict.fromkeys([*sorted(self.prune.gone), *_stacked(self.prune)])
+        return iter(units)
 
 
 _RANK = {"head": 0, "whole": 1, "layer": 2, "block": 3, "neuron": 4, "encoder": 0, "decoder": 1, "cross": 2}
@@ -228,7 +236,7 @@ def gather(folders: Sequence[Path]) -> list[Part]:
     records = records_of(folders)
     groups: dict[str, list[Record]] = {}
     names: dict[str, str] = {}
-    for record in (one for one in records if not is_of_a_paper(one)):
+    for record in (run for run in records if not is_of_a_paper(run)):
         name, weights = _model_of(record)
         key = weights or name
         names.setdefault(key, plain(name))
@@ -238,7 +246,7 @@ def gather(folders: Sequence[Path]) -> list[Part]:
         for key, group in groups.items()
     ]
     parts = _with_benches(parts)
-    if not any(part.documents for part in parts) and not any((one.folder / "claims.json").is_file() for one in records):
+    if not any(part.documents for part in parts) and not any((run.folder / "claims.json").is_file() for run in records):
         where = ", ".join(str(folder) for folder in list(folders)[:3])
         raise BadRun(f"There is nothing to show in {where}: no command has come to an answer there; let one finish.")
     return parts
@@ -257,7 +265,7 @@ def _with_benches(parts: list[Part]) -> list[Part]:
     for part in waiting:
         first = part.of(Bench)[0].data.reference
         named = _benched(part.runs[0]) or [(first, "")]
-        homes = (n for model in named for n, other in enumerate(out) if _is_about(other, *model))
+        homes = (n for model in named for n, candidate in enumerate(out) if _is_about(candidate, *model))
         place = next(homes, None)
         if place is None:
             out.append(Part(part.model or first, part.runs, part.documents))
@@ -279,15 +287,15 @@ def _named(model: Any) -> tuple[str, str]:
 
 def _benched(record: Record) -> list[tuple[str, str]]:
     """The models of a run of `bench`, the reference first."""
-    others = record.question.get("others")
-    found = [_model_of(record), *map(_named, others if isinstance(others, list) else ())]
-    return [one for one in found if any(one)]
+    other_models = record.question.get("others")
+    models = [_model_of(record), *map(_named, other_models if isinstance(other_models, list) else ())]
+    return [model for model in models if any(model)]
 
 
 def _is_about(part: Part, name: str, weights: str) -> bool:
-    known = [_model_of(record)[1] for record in part.runs]
-    if weights and any(known):
-        return weights in known
+    part_weights = [_model_of(record)[1] for record in part.runs]
+    if weights and any(part_weights):
+        return weights in part_weights
     return bool(name) and _last(part.model) == _last(name)
 
 
@@ -323,25 +331,25 @@ def _lesson(document: Document[LearnedDocument]) -> Lesson:
     within = tuple(map(str, plain(only))) if isinstance(only, list) else ()
     place = Place(report_set(document), data.full.metric, data.learned.n, data.units, data.of, within)
     seed = "" if data.seed is None else str(data.seed)
-    gone = tuple(str(unit) for unit in data.plan)
-    return Lesson(data.label, place, seed, data.kept, gone, data.full, data.learned, data.comparison, document)
+    removed_units = tuple(str(unit) for unit in data.plan)
+    return Lesson(data.label, place, seed, data.kept, removed_units, data.full, data.learned, data.comparison, document)
 
 
 def _told_apart(lessons: list[Lesson]) -> list[Lesson]:
     """Runs of one label and place are told apart by how they were trained; where that is the same too, by their folders."""
     same: dict[Any, list[int]] = {}
-    for n, one in enumerate(lessons):
-        same.setdefault((one.place, one.label), []).append(n)
-    out, seen = list(lessons), set[Any]()
+    for n, lesson in enumerate(lessons):
+        same.setdefault((lesson.place, lesson.label), []).append(n)
+    out, used_keys = list(lessons), set[Any]()
     for numbers in same.values():
         documents = [lessons[n].document for n in numbers]
-        told = differences([training_of(one.data, one.run.question) for one in documents])
-        for n, words in zip(numbers, told, strict=True):
+        descriptions = differences([training_of(document.data, document.run.question) for document in documents])
+        for n, words in zip(numbers, descriptions, strict=True):
             label = f"{lessons[n].label} ({words})" if words else lessons[n].label
-            made = (lessons[n].place, label, lessons[n].seed, lessons[n].kept)
+            key = (lessons[n].place, label, lessons[n].seed, lessons[n].kept)
             again = f"{label} ({plain(lessons[n].document.run.folder.name)})"
-            out[n] = lessons[n]._replace(label=again if made in seen else label)
-            seen.add(made)
+            out[n] = lessons[n]._replace(label=again if key in used_keys else label)
+            used_keys.add(key)
     return out
 
 

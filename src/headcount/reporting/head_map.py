@@ -74,7 +74,7 @@ class Map(NamedTuple):
         if not self.paired:
             return sum(grid.height for grid in self.grids) > 420
         pairs = zip(self.grids[::2], [*self.grids[1::2], self.grids[-1]], strict=False)
-        return sum(max(one.height, other.height) for one, other in pairs) * 0.65 > 420
+        return sum(max(first.height, second.height) for first, second in pairs) * 0.65 > 420
 
     @property
     def broad(self) -> bool:
@@ -112,9 +112,9 @@ def build(part: Part) -> Map | None:
     views.sort(key=lambda view: view.places.count(None))  # the one that says most comes first
     views += role_views(part, units)
     first = next((_largest(view.places) for view in views[:1] if not view.keys), _first_role(views))
-    gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
+    removed = sorted(numbers[unit] for unit in part.removed if unit in numbers)
     drawn = [draw(grid, numbers) for grid in grids]
-    return Map(units, drawn, views, _facts(part, units), tracks(part, numbers), gone, first, card(part, units))
+    return Map(units, drawn, views, _facts(part, units), tracks(part, numbers), removed, first, card(part, units))
 
 
 def noun(units: Iterable[str], part: Part) -> str:
@@ -128,15 +128,15 @@ def names_of(documents: Sequence[Document[Any]], plain_names: Sequence[str]) -> 
     """Names that tell documents apart: the plain ones if they do, else with the command, the data, the folder or a number."""
     out = list(plain_names)
     for name in {name for name in plain_names if plain_names.count(name) > 1}:
-        alike = [n for n, one in enumerate(plain_names) if one == name]
-        for told in (_command, _data, _folder):
-            longer = [name + told(documents[n]) for n in alike]
+        alike = [n for n, plain_name in enumerate(plain_names) if plain_name == name]
+        for describe in (_command, _data, _folder):
+            longer = [name + describe(documents[n]) for n in alike]
             if len(set(longer)) == len(longer):
                 break
         else:
             longer = [f"{name} #{n}" for n in range(1, len(alike) + 1)]
-        for n, one in zip(alike, longer, strict=True):
-            out[n] = one
+        for n, longer_name in zip(alike, longer, strict=True):
+            out[n] = longer_name
     return out
 
 
@@ -157,12 +157,13 @@ def _folder(document: Document[Any]) -> str:
 
 def score_names(part: Part) -> list[str]:
     """The names of the part's scores."""
-    learned = [part.lesson_of(one.document) for one in part.scores]
+    learned = [part.lesson_of(scores.document) for scores in part.scores]
     names = [
-        (f"{it.label}, {it.kept} kept" if it and it.gated else one.by) + (_among(it, part) if it else "")
-        for one, it in zip(part.scores, learned, strict=True)
+        (f"{lesson.label}, {lesson.kept} kept" if lesson and lesson.gated else scores.by)
+        + (_among(lesson, part) if lesson else "")
+        for scores, lesson in zip(part.scores, learned, strict=True)
     ]
-    return names_of([one.document for one in part.scores], names)
+    return names_of([scores.document for scores in part.scores], names)
 
 
 def ablation_names(part: Part) -> list[str]:
@@ -183,25 +184,25 @@ def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
 
 def learned_tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
     """A track for each trained method and seed; unlike along an order, what is gone at one stop may be back at the next."""
-    found: dict[tuple[str, int], list[Stop]] = {}
-    for one in (one for runs in part.places.values() for one in runs):
-        detail = f"{difference_text(one.comparison)}, p = {probability(one.comparison.p)}"
-        gone = sorted(numbers[unit] for unit in one.gone if unit in numbers)
-        whole = Stop(0, [], result_text(one.full), "the whole model")
-        stops = found.setdefault((track_name(one, part), one.of), [whole])
-        stops.append(Stop(one.of - one.kept, gone, result_text(one.result), detail))
-    return [Track(name, of, sorted(stops, key=lambda stop: stop.removed)) for (name, of), stops in found.items()]
+    track_stops: dict[tuple[str, int], list[Stop]] = {}
+    for lesson in (lesson for runs in part.places.values() for lesson in runs):
+        detail = f"{difference_text(lesson.comparison)}, p = {probability(lesson.comparison.p)}"
+        removed = sorted(numbers[unit] for unit in lesson.gone if unit in numbers)
+        start = Stop(0, [], result_text(lesson.full), "the whole model")
+        stops = track_stops.setdefault((track_name(lesson, part), lesson.of), [start])
+        stops.append(Stop(lesson.of - lesson.kept, removed, result_text(lesson.result), detail))
+    return [Track(name, of, sorted(stops, key=lambda stop: stop.removed)) for (name, of), stops in track_stops.items()]
 
 
-def track_name(one: Lesson, part: Part) -> str:
+def track_name(lesson: Lesson, part: Part) -> str:
     """The name of a trained method, with the seed where it has several, and its units where there are others."""
-    among = {other.seed for other in part.places[one.place] if other.label == one.label}
-    called = f", seed {one.seed}" if len(among) > 1 else ""
-    return one.label + called + _among(one, part)
+    among = {run.seed for run in part.places[lesson.place] if run.label == lesson.label}
+    called = f", seed {lesson.seed}" if len(among) > 1 else ""
+    return lesson.label + called + _among(lesson, part)
 
 
-def _among(one: Lesson, part: Part) -> str:
-    return f" [{part.place_names[one.place]}]" if len(part.places) > 1 else ""
+def _among(lesson: Lesson, part: Part) -> str:
+    return f" [{part.place_names[lesson.place]}]" if len(part.places) > 1 else ""
 
 
 def orders(part: Part, numbers: Mapping[str, int]) -> list[Track]:
@@ -221,25 +222,25 @@ def orders(part: Part, numbers: Mapping[str, int]) -> list[Track]:
             return [out[n], *out[:n], *out[n + 1 :]]
     if out:
         return out
-    whole = Stop(0, [], result_text(part.prune.before), "the whole model")
-    return [Track("prune", part.prune.of, [whole, chosen])]
+    start = Stop(0, [], result_text(part.prune.before), "the whole model")
+    return [Track("prune", part.prune.of, [start, chosen])]
 
 
 def _chosen(part: Part, numbers: Mapping[str, int]) -> Stop | None:
     if part.prune is None:
         return None
-    gone = sorted(numbers[unit] for unit in part.removed if unit in numbers)
+    removed = sorted(numbers[unit] for unit in part.removed if unit in numbers)
     detail = difference_text(part.prune.comparison) + " on the examples of the report"
-    return Stop(part.prune.removed, gone, result_text(part.prune.after), detail, chosen=True)
+    return Stop(part.prune.removed, removed, result_text(part.prune.after), detail, chosen=True)
 
 
 def _track(curve: Curve, numbers: Mapping[str, int]) -> Track:
     stops = []
     for point in curve.points:
-        gone = sorted(numbers[unit] for unit in point.units if unit in numbers)
+        removed = sorted(numbers[unit] for unit in point.units if unit in numbers)
         p = probability(point.comparison.p)
         detail = f"{difference_text(point.comparison)}, p = {p}" if point.removed else "the whole model"
-        stops.append(Stop(point.removed, gone, result_text(point.result), detail))
+        stops.append(Stop(point.removed, removed, result_text(point.result), detail))
     return Track(curve.by, curve.of, stops)
 
 
@@ -249,10 +250,10 @@ def _tested(prune: PruneDocument, numbers: Mapping[str, int]) -> list[Track]:
         return []
     stops = []
     for step in (step for step in prune.guarantee.steps if step.removed <= len(prune.order)):
-        gone = sorted(numbers[unit] for unit in prune.order[: step.removed] if unit in numbers)
+        removed = sorted(numbers[unit] for unit in prune.order[: step.removed] if unit in numbers)
         word = "shown" if step.shown else "not shown"
         bound = f"{signed(-step.damage)} points, at most {fixed(step.bound, 1)} lost: {word}"
-        stops.append(Stop(step.removed, gone, fixed(step.value, 3), bound))
+        stops.append(Stop(step.removed, removed, fixed(step.value, 3), bound))
     return [Track(f"{prune.by}, as tested", ordered(prune), stops)]
 
 
@@ -266,8 +267,8 @@ def ordered(prune: PruneDocument) -> int:
 
 def _score_views(part: Part, units: Sequence[str]) -> list[View]:
     out = []
-    for name, one in zip(score_names(part), part.scores, strict=True):
-        values = [one.values.get(unit) for unit in units]
+    for name, scores in zip(score_names(part), part.scores, strict=True):
+        values = [scores.values.get(unit) for unit in units]
         if any(value is not None for value in values):
             out.append(_view(f"Score: {name}", SCORED, values, part, units))
     return out
@@ -276,9 +277,9 @@ def _score_views(part: Part, units: Sequence[str]) -> list[View]:
 def _effect_views(part: Part, units: Sequence[str]) -> list[View]:
     out = []
     for name, (_, effects) in zip(ablation_names(part), part.effects, strict=True):
-        found = {effect.unit: effect.comparison for effect in effects}
-        values = [found[unit].damage if unit in found else None for unit in units]
-        marked = [n for n, unit in enumerate(units) if unit in found and beyond_chance(found[unit])]
+        comparisons = {effect.unit: effect.comparison for effect in effects}
+        values = [comparisons[unit].damage if unit in comparisons else None for unit in units]
+        marked = [n for n, unit in enumerate(units) if unit in comparisons and beyond_chance(comparisons[unit])]
         if any(value is not None for value in values):
             about = (
                 "How much worse (orange) or better (green) the model is without the unit, as measured; a dot marks what Holm's "
@@ -296,14 +297,14 @@ def _view(name: str, about: str, values: list[float | None], part: Part, units: 
     """
     places: list[float | None] = [None] * len(units)
     kinds = {unit: grid.kind for grid in part.grids for unit in grid.units}
-    known = [value for value in values if value is not None]
-    diverging = bool(lost) or min(known) < 0
+    known_values = [value for value in values if value is not None]
+    diverging = bool(lost) or min(known_values) < 0
     for kind in dict.fromkeys(kinds.values()):
         own = {n: value for n, value in enumerate(values) if value is not None and kinds[units[n]] == kind}
         reach = max((abs(value) for value in own.values()), default=0.0) or 1.0
         for n, value in own.items():
             places[n] = value / reach
-    reach = max(map(abs, known)) or 1.0
+    reach = max(map(abs, known_values)) or 1.0
     far = fixed(reach, digits_of(reach, 2))
     low, high = (f"−{far}", f"+{far}") if diverging else ("0", three(reach))
     if len({kinds[unit] for unit, value in zip(units, values, strict=True) if value is not None}) > 1:
@@ -329,21 +330,21 @@ def _largest(places: Sequence[float | None]) -> int:
 
 def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
     facts = [_texts("Role", units, part.roles), *(_texts(label, units, own) for label, own in role_facts(part).items())]
-    told: set[str] = set()
-    for name, one in zip(score_names(part), part.scores, strict=True):
-        if one.by in told and not set(one.values).isdisjoint(part.scores[0].values):
+    criteria: set[str] = set()
+    for name, scores in zip(score_names(part), part.scores, strict=True):
+        if scores.by in criteria and not set(scores.values).isdisjoint(part.scores[0].values):
             continue  # the same criterion on other examples: on the map and in the table, not here
-        if part.lesson_of(one.document) and len({lesson.label for lesson in part.lessons}) > 2:
+        if part.lesson_of(scores.document) and len({lesson.label for lesson in part.lessons}) > 2:
             continue  # of many methods, in how many runs it was kept says more
-        told.add(one.by)
-        rank = ranks(one)
-        shown = {
-            unit: three(value) + (f" ± {three(one.errors[unit])}" if unit in one.errors else "")
-            for unit, value in one.values.items()
+        criteria.add(scores.by)
+        rank = ranks(scores)
+        score_texts = {
+            unit: three(value) + (f" ± {three(scores.errors[unit])}" if unit in scores.errors else "")
+            for unit, value in scores.values.items()
         }
         places = {unit: f"{n} of {len(rank)}" for unit, n in rank.items()}
         facts += [
-            _texts(f"Score by {name}, ± s.e." if one.errors else f"Score by {name}", units, shown),
+            _texts(f"Score by {name}, ± s.e." if scores.errors else f"Score by {name}", units, score_texts),
             _texts(f"Rank by {name}, 1 = top", units, places),
         ]
     for name, (_, effects) in zip(ablation_names(part), part.effects, strict=True):
@@ -364,13 +365,13 @@ def _facts(part: Part, units: Sequence[str]) -> list[Fact]:
 
 def _kept(part: Part, units: Sequence[str]) -> Fact:
     """In how many runs of learned gates each unit stayed, of those in which it had a gate of its own."""
-    runs = [(one, part.scored_by(one)) for one in part.lessons if one.gated]
+    runs = [(lesson, part.scored_by(lesson)) for lesson in part.lessons if lesson.gated]
     texts = {}
     for unit in units:
         noun = NOUNS.get(kind_of(unit), "")
-        had = [one for one, gates in runs if noun in one.units.split(",") and (not gates or unit in gates)]
+        had = [lesson for lesson, gates in runs if noun in lesson.units.split(",") and (not gates or unit in gates)]
         if had:
-            texts[unit] = f"in {sum(unit not in one.gone for one in had)} of {counted(len(had), 'run')}"
+            texts[unit] = f"in {sum(unit not in lesson.gone for lesson in had)} of {counted(len(had), 'run')}"
     return _texts("Kept by gates that learned", units, texts)
 
 
@@ -381,8 +382,8 @@ def _transfer_facts(part: Part, units: Sequence[str]) -> list[Fact]:
         for side, result, damage in (("one", data.one, data.damage.one), ("other", data.other, data.damage.other)):
             digits = digits_for(damage)
             lost = zip(data.units, damage, strict=True)
-            shown = {unit: f"{fixed(value, digits)} {result.metric}" for unit, value in lost}
-            facts.append(_texts(f"Lost on {data_name(document, side)}", units, shown))
+            texts = {unit: f"{fixed(value, digits)} {result.metric}" for unit, value in lost}
+            facts.append(_texts(f"Lost on {data_name(document, side)}", units, texts))
     return facts
 
 
@@ -393,8 +394,8 @@ def data_name(document: Document[Any], role: str) -> str:
 
 
 def _ps(effect: Effect) -> str:
-    one = effect.comparison
-    return probability(one.p) + ("" if one.p_holm is None else f" → {probability(one.p_holm)}")
+    comparison = effect.comparison
+    return probability(comparison.p) + ("" if comparison.p_holm is None else f" → {probability(comparison.p_holm)}")
 
 
 def _leaving(track: Track, count: int) -> list[str]:

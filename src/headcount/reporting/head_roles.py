@@ -93,8 +93,8 @@ class Cast(NamedTuple):
 
 def casts(part: Part) -> list[Cast]:
     """What runs of `roles` found, in the order of the runs."""
-    found = [one for one in part.of(RolesDocument) if one.data.heads]
-    return [_cast(one, len(found) > 1) for one in found]
+    role_documents = [document for document in part.of(RolesDocument) if document.data.heads]
+    return [_cast(document, len(role_documents) > 1) for document in role_documents]
 
 
 def by_role(mains: Mapping[str, str], among: Sequence[str] | frozenset[str] | None = None) -> dict[str, int]:
@@ -110,8 +110,8 @@ def told(cast: Cast) -> str:
     counts = by_role(cast.mains)
     none = counts.pop(NONE, 0)
     named = [f"{count} {_SAID.get(role, role)}" for role, count in counts.items()]
-    rest = [f"{none} without a role that has a name here"] if none else []
-    return f"{counted(len(cast.heads), 'head')}: {listed([*named, *rest], most=len(KINDS))}."
+    no_role = [f"{none} without a role that has a name here"] if none else []
+    return f"{counted(len(cast.heads), 'head')}: {listed([*named, *no_role], most=len(KINDS))}."
 
 
 # -- for the map -----------------------------------------------------------------------------------------------------------
@@ -157,14 +157,14 @@ def card(part: Part, units: Sequence[str]) -> dict[str, Any]:
     }
     examples = [
         {
-            "name": one.name,
-            "queries": one.queries,
-            "keys": one.keys,
-            "special": one.special,
-            "attention": {str(numbers[unit]): text for unit, text in one.attention.items() if unit in numbers},
+            "name": example.name,
+            "queries": example.queries,
+            "keys": example.keys,
+            "special": example.special,
+            "attention": {str(numbers[unit]): text for unit, text in example.attention.items() if unit in numbers},
         }
         for cast in casts(part)[:1]
-        for one in cast.examples
+        for example in cast.examples
     ]
     return {"heads": heads, "examples": examples} if heads else {}
 
@@ -205,15 +205,22 @@ def _cast(document: Document[RolesDocument], several: bool) -> Cast:
         data.sets,
         {head.unit: head for head in data.heads},
         tuple(map(_relation, data.relations)),
-        tuple(_example(one, special) for one in data.examples),
+        tuple(_example(example, special) for example in data.examples),
     )
 
 
-def _relation(one: documents.Relation) -> Relation:
-    told = (str(one.type), one.relation, one.direction, one.offset, one.baseline, one.pairs)
-    return Relation(*told, one.heads, one.earned, one.best)
+def _relation(relation: documents.Relation) -> Relation:
+    fields = (
+        str(relation.type),
+        relation.relation,
+        relation.direction,
+        relation.offset,
+        relation.baseline,
+        relation.pairs,
+    )
+    return Relation(*fields, relation.heads, relation.earned, relation.best)
 
 
-def _example(one: documents.Example, special: set[str]) -> Example:
-    keys = one.queries if one.keys is None else one.keys
-    return Example(one.name, one.queries, keys, tuple(key in special for key in keys), one.attention)
+def _example(example: documents.Example, special: set[str]) -> Example:
+    keys = example.queries if example.keys is None else example.keys
+    return Example(example.name, example.queries, keys, tuple(key in special for key in keys), example.attention)

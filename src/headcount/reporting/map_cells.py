@@ -89,20 +89,20 @@ def draw(grid: Grid, numbers: Mapping[str, int]) -> Drawn:
     indices = sorted({index_of(unit) for unit in grid.units}, key=_as_number)
     by_index = grid.kind in ("head", "layer") and len(indices) <= 2 * max(map(len, grid.rows.values()))
     names = short_names(list(grid.rows))
-    left = 12 + 8 * max(map(len, names))
+    margin = 12 + 8 * max(map(len, names))
     rows, labels = [], []
     for row, (name, units) in enumerate(zip(names, grid.rows.values(), strict=True)):
         y = TOP + row * (CELL + GAP)
         labels.append((name, y + CELL // 2 + 5))
         places = [indices.index(index_of(unit)) for unit in units] if by_index else range(len(units))
-        rows.append([Cell(numbers[u], u, left + n * (CELL + GAP), y) for n, u in zip(places, units, strict=True)])
+        rows.append([Cell(numbers[u], u, margin + n * (CELL + GAP), y) for n, u in zip(places, units, strict=True)])
     count = len(indices) if by_index else max(map(len, grid.rows.values()))
     every = 1 if count <= 16 else 4
     columns = [
-        (indices[n] if by_index else str(n), left + n * (CELL + GAP) + CELL // 2) for n in range(0, count, every)
+        (indices[n] if by_index else str(n), margin + n * (CELL + GAP) + CELL // 2) for n in range(0, count, every)
     ]
-    width, height = left + count * (CELL + GAP), TOP + len(rows) * (CELL + GAP)
-    return Drawn(title_of(grid), width, height, labels, columns if grid.kind != "whole" else [], rows, left)
+    width, height = margin + count * (CELL + GAP), TOP + len(rows) * (CELL + GAP)
+    return Drawn(title_of(grid), width, height, labels, columns if grid.kind != "whole" else [], rows, margin)
 
 
 @cache
@@ -116,5 +116,5 @@ def short_names(sites: Sequence[str]) -> list[str]:
     if len(sites) < 2 or len({len(parts) for parts in split}) > 1:
         return [site if len(site) <= 24 else site[:23] + "…" for site in sites]
     differ = [n for n in range(len(split[0])) if len({parts[n] for parts in split}) > 1]
-    shown = [".".join(parts[n] for n in differ) for parts in split]
-    return [name if len(name) <= 24 else name[:23] + "…" for name in shown]
+    names = [".".join(parts[n] for n in differ) for parts in split]
+    return [name if len(name) <= 24 else name[:23] + "…" for name in names]

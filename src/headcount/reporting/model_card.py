@@ -10,7 +10,17 @@ from typing import Any
 
 from ..documents.prune import BUDGETS, Budget, PruneDocument, Steps
 from ..documents.results import ResultDocument
-from ..formatting import Column, Table, bytes_text, counted, digits_for, flops_text, markdown_text, seconds_text, whole
+from ..formatting import (
+    Column,
+    Table,
+    bytes_text,
+    counted,
+    digits_for,
+    flops_text,
+    markdown_text,
+    seconds_text,
+    with_commas,
+)
 from ..plans import ranges
 from ..stats.guarantee import TEST_NAMES, cap_in_words, least_in_words, unit_of
 
@@ -30,51 +40,51 @@ NOT_STOCK = (
 )
 
 
-def card(found: PruneDocument) -> str:
+def card(document: PruneDocument) -> str:
     """The README.md of a checkpoint, from what `prune` found (its `prune.json`); the hub renders it."""
     parts = [
-        _front(found),
-        _title(found),
-        markdown_text(found.sentence),
-        _numbers(found),
-        _usage(found),
-        _removed(found),
+        _front(document),
+        _title(document),
+        markdown_text(document.sentence),
+        _numbers(document),
+        _usage(document),
+        _removed(document),
     ]
-    parts += [_promise(found), _data(found), _again(found)]
+    parts += [_promise(document), _data(document), _again(document)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def amount_text(what: str, amount: float) -> str:
+def amount_text(quantity: str, amount: float) -> str:
     """What a budget counts: FLOPs, parameters or seconds."""
-    if what == "params":
-        return f"{whole(amount)} parameters"
-    return flops_text(amount) if what == "flops" else seconds_text(amount)
+    if quantity == "params":
+        return f"{with_commas(amount)} parameters"
+    return flops_text(amount) if quantity == "flops" else seconds_text(amount)
 
 
 def asked_text(budget: Budget) -> str:
     """What a budget was asked for: "50% of the FLOPs", "2 times as fast"."""
-    asked = budget.asked
-    if budget.what == "time" and not isinstance(asked, str):
-        return f"{asked:g} times as fast"
-    return f"{asked if isinstance(asked, str) else f'{asked:g}'} of the {BUDGETS.get(budget.what, budget.what)}"
+    target = budget.asked
+    if budget.what == "time" and not isinstance(target, str):
+        return f"{target:g} times as fast"
+    return f"{target if isinstance(target, str) else f'{target:g}'} of the {BUDGETS.get(budget.what, budget.what)}"
 
 
-def counts(found: PruneDocument) -> list[tuple[str, int, int]]:
+def counts(document: PruneDocument) -> list[tuple[str, int, int]]:
     """Units before and after by what they are; all of them together where `prune` chose among one kind."""
-    kinds = [noun.strip() for noun in found.units.split(",")]
-    if len(kinds) < 2 or not found.structure:
-        return [(found.units, found.of, found.of - found.removed)]
+    kinds = [noun.strip() for noun in document.units.split(",")]
+    if len(kinds) < 2 or not document.structure:
+        return [(document.units, document.of, document.of - document.removed)]
     out = []
     for noun in kinds:
         if noun == "layers":
-            pairs = [(stack.units, stack.units - len(stack.gone)) for stack in found.layers]
+            pairs = [(stack.units, stack.units - len(stack.gone)) for stack in document.layers]
         else:
-            pairs = [(site.units, site.left) for site in found.structure if site.kind == noun.removesuffix("s")]
+            pairs = [(site.units, site.left) for site in document.structure if site.kind == noun.removesuffix("s")]
         out.append((noun, sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)))
     return out
 
 
-def steps_told(steps: Steps) -> list[str]:
+def step_sentences(steps: Steps) -> list[str]:
     """What was done beyond choosing and cutting, a sentence for each: the budget, exchanges, tuning."""
     out = []
     if budget := steps.budget:
@@ -103,91 +113,93 @@ def steps_told(steps: Steps) -> list[str]:
     return out
 
 
-def recovery_told(found: PruneDocument) -> list[str]:
+def recovery_sentences(document: PruneDocument) -> list[str]:
     """How the cut model was trained once more, and what that gave, in a sentence; none where it was not."""
-    recovered = found.recovered
+    recovered = document.recovered
     if recovered is None:
         return []
     how = "distilled from the whole model" if recovered.distilled else "trained on the labels"
     how_long = ""
     if recovered.epochs is not None and recovered.examples is not None and recovered.steps is not None:
         how_long = (
-            f" in {counted(recovered.epochs, 'epoch')} over {whole(recovered.examples)} examples "
+            f" in {counted(recovered.epochs, 'epoch')} over {with_commas(recovered.examples)} examples "
             f"({counted(recovered.steps, 'step')})"
         )
-    metric, after = found.before.metric, found.after.value
+    metric, after = document.before.metric, document.after.value
     return [f"Recovered{how_long}, {how}: {metric} was {recovered.before:.4f} as cut, and is {after:.4f}."]
 
 
-def _front(found: PruneDocument) -> str:
+def _front(document: PruneDocument) -> str:
     """The front matter, which the hub reads."""
     from huggingface_hub import ModelCardData
 
-    fields: dict[str, Any] = dict(found.base_card or {})
-    if _HUB_NAME.fullmatch(found.model) and not Path(found.model).exists():
-        fields["base_model"] = found.model
-    library = "transformers" if found.stock else "headcount"
-    pipeline = PIPELINES.get(found.task or "")
+    fields: dict[str, Any] = dict(document.base_card or {})
+    if _HUB_NAME.fullmatch(document.model) and not Path(document.model).exists():
+        fields["base_model"] = document.model
+    library = "transformers" if document.stock else "headcount"
+    pipeline = PIPELINES.get(document.task or "")
     data = ModelCardData(library_name=library, pipeline_tag=pipeline, tags=["headcount", "pruned"], **fields)
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _title(found: PruneDocument) -> str:
-    return f"# {markdown_text(_last(found.model))}, smaller"
+def _title(document: PruneDocument) -> str:
+    return f"# {markdown_text(_last(document.model))}, smaller"
 
 
-def _numbers(found: PruneDocument) -> str:
-    before, after = found.before, found.after
+def _numbers(document: PruneDocument) -> str:
+    before, after = document.before, document.after
     rows = [
         (f"{before.metric} (n={before.n})", _value(before), _value(after)),
-        *((noun, whole(had), whole(has)) for noun, had, has in counts(found)),
-        ("parameters", f"{found.parameters[0]:,}", f"{found.parameters[1]:,}"),
-        ("weights on disk", bytes_text(found.bytes[0]), bytes_text(found.bytes[1])),
+        *((noun, with_commas(had), with_commas(has)) for noun, had, has in counts(document)),
+        ("parameters", f"{document.parameters[0]:,}", f"{document.parameters[1]:,}"),
+        ("weights on disk", bytes_text(document.bytes[0]), bytes_text(document.bytes[1])),
     ]
-    if found.flops is not None:
-        rows.append(("FLOPs of one example", *(flops_text(count) for count in found.flops)))
-    speed = found.speed
-    notes = [f"Difference: {found.comparison}."]
+    if document.flops is not None:
+        rows.append(("FLOPs of one example", *(flops_text(count) for count in document.flops)))
+    speed = document.speed
+    notes = [f"Difference: {document.comparison}."]
     if speed:
         first, last = speed.rows[0], speed.rows[-1]
-        shown = [f"{row.examples_per_second:,.0f}" for row in (first, last)]
+        rates = [f"{row.examples_per_second:,.0f}" for row in (first, last)]
         at = "" if last.length is None else f", length {last.length}"
-        rows.append((f"examples per second (batch {last.batch}{at})", *shown))
+        rows.append((f"examples per second (batch {last.batch}{at})", *rates))
         spread = f"{last.ratio:.2f} [{last.ratio_low:.2f}, {last.ratio_high:.2f}]"
         notes.append(
             f"{spread} times as fast (median and quartiles; {speed.device}, {speed.dtype}); "
             f"the multiply-adds allow {last.limit:.2f}."
         )
-    more = "".join(f"\n\n{markdown_text(line)}" for line in [*steps_told(found.steps), *recovery_told(found)])
+    more = "".join(
+        f"\n\n{markdown_text(line)}" for line in [*step_sentences(document.steps), *recovery_sentences(document)]
+    )
     return _table(("", "before", "after"), rows) + "\n\n" + markdown_text(" ".join(notes)) + more
 
 
-def _usage(found: PruneDocument) -> str:
-    folder = json.dumps(found.output)
+def _usage(document: PruneDocument) -> str:
+    folder = json.dumps(document.output)
     return (
         "## Use\n\n"
-        f"```python\nimport headcount\n\nmodel = headcount.load({folder})  # {_code(found.class_name)}\n```\n\n"
-        f"It was loaded again from this folder, and {proved(found)}. {STOCK if found.stock else NOT_STOCK}"
+        f"```python\nimport headcount\n\nmodel = headcount.load({folder})  # {_code(document.class_name)}\n```\n\n"
+        f"It was loaded again from this folder, and {proved(document)}. {STOCK if document.stock else NOT_STOCK}"
     )
 
 
-def proved(found: PruneDocument) -> str:
+def proved(document: PruneDocument) -> str:
     """What was proved about the checkpoint on a batch of examples, in words."""
-    if found.recovered:
+    if document.recovered:
         return "computes what the trained model computes; before the training, the cut was proved equal to masking the units"
-    if found.steps.tuned:
+    if document.steps.tuned:
         return "computes what the whole model computes with the same units masked and the others scaled as tuned"
     return "computes what the whole model computes with the same units closed"
 
 
-def _removed(found: PruneDocument) -> str:
-    why = found.plan.why
-    rows = [(s.name, s.units, s.left, s.manner, f"-{s.parameters:,}") for s in found.sites]
-    gone = {site: ranges(indices) for site, indices in found.plan.by_site().items()}
-    rows = [(name, *rest[:2], shortened(gone.get(name, "")), *rest[2:]) for name, *rest in rows]
+def _removed(document: PruneDocument) -> str:
+    why = document.plan.why
+    rows = [(s.name, s.units, s.left, s.manner, f"-{s.parameters:,}") for s in document.sites]
+    removed_ranges = {site: ranges(indices) for site, indices in document.plan.by_site().items()}
+    rows = [(name, *cells[:2], shortened(removed_ranges.get(name, "")), *cells[2:]) for name, *cells in rows]
     head = ("site", "units", "left", "removed", "manner", "parameters")
     about = f"{why[0].upper()}{why[1:]}." if why else ""
-    note = "".join(f"\n\nLeft alone: {markdown_text(one.reason)}" for one in found.left_alone[:3])
+    note = "".join(f"\n\nLeft alone: {markdown_text(refusal.reason)}" for refusal in document.left_alone[:3])
     return f"## What was removed\n\n{markdown_text(about)}\n\n{_table(head, rows)}{note}"
 
 
@@ -196,8 +208,8 @@ def shortened(indices: str) -> str:
     return indices if len(indices) <= 120 else indices[:117].rpartition(",")[0] + ", …"
 
 
-def _promise(found: PruneDocument) -> str:
-    held = found.guarantee
+def _promise(document: PruneDocument) -> str:
+    held = document.guarantee
     if held is None:
         return ""
     digits = digits_for([step.bound for step in held.steps], more=1)
@@ -225,24 +237,24 @@ def _promise(found: PruneDocument) -> str:
         f"shown ended it ({how}). The plan kept is the last one shown. Repeated on fresh examples like these, a wrong promise "
         f"would come out in {sure} {100 * held.alpha:g} % of the repetitions."
     )
-    text += f" This is {found.steps.tried}." if found.steps.tried else ""
+    text += f" This is {document.steps.tried}." if document.steps.tried else ""
     if least is not None:
         text += f" Of any plan, {least_in_words(held.n, least, held.metric)}."
     return f"## The guarantee\n\n{markdown_text(text)}\n\n{_table(head, rows)}"
 
 
-def _data(found: PruneDocument) -> str:
-    rows = [(s.data, s.n, s.what) for s in found.sets]
+def _data(document: PruneDocument) -> str:
+    rows = [(s.data, s.n, s.what) for s in document.sets]
     parts = [_table(("data", "examples", "used"), rows)] if rows else []
-    if found.sets_note:
-        parts.append(f"Note: {markdown_text(found.sets_note)}.")
+    if document.sets_note:
+        parts.append(f"Note: {markdown_text(document.sets_note)}.")
     return "\n\n".join(["## Data", *parts]) if parts else ""
 
 
-def _again(found: PruneDocument) -> str:
-    versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())
-    command = f"```\n{_code(found.command)}\n```\n\n" if found.command else ""
-    signature = f"`{_code(found.signature).replace('`', chr(39))}`"
+def _again(document: PruneDocument) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in document.versions.items())
+    command = f"```\n{_code(document.command)}\n```\n\n" if document.command else ""
+    signature = f"`{_code(document.signature).replace('`', chr(39))}`"
     return f"## Made by\n\n{command}Signature: {signature}\n\nVersions: {markdown_text(versions)}. The plan is in `plan.json`."
 
 

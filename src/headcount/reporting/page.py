@@ -73,21 +73,36 @@ def report(
 
     With `markdown`, what became of the statements of papers is written as a table in Markdown, too. The page needs nothing
     but itself. What is there is not overwritten without `force`.
+
+    Args:
+        runs: Run folders, or folders that hold some.
+        output: The HTML file to write.
+        figures: A folder for every chart as SVG and PNG.
+        markdown: A file for the statements of papers, as a table.
+        force: Replace files that exist.
+        title: Title of the page.
+
+    Returns:
+        The path of the page.
+
+    Example:
+        >>> hc.report(["runs"], "page.html").name
+        'page.html'
     """
     output = Path(output)
     _free(output, force)
     folders = [Path(run) for run in runs]
-    told, parts = claims.retold(folders), gather(folders)
+    experiments, parts = claims.retold(folders), gather(folders)
     parts.sort(key=lambda part: part.prune is None)  # what was pruned comes first
     chapters = [_chapter(part, n) for n, part in enumerate(parts, 1)]
     files: dict[Path, bytes] = {}
     if markdown is not None:
-        if not told:
+        if not experiments:
             raise BadRun(
                 "There are no statements of papers in these runs; --markdown needs folders that reproduce wrote."
             )
         _free(Path(markdown), force)
-        files[Path(markdown)] = claims.markdown(told).encode("utf-8", "replace")
+        files[Path(markdown)] = claims.markdown(experiments).encode("utf-8", "replace")
     if figures is not None:
         drawn = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
         for name, _ in drawn:
@@ -96,7 +111,7 @@ def report(
         for name, chart in drawn:
             files[Path(figures) / f"{name}.svg"] = charts.svg(chart).encode()
             files[Path(figures) / f"{name}.png"] = charts.png(chart)
-    page = render(chapters, title, told).encode("utf-8", "replace")
+    page = render(chapters, title, experiments).encode("utf-8", "replace")
     if len(page) > LARGEST:
         raise BadRun(
             f"The page would have {len(page) / 1e6:.1f} MB, and it should stay below {LARGEST / 1e6:.0f}; give fewer runs at a "
@@ -108,7 +123,7 @@ def report(
     return output
 
 
-def render(chapters: Sequence[Chapter], title: str | None = None, told: Sequence[ExperimentResult] = ()) -> str:
+def render(chapters: Sequence[Chapter], title: str | None = None, experiments: Sequence[ExperimentResult] = ()) -> str:
     """The page as text."""
     import jinja2
     from markupsafe import Markup
@@ -117,19 +132,21 @@ def render(chapters: Sequence[Chapter], title: str | None = None, told: Sequence
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     models = list(dict.fromkeys(chapter.part.model for chapter in chapters))
-    made = (
-        claims.title(told) if told else f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}"
+    default_title = (
+        claims.title(experiments)
+        if experiments
+        else f"Report on {', '.join(_last(model) for model in models if model) or 'a model'}"
     )
     return environment.get_template("page.html").render(
-        title=title or made,
-        told=told,
-        summary=claims.summary(told),
+        title=title or default_title,
+        experiments=experiments,
+        summary=claims.summary(experiments),
         verdicts=claims.VERDICTS,
         chapters=chapters,
         palettes=theme.PALETTES,
         cell=map_cells.CELL,
         version=__version__,
-        data=Markup(embedded(_data(chapters, told))),
+        data=Markup(embedded(_data(chapters, experiments))),
         vega=Markup(as_script(charts.script())),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
@@ -149,7 +166,7 @@ def as_script(text: str) -> str:
 
 def _chapter(part: Part, number: int) -> Chapter:
     anchor = f"m{number}"
-    made = [
+    sections = [
         *lottery.lottery(part),
         *layer_widths.layers(part),
         *layer_widths.budgets(part),
@@ -174,15 +191,15 @@ def _chapter(part: Part, number: int) -> Chapter:
         *training.training(part),
         *measurements.every_unit(part),
     ]
-    main = _main(part, anchor, made)
-    placed, seen = [], dict[str, int]()
-    for one in made:
-        seen[one.key] = seen.get(one.key, 0) + 1
-        place = f"{anchor}-{one.key}" + (f"-{seen[one.key]}" if seen[one.key] > 1 else "")
-        drawn = [chart for chart in one.charts if main is None or chart is not main.chart]
+    main = _main(part, anchor, sections)
+    placed, key_counts = [], dict[str, int]()
+    for section in sections:
+        key_counts[section.key] = key_counts.get(section.key, 0) + 1
+        place = f"{anchor}-{section.key}" + (f"-{key_counts[section.key]}" if key_counts[section.key] > 1 else "")
+        drawn = [chart for chart in section.charts if main is None or chart is not main.chart]
         named = [(f"{place}-chart-{n}" if n else f"{place}-chart", chart) for n, chart in enumerate(drawn)]
-        tables = [(f"{place}-table-{n}" if n else f"{place}-table", table) for n, table in enumerate(one.tables)]
-        placed.append(Placed(one, place, named, tables))
+        tables = [(f"{place}-table-{n}" if n else f"{place}-table", table) for n, table in enumerate(section.tables)]
+        placed.append(Placed(section, place, named, tables))
     return Chapter(
         anchor,
         part,
@@ -196,18 +213,18 @@ def _chapter(part: Part, number: int) -> Chapter:
     )
 
 
-def _main(part: Part, anchor: str, made: Sequence[Section]) -> Main | None:
+def _main(part: Part, anchor: str, sections: Sequence[Section]) -> Main | None:
     """The first curve; without one, the sequence that a guarantee tested, what learned gates keep, or what layers keep."""
     for document in part.of(CurvesDocument)[:1]:
         about = measurements.curve_about(document)
         return Main(f"{anchor}-main", "What is left as units go", about, measurements.curve_chart(part, document))
-    drawn = {one.key: one.charts[0] for one in made[::-1] if one.charts}
+    drawn = {section.key: section.charts[0] for section in sections[::-1] if section.charts}
     if "guarantee" in drawn:
         about = "Loss of each plan tested, and its upper bound; the first one that reaches above what is allowed is the end."
         return Main(f"{anchor}-main", "How much may go", about, drawn["guarantee"])
     if "learned" in drawn:
         runs = next(iter(part.places.values()))
-        title = "What learned gates keep" if any(one.gated for one in runs) else f"What {runs[0].units} are left"
+        title = "What learned gates keep" if any(lesson.gated for lesson in runs) else f"What {runs[0].units} are left"
         return Main(f"{anchor}-main", title, training.how_to_read(runs), drawn["learned"])
     if "structure" in drawn:
         about = "The share of each layer's units that stay, with their number where there is room; × is a layer that is gone."
@@ -219,18 +236,18 @@ def _notes(part: Part) -> list[str]:
     """What a reader has to know before anything else: several prunings, and runs that did not come to their end."""
     notes = []
     if len(part.prunes) > 1:
-        last, *others = (one.run.folder.name for one in part.prunes)
+        last, *earlier_runs = (document.run.folder.name for document in part.prunes)
         notes.append(
             f"There are {len(part.prunes)} prune runs of this model. The answer, the numbers below it and the map tell of "
-            f"{last}, made last; what {listed(others)} came to stands in sections with that name."
+            f"{last}, made last; what {listed(earlier_runs)} came to stands in sections with that name."
         )
     for run in part.runs:
         if run.finished:
             continue
-        shown = [one.name for one in part.documents if one.run is run]
-        what = f"what is shown of it comes from {', '.join(shown[:3])}" if shown else "it has no answer yet"
+        names = [document.name for document in part.documents if document.run is run]
+        source = f"what is shown of it comes from {', '.join(names[:3])}" if names else "it has no answer yet"
         notes.append(
-            f"The run {run.folder.name} is not finished: {_pieces(len(run.pieces))} done, {what}. "
+            f"The run {run.folder.name} is not finished: {_pieces(len(run.pieces))} done, {source}. "
             "The same command goes on from there."
         )
     return notes
@@ -240,30 +257,30 @@ def _pieces(count: int) -> str:
     return f"{counted(count, 'piece')} {'is' if count == 1 else 'are'}"
 
 
-def _data(chapters: Iterable[Chapter], told: Iterable[ExperimentResult]) -> dict[str, Any]:
+def _data(chapters: Iterable[Chapter], experiments: Iterable[ExperimentResult]) -> dict[str, Any]:
     """What the page's script works with."""
     drawn: dict[str, Any] = {}
-    tables = [pair for one in told for pair in one.copied]
+    tables = [pair for experiment in experiments for pair in experiment.copied]
     for chapter in chapters:
         drawn |= {chapter.main.place: chapter.main.chart} if chapter.main else {}
         for placed in chapter.sections:
             drawn |= dict(placed.charts)
             tables += placed.tables
-    forms = {name: {"latex": one.latex(), "csv": one.csv(), "markdown": one.markdown()} for name, one in tables}
-    found = {chapter.anchor: chapter.map.to_json() for chapter in chapters if chapter.map}
-    return {"maps": found, "charts": {name: chart.spec for name, chart in drawn.items()}, "tables": forms}
+    forms = {name: {"latex": table.latex(), "csv": table.csv(), "markdown": table.markdown()} for name, table in tables}
+    maps = {chapter.anchor: chapter.map.to_json() for chapter in chapters if chapter.map}
+    return {"maps": maps, "charts": {name: chart.spec for name, chart in drawn.items()}, "tables": forms}
 
 
 def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:
     """Every chart with the name of its files, the maps among them."""
-    found = [(chapter.main.chart.name, chapter.main.chart)] if chapter.main else []
+    figures = [(chapter.main.chart.name, chapter.main.chart)] if chapter.main else []
     for placed in chapter.sections:
         for n, (_, chart) in enumerate(placed.charts):
-            found.append((placed.anchor.partition("-")[2] + (f"-{n + 1}" if n else ""), chart))
-    found += _maps(chapter)
+            figures.append((placed.anchor.partition("-")[2] + (f"-{n + 1}" if n else ""), chart))
+    figures += _maps(chapter)
     names: dict[str, int] = {}
     out = []
-    for name, chart in found:
+    for name, chart in figures:
         names[name] = names.get(name, 0) + 1
         name = name if names[name] == 1 else f"{name}-{names[name]}"
         out.append((f"{chapter.anchor}-{name}" if several else name, chart))
@@ -272,13 +289,13 @@ def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:
 
 def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
     """Each map by its first view, and by the roles of its heads, as charts."""
-    found, part = chapter.map, chapter.part
-    if found is None:
+    unit_map, part = chapter.map, chapter.part
+    if unit_map is None:
         return []
-    made = []
-    for view in [*found.views[:1], *(view for view in found.views[1:] if view.keys)]:
+    figures = []
+    for view in [*unit_map.views[:1], *(view for view in unit_map.views[1:] if view.keys)]:
         for grid in (grid for grid in part.grids if not grid.large):
-            places = dict(zip(found.units, view.places, strict=True))
+            places = dict(zip(unit_map.units, view.places, strict=True))
             if view.keys and all(places[unit] is None for unit in grid.units):
                 continue
             rows = [
@@ -289,10 +306,10 @@ def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
             label = view.name if view.diverging else f"{view.name}, of the largest"
             safe = "".join(letter for letter in name if letter.isalnum() or letter == "-")
             if view.keys:
-                made.append((f"{safe}-roles", roles.role_map(f"{safe}-roles", view, rows)))
+                figures.append((f"{safe}-roles", roles.role_map(f"{safe}-roles", view, rows)))
             else:
-                made.append((safe, charts.heatmap(safe, rows, label=label, diverging=view.diverging)))
-    return made
+                figures.append((safe, charts.heatmap(safe, rows, label=label, diverging=view.diverging)))
+    return figures
 
 
 def _last(name: str) -> str:

@@ -27,9 +27,13 @@ class Provenance(NamedTuple):
 
 def how(part: Part, run: Record) -> Provenance:
     """Command, signatures, data and versions of a run."""
-    documents = [one for one in part.documents if one.run is run]
-    inside = [one.data.command for one in documents if isinstance(one.data, PruneDocument) and one.data.command]
-    told, question = inside[0] if inside else _kept_command(run), run.question
+    documents = [document for document in part.documents if document.run is run]
+    inside = [
+        document.data.command
+        for document in documents
+        if isinstance(document.data, PruneDocument) and document.data.command
+    ]
+    command, question = inside[0] if inside else _kept_command(run), run.question
     tasks = question.get("tasks")
     facts = [("Asked", run.signature), ("On", run.created)]
     for role, task in tasks.items() if isinstance(tasks, dict) else ():
@@ -42,36 +46,38 @@ def how(part: Part, run: Record) -> Provenance:
         facts.append(("Weights", f"#{str(model['weights'])[:8]}"))
     facts += [(f"Signature ({name})", text) for name, text in _signatures(documents)]
     facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())))
-    return Provenance(run.folder.name, told or _rebuilt(question), not told, facts, run.finished)
+    return Provenance(run.folder.name, command or _rebuilt(question), not command, facts, run.finished)
 
 
 def _kept_command(run: Record) -> str:
     """The command, where the run came to its end and kept it."""
     try:
-        kept = plain(run.read_json("command"))
+        content = plain(run.read_json("command"))
     except HeadcountError:
         return ""
-    return str(kept.get("command", "")) if isinstance(kept, dict) else ""
+    return str(content.get("command", "")) if isinstance(content, dict) else ""
 
 
 def _signatures(documents: Sequence[Document[Any]]) -> list[tuple[str, str]]:
     """Every signature in the documents, by where it stands; a text that stands in several places of one is told once."""
     out = []
-    for one in documents:
-        places = [(one.name, one.data)]
-        places += [(f"{one.name}, {field.name}", getattr(one.data, field.name)) for field in fields(one.data)]
-        if isinstance(one.data, CurvesDocument):
-            places += [(f"{one.name}, {curve.by}", curve.points[-1].result) for curve in one.data.curves]
-        if isinstance(one.data, OverDocument):
-            for stage in one.data.checkpoints:
-                called = f"{one.name}, {stage.name}"
+    for document in documents:
+        places = [(document.name, document.data)]
+        places += [
+            (f"{document.name}, {field.name}", getattr(document.data, field.name)) for field in fields(document.data)
+        ]
+        if isinstance(document.data, CurvesDocument):
+            places += [(f"{document.name}, {curve.by}", curve.points[-1].result) for curve in document.data.curves]
+        if isinstance(document.data, OverDocument):
+            for stage in document.data.checkpoints:
+                called = f"{document.name}, {stage.name}"
                 places += [(f"{called}, {curve.by}", curve.points[-1].result) for curve in stage.curves]
-        told: dict[str, str] = {}
+        first_places: dict[str, str] = {}
         for place, holder in places:
             signature = getattr(holder, "signature", None)
             if signature:
-                told.setdefault(signature, place)
-        out += [(place, signature) for signature, place in told.items()]
+                first_places.setdefault(signature, place)
+        out += [(place, signature) for signature, place in first_places.items()]
     return out
 
 

@@ -43,11 +43,11 @@ def training_of(data: LearnedDocument, question: Mapping[str, Any]) -> dict[str,
     Documents that do not have the settings are known by what their command was asked.
     """
     recipe, settings = data.trained or {}, data.settings
-    asked = _dict(question.get("options")) if settings is None else settings
+    options = _dict(question.get("options")) if settings is None else settings
     data_set = _dict(_dict(question.get("tasks")).get("train"))
     facts = {"recovered": None if data.recovered is None else data.recovered.steps, **recipe}
     facts |= {"examples": data_set.get("n"), "data": data_set.get("data")}
-    for key, value in asked.items():
+    for key, value in options.items():
         if key not in _NOT_TRAINING:
             facts |= _flat("gates lr" if key == "lr" else str(key), value)
     facts.pop("seed", None)
@@ -57,35 +57,39 @@ def training_of(data: LearnedDocument, question: Mapping[str, Any]) -> dict[str,
 
 def differences(trainings: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each of some trainings, in a few words, what tells it from the others; nothing where they are equal."""
-    marks = {id(one): "settings" in one for one in trainings}
+    marks = {id(training): "settings" in training for training in trainings}
     mixed = len(set(marks.values())) > 1  # what an older document does not say, it may have had all the same
 
-    def fact(one: Mapping[str, Any], key: str) -> Any:
-        return one.get(key, _NOT_NOTED if mixed and marks[id(one)] else None)
+    def fact(training: Mapping[str, Any], key: str) -> Any:
+        return training.get(key, _NOT_NOTED if mixed and marks[id(training)] else None)
 
-    names = dict.fromkeys([*_FIRST, *(key for one in trainings for key in one if key != "settings")])
+    names = dict.fromkeys([*_FIRST, *(key for training in trainings for key in training if key != "settings")])
     unequal = [
-        key for key in names if len({repr(fact(one, key)) for one in trainings if fact(one, key) is not _NOT_NOTED}) > 1
+        key
+        for key in names
+        if len({repr(fact(training, key)) for training in trainings if fact(training, key) is not _NOT_NOTED}) > 1
     ]
     if "steps" in unequal and "epochs" in unequal:
         unequal.remove("epochs")  # they are why the steps differ
 
-    def told(one: Mapping[str, Any], keys: Iterable[str]) -> str:
-        return ", ".join(_words(key, fact(one, key)) for key in keys if fact(one, key) not in (None, _NOT_NOTED))
+    def told(training: Mapping[str, Any], keys: Iterable[str]) -> str:
+        return ", ".join(
+            _words(key, fact(training, key)) for key in keys if fact(training, key) not in (None, _NOT_NOTED)
+        )
 
     if len(unequal) > MOST_TOLD:
-        wanted = len({told(one, unequal) for one in trainings})
+        wanted = len({told(training, unequal) for training in trainings})
         for size in range(1, 4):
             for few in combinations(unequal, size):
-                if len({told(one, few) for one in trainings}) == wanted:
-                    return [told(one, few) for one in trainings]
-    return [told(one, unequal) for one in trainings]
+                if len({told(training, few) for training in trainings}) == wanted:
+                    return [told(training, few) for training in trainings]
+    return [told(training, unequal) for training in trainings]
 
 
 def place_names(places: Mapping[Place, str]) -> dict[Place, str]:
     """What to call every place, whose examples have the name given: "heads", or "heads, 50 examples" where it needs more."""
     names = {place: _units(place) for place in places}
-    for told in (
+    for describe in (
         lambda place: f"of {place.of}",
         lambda place: f"on {places[place]}",
         lambda place: f"{place.n:,} examples",
@@ -93,12 +97,12 @@ def place_names(places: Mapping[Place, str]) -> dict[Place, str]:
     ):
         for name in {name for name in names.values() if list(names.values()).count(name) > 1}:
             same = [place for place in places if names[place] == name]
-            if len({told(place) for place in same}) > 1:
-                names |= {place: f"{name}, {told(place)}" for place in same}
-    seen: dict[str, int] = {}
+            if len({describe(place) for place in same}) > 1:
+                names |= {place: f"{name}, {describe(place)}" for place in same}
+    counts: dict[str, int] = {}
     for place, name in names.items():
-        seen[name] = seen.get(name, 0) + 1
-        names[place] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+        counts[name] = counts.get(name, 0) + 1
+        names[place] = name if counts[name] == 1 else f"{name} ({counts[name]})"
     return names
 
 
@@ -112,16 +116,21 @@ def _flat(key: str, value: Any) -> dict[str, Any]:
         return {key: value}
     if "name" in value:
         return {key: str(value["name"]).rstrip("/").rpartition("/")[2]}
-    known = ("seed", "steps", "epochs")
-    return {f"{key} {inner}": one for inner, one in value.items() if inner not in known}
+    ignored_keys = ("seed", "steps", "epochs")
+    return {f"{key} {inner}": setting for inner, setting in value.items() if inner not in ignored_keys}
 
 
 def _words(key: str, value: Any) -> str:
     text = _text(value)
-    known = {"steps": f"{text} steps", "epochs": f"{text} epochs", "examples": f"{text} examples", "data": f"on {text}"}
-    known["recovered"] = f"{text} steps of recovery"
+    phrases = {
+        "steps": f"{text} steps",
+        "epochs": f"{text} epochs",
+        "examples": f"{text} examples",
+        "data": f"on {text}",
+    }
+    phrases["recovered"] = f"{text} steps of recovery"
     name = key.replace("_", " ")
-    return known.get(key) or (name if value is True else f"{name} {text}")
+    return phrases.get(key) or (name if value is True else f"{name} {text}")
 
 
 def _text(value: Any) -> str:

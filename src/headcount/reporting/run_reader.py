@@ -47,7 +47,7 @@ def records_in(folder: Path) -> list[Record]:
 
 def records_of(folders: Sequence[Path]) -> list[Record]:
     """The run folders of all these, each once."""
-    return list({one.folder.resolve(): one for folder in folders for one in records_in(Path(folder))}.values())
+    return list({record.folder.resolve(): record for folder in folders for record in records_in(Path(folder))}.values())
 
 
 def is_of_a_paper(record: Record) -> bool:
@@ -85,11 +85,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return _CONTROL.sub(" ", value)
     if isinstance(value, dict):
-        return {plain(key): plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list) else value
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
-def beyond_chance(one: Comparison, by: str = "p_holm") -> bool:
+def beyond_chance(comparison: Comparison, by: str = "p_holm") -> bool:
     """Whether a difference is significant by Holm's p, or by another one; a difference that has no such p is not."""
-    p = getattr(one, by)
-    return p is not None and replace(one, p_holm=p).significant(ALPHA)
+    p = getattr(comparison, by)
+    return p is not None and replace(comparison, p_holm=p).significant(ALPHA)

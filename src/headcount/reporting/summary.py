@@ -24,7 +24,7 @@ from ..formatting import (
     signed,
     three,
     times,
-    whole,
+    with_commas,
 )
 from ..plans import kind_of
 from ..stats.results import difference_text, unit_of
@@ -50,8 +50,8 @@ def answer(part: Part) -> str:
         return part.prune.sentence
     first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_effects)
     ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
-    for told in (*ways, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training):
-        sentence = told(part)
+    for describe in (*ways, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training):
+        sentence = describe(part)
         if sentence:
             return sentence
     results = part.of(ResultDocument)
@@ -73,22 +73,26 @@ def tiles(part: Part) -> list[Tile]:
     if units:
         sites = len({site for grid in part.grids for site in grid.rows})
         noun = head_map.noun(units, part)
-        out.append(Tile(noun, whole(len(units)), "in " + counted(sites, "attention" if noun == "heads" else "place")))
+        out.append(
+            Tile(noun, with_commas(len(units)), "in " + counted(sites, "attention" if noun == "heads" else "place"))
+        )
     for cast in head_roles.casts(part)[:1]:
         named = [head for head in cast.heads.values() if head.main != head_roles.NONE]
-        out.append(Tile("heads with a role", whole(len(named)), f"of {len(cast.heads)} that were looked at"))
+        out.append(Tile("heads with a role", with_commas(len(named)), f"of {len(cast.heads)} that were looked at"))
     for _, effects in part.effects[:1]:
         lasting = [e for e in effects if beyond_chance(e.comparison)]
-        out.append(Tile("shown to matter", whole(len(lasting)), f"of {len(effects)} alone, after Holm's correction"))
-    best, made = _best_lesson(part), _first_curve(part)
+        out.append(
+            Tile("shown to matter", with_commas(len(lasting)), f"of {len(effects)} alone, after Holm's correction")
+        )
+    best, curve = _best_lesson(part), _first_curve(part)
     if best is not None:
-        first, lost = best.group[0], sum(one.comparison.difference for one in best.group) / len(best.group)
-        told = f"{signed(lost * first.comparison.points)} {unit_of(first.comparison)}, “{first.label}”"
-        out.append(Tile(f"{first.units} kept", f"{first.kept} of {first.of}", told))
-    if made is not None:
-        point = _safe(made)
-        label, by = ("can go", "") if best is None else ("can go without training", f"by {made.by}, ")
-        out.append(Tile(label, percent(point.removed / made.of), by + _before(made)))
+        first, lost = best.group[0], sum(lesson.comparison.difference for lesson in best.group) / len(best.group)
+        note = f"{signed(lost * first.comparison.points)} {unit_of(first.comparison)}, “{first.label}”"
+        out.append(Tile(f"{first.units} kept", f"{first.kept} of {first.of}", note))
+    if curve is not None:
+        point = _safe(curve)
+        label, by = ("can go", "") if best is None else ("can go without training", f"by {curve.by}, ")
+        out.append(Tile(label, percent(point.removed / curve.of), by + _before(curve)))
     return out + _lottery_tiles(part) + _bench_tiles(part)
 
 
@@ -116,8 +120,8 @@ def _safe(curve: Curve) -> CurvePoint:
     """The last point before the metric has first fallen by more than `DROP` points (a tenth of it, where it has none)."""
     best = curve.points[0]
     for point in curve.points:
-        one = point.comparison
-        if one.damage > (DROP if unit_of(one) == "points" else abs(one.before) / 10):
+        comparison = point.comparison
+        if comparison.damage > (DROP if unit_of(comparison) == "points" else abs(comparison.before) / 10):
             break
         best = point
     return best
@@ -125,10 +129,10 @@ def _safe(curve: Curve) -> CurvePoint:
 
 def _before(curve: Curve) -> str:
     """Up to where the answer looks: "before more than 1 point of accuracy is lost"."""
-    one = curve.points[0].comparison
-    if unit_of(one) == "points":
-        return f"before more than 1 point of {one.metric} is lost"
-    return f"before the {one.metric} has {'fallen' if one.higher_is_better else 'risen'} by more than a tenth"
+    comparison = curve.points[0].comparison
+    if unit_of(comparison) == "points":
+        return f"before more than 1 point of {comparison.metric} is lost"
+    return f"before the {comparison.metric} has {'fallen' if comparison.higher_is_better else 'risen'} by more than a tenth"
 
 
 def _told_by_curve(part: Part) -> str:
@@ -149,8 +153,8 @@ def _told_by_curve(part: Part) -> str:
 def lesson_groups(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
     """Runs that differ in their seeds alone: of one method, with equally many units kept, on the same examples."""
     groups: dict[Any, list[Lesson]] = {}
-    for one in lessons:
-        groups.setdefault((one.place, one.label, one.kept), []).append(one)
+    for lesson in lessons:
+        groups.setdefault((lesson.place, lesson.label, lesson.kept), []).append(lesson)
     return list(groups.values())
 
 
@@ -166,12 +170,12 @@ def _best_lesson(part: Part) -> _Best | None:
     if not part.places:
         return None
     runs = next(iter(part.places.values()))
-    groups = lesson_groups([one for one in runs if one.kept < one.of] or runs)
+    groups = lesson_groups([lesson for lesson in runs if lesson.kept < lesson.of] or runs)
     first = runs[0].comparison
     little = DROP if unit_of(first) == "points" else abs(first.before) / 10
 
     def lost(group: list[Lesson]) -> float:
-        return sum(one.comparison.damage for one in group) / len(group)
+        return sum(lesson.comparison.damage for lesson in group) / len(group)
 
     fine = [group for group in groups if lost(group) <= little]
     best = min(fine, key=lambda group: (group[0].kept, lost(group))) if fine else min(groups, key=lost)
@@ -181,26 +185,26 @@ def _best_lesson(part: Part) -> _Best | None:
 
 
 def _told_by_lottery(part: Part) -> str:
-    return next((one.data.sentence for one in part.of(LotteryDocument) if one.data.sentence), "")
+    return next((document.data.sentence for document in part.of(LotteryDocument) if document.data.sentence), "")
 
 
 def _told_by_lessons(part: Part) -> str:
     best = _best_lesson(part)
     if best is None:
         return ""
-    group, one = best.group, best.group[0]
-    values = [each.result.value for each in group]
-    after = fixed(sum(values) / len(values), len(result_text(one.full, interval=False).partition(".")[2]))
+    group, first = best.group, best.group[0]
+    values = [lesson.result.value for lesson in group]
+    after = fixed(sum(values) / len(values), len(result_text(first.full, interval=False).partition(".")[2]))
     seeds = f" on average over {len(group)} seeds" if len(group) > 1 else ""
-    size = difference_text(one.comparison)
+    size = difference_text(first.comparison)
     if seeds:
-        changes = [each.comparison.difference * each.comparison.points for each in group]
+        changes = [lesson.comparison.difference * lesson.comparison.points for lesson in group]
         mean, low, high = (signed(change) for change in (sum(changes) / len(changes), min(changes), max(changes)))
-        size = f"{mean} {unit_of(one.comparison)}, from {low} to {high},"
+        size = f"{mean} {unit_of(first.comparison)}, from {low} to {high},"
     chosen = f"{best.how}; it was chosen on these very examples" if best.how else "This describes what was run"
     return (
-        f"With {one.kept} of {one.of} {one.units} kept (“{one.label}”), {one.full.metric} is {after}{seeds}, where the "
-        f"whole model has {result_text(one.full, interval=False)}: {size} on {one.result.n} examples. {chosen}"
+        f"With {first.kept} of {first.of} {first.units} kept (“{first.label}”), {first.full.metric} is {after}{seeds}, where the "
+        f"whole model has {result_text(first.full, interval=False)}: {size} on {first.result.n} examples. {chosen}"
         f"{', and is' if best.how else '; it is'} not a guarantee."
     )
 
@@ -214,11 +218,11 @@ def _told_by_over(part: Part) -> str:
 
 def _over_sentence(data: OverDocument) -> str:
     stages = [(stage.name, stage.curves[0]) for stage in data.checkpoints]
-    told = []
+    parts = []
     for name, curve in stages if len(stages) == 1 else (stages[0], stages[-1]):
         share = percent(_safe(curve).removed / curve.of)
-        told.append(f"{share} at {name} ({curve.whole.metric} {result_text(curve.whole, interval=False)})")
-    return f"Of the {noun_of_curve(stages[0][1])} of each checkpoint, {listed(told)} can go {_before(stages[0][1])}."
+        parts.append(f"{share} at {name} ({curve.whole.metric} {result_text(curve.whole, interval=False)})")
+    return f"Of the {noun_of_curve(stages[0][1])} of each checkpoint, {listed(parts)} can go {_before(stages[0][1])}."
 
 
 def _told_by_training(part: Part) -> str:
@@ -242,18 +246,18 @@ def _told_by_effects(part: Part) -> str:
         whose = f"the only one of the {noun}" if len(effects) == 1 else f"any single one of the {len(effects)} {noun}"
         return f"No difference could be shown for {whose} (n\u00a0=\u00a0{n}, Holm's correction)."
     names = listed([e.unit for e in sorted(lasting, key=lambda e: -abs(e.comparison.damage))])
-    rest = "; for the others no difference could be shown" if len(lasting) < len(effects) else ""
+    ending = "; for the others no difference could be shown" if len(lasting) < len(effects) else ""
     alone = "its" if len(lasting) == 1 else "their"
     return (
         f"{len(lasting)} of {len(effects)} {noun} could be shown to matter on {alone} own "
-        f"({names}; n\u00a0=\u00a0{n}, Holm's correction){rest}."
+        f"({names}; n\u00a0=\u00a0{n}, Holm's correction){ending}."
     )
 
 
 def _told_by_one(part: Part) -> str:
     for document in part.of(AllButOneDocument):
         rows = [row.comparison for row in document.data.attentions]
-        fine = sum(not (one.worse and beyond_chance(one)) for one in rows)
+        fine = sum(not (comparison.worse and beyond_chance(comparison)) for comparison in rows)
         return f"In {fine} of {counted(len(rows), 'attention')} no loss could be shown with one head alone."
     return ""
 
@@ -261,18 +265,16 @@ def _told_by_one(part: Part) -> str:
 def _told_by_scores(part: Part) -> str:
     if not part.scores:
         return ""
-    one = part.scores[0]
-    order = sorted(one.values, key=lambda unit: -one.values[unit])
-    noun = head_map.noun(one.values, part)
-    return (
-        f"Of {len(order):,} {noun}, {listed(order[:3])} matter most by {one.by}, and {listed(order[::-1][:3])} least."
-    )
+    scores = part.scores[0]
+    order = sorted(scores.values, key=lambda unit: -scores.values[unit])
+    noun = head_map.noun(scores.values, part)
+    return f"Of {len(order):,} {noun}, {listed(order[:3])} matter most by {scores.by}, and {listed(order[::-1][:3])} least."
 
 
 def _told_by_transfer(part: Part) -> str:
     for document in part.of(TransferDocument):
-        one, other = (head_map.data_name(document, side) for side in ("one", "other"))
-        return related(document.data, one, other)
+        first_data, second_data = (head_map.data_name(document, side) for side in ("one", "other"))
+        return related(document.data, first_data, second_data)
     return ""
 
 
@@ -289,41 +291,41 @@ def _told_by_bench(part: Part) -> str:
     return ""
 
 
-def related(data: TransferDocument, one: str = "one", other: str = "the other") -> str:
+def related(data: TransferDocument, first_data: str = "one", second_data: str = "the other") -> str:
     """Whether the same units matter on two data sets, as far as the correlation of damages can show it."""
     r, p = data.pearson.value, data.pearson.p
     numbers = f"(r = {fixed(r, 2)}, p {'' if p < 0.0001 else '= '}{probability(p)})"
     if p > ALPHA:
-        return f"No relation could be shown between what matters on {one} and on {other} {numbers}."
+        return f"No relation could be shown between what matters on {first_data} and on {second_data} {numbers}."
     if r < 0:
-        return f"Units that matter more on {one} matter less on {other} {numbers}."
-    return f"Units that matter on {one} matter on {other} {numbers}."
+        return f"Units that matter more on {first_data} matter less on {second_data} {numbers}."
+    return f"Units that matter on {first_data} matter on {second_data} {numbers}."
 
 
 def room(data: TransferDocument) -> str:
     """How high the correlation of damages could be for the noise of the examples; nothing where a document does not say."""
     if data.ceiling is None:
         return ""
-    told = fixed(data.ceiling, 2)
+    ceiling_text = fixed(data.ceiling, 2)
     if data.ceiling_low is not None and data.ceiling_high is not None:
-        told += f" [{fixed(data.ceiling_low, 2)}, {fixed(data.ceiling_high, 2)}]"
-    return f"If units mattered alike on both, noise would leave room for a correlation of {told}."
+        ceiling_text += f" [{fixed(data.ceiling_low, 2)}, {fixed(data.ceiling_high, 2)}]"
+    return f"If units mattered alike on both, noise would leave room for a correlation of {ceiling_text}."
 
 
 # -- tiles -----------------------------------------------------------------------------------------------------------------
 
 
 def _prune_tiles(data: PruneDocument) -> list[Tile]:
-    before, after, one = data.before, data.after, data.comparison
+    before, after, comparison = data.before, data.after, data.comparison
     (p0, p1), (b0, b1) = data.parameters, data.bytes
     out = [
         Tile(
             before.metric,
             f"{result_text(before, interval=False)} → {result_text(after, interval=False)}",
-            f"{difference_text(one)}, n\u00a0=\u00a0{one.n}",
+            f"{difference_text(comparison)}, n\u00a0=\u00a0{comparison.n}",
         ),
         *(
-            Tile(noun, f"{whole(had)} → {whole(has)}", f"{percent(1 - has / max(1, had))} removed")
+            Tile(noun, f"{with_commas(had)} → {with_commas(has)}", f"{percent(1 - has / max(1, had))} removed")
             for noun, had, has in counts(data)
             if noun != "layers" or had > has
         ),
@@ -352,17 +354,17 @@ def _study_tiles(data: LotteryDocument) -> list[Tile]:
     out = []
     tasks, seeds = counted(len(data.tasks), "task"), counted(len(data.seeds), "seed")
     for kind, noun in (("heads", "heads"), ("mlps", "MLPs")):
-        left, of = (sum(counts.of(kind) for counts in many) for many in _left_and_all(data))
+        survivors, of = (sum(counts.of(kind) for counts in many) for many in _left_and_all(data))
         if of:
-            out.append(Tile(f"{noun} that survive", percent(left / of), f"{tasks}, {seeds}"))
+            out.append(Tile(f"{noun} that survive", percent(survivors / of), f"{tasks}, {seeds}"))
     rows = {(row.task, row.what, row.how, row.kind): row for row in data.table}
     for task in data.tasks[:3]:
         full = next((row for key, row in rows.items() if key[:3] == (task.name, "full", "whole")), None)
         good = [rows.get((task.name, "good", how, "structured")) for how in ("pruned", "retrained")]
-        shown = [three(row.mean) for row in (full, *good) if row]
+        means = [three(row.mean) for row in (full, *good) if row]
         if full and good[0]:
-            note = "full → good as found" + (f"; {shown[2]} retrained" if good[1] else "")
-            out.append(Tile(f"{task.name}, {task.metric}", f"{shown[0]} → {shown[1]}", note))
+            note = "full → good as found" + (f"; {means[2]} retrained" if good[1] else "")
+            out.append(Tile(f"{task.name}, {task.metric}", f"{means[0]} → {means[1]}", note))
     return out
 
 
@@ -371,8 +373,8 @@ def _left_and_all(data: LotteryDocument) -> tuple[list[UnitCounts], list[UnitCou
 
 
 def _bench_tiles(part: Part) -> list[Tile]:
-    found = [_best(document.data) for document in part.of(Bench)]
-    return [_speed_tile(best) for best in found if best][:1]
+    speeds = [_best(document.data) for document in part.of(Bench)]
+    return [_speed_tile(best) for best in speeds if best][:1]
 
 
 def _speed_tile(row: Speed) -> Tile:
@@ -394,8 +396,12 @@ def _tokens(row: Speed) -> str:
 
 def _pair(before: str, after: str) -> str:
     """Two numbers; the unit is said once where it is the same."""
-    one, other = before.rpartition(" "), after.rpartition(" ")
-    return f"{one[0]} → {after}" if one[2] == other[2] and one[0] else f"{before} → {after}"
+    before_parts, after_parts = before.rpartition(" "), after.rpartition(" ")
+    return (
+        f"{before_parts[0]} → {after}"
+        if before_parts[2] == after_parts[2] and before_parts[0]
+        else f"{before} → {after}"
+    )
 
 
 def _change(before: float, after: float) -> str:
@@ -403,7 +409,7 @@ def _change(before: float, after: float) -> str:
 
 
 def _millions(count: float) -> str:
-    return f"{count / 1e6:.1f} M" if count >= 1e6 else whole(count)
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else with_commas(count)
 
 
 def _span(result: ResultDocument) -> str:

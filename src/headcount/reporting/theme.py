@@ -87,9 +87,9 @@ FIGURE_WIDTH = 560
 def painted(spec: Any, palette: Mapping[str, str]) -> Any:
     """The specification with the palette's colours in the place of `theme:...`; data stay as they are."""
     if isinstance(spec, dict):
-        return {key: one if key in ("values", "datasets") else painted(one, palette) for key, one in spec.items()}
+        return {key: value if key in ("values", "datasets") else painted(value, palette) for key, value in spec.items()}
     if isinstance(spec, list):
-        return [painted(one, palette) for one in spec]
+        return [painted(value, palette) for value in spec]
     if isinstance(spec, str) and spec.startswith("theme:seq:"):
         return _between(palette["seq-low"], palette["seq-high"], int(spec[10:]) / 100)
     if isinstance(spec, str) and spec.startswith("theme:"):

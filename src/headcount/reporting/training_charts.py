@@ -52,12 +52,12 @@ def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, no
     colour = alt.Color("line:N", scale=alt.Scale(domain=methods, range=_colours(methods)), legend=legend)
     dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=methods, range=_dashes(methods)), legend=None)
     shape = alt.Shape("line:N", scale=alt.Scale(domain=methods, range=shapes), legend=legend)
-    whole = alt.Chart(values([{"value": base, "text": "whole model"}])).encode(y=y)
-    each = alt.Chart(values(runs)).encode(x=x, y=y, color=colour)
+    full_model = alt.Chart(values([{"value": base, "text": "whole model"}])).encode(y=y)
+    run_chart = alt.Chart(values(runs)).encode(x=x, y=y, color=colour)
     mean = alt.Chart(values(means)).encode(x=x, y=y, color=colour)
     layers: list[Any] = [
-        whole.mark_rule(strokeDash=[4, 4], color="theme:ink", opacity=0.6),
-        whole.mark_text(align="left", baseline="bottom", x=4, dy=-4, color="theme:muted").encode(text="text:N"),
+        full_model.mark_rule(strokeDash=[4, 4], color="theme:ink", opacity=0.6),
+        full_model.mark_text(align="left", baseline="bottom", x=4, dy=-4, color="theme:muted").encode(text="text:N"),
     ]
     if orders:
         drawn = alt.Chart(values(orders)).encode(x=x, y=y, color=alt.value("theme:muted"))
@@ -71,22 +71,22 @@ def learned(name: str, runs: Rows, means: Rows, orders: Rows, *, metric: str, no
             drawn.mark_point(size=14, filled=True, opacity=0.9, clip=True).encode(detail="line:N", tooltip=tip("text"))
         )
     layers += [
-        each.mark_rule(strokeWidth=1.5, clip=True).encode(
+        run_chart.mark_rule(strokeWidth=1.5, clip=True).encode(
             y=alt.Y("low:Q", title=metric), y2="high:Q", opacity=_seen("datum.alone", 0.5)
         ),
         mean.mark_line(strokeWidth=2.5, clip=True).encode(strokeDash=dash),
-        each.mark_point(size=30, filled=False, strokeWidth=1.5, clip=True).encode(
+        run_chart.mark_point(size=30, filled=False, strokeWidth=1.5, clip=True).encode(
             shape=shape, opacity=_seen("!datum.alone", 0.9), tooltip=tip("text")
         ),
         mean.mark_point(size=70, filled=True, opacity=1, clip=True).encode(shape=shape, tooltip=tip("text")),
-        each.mark_point(size=190, strokeWidth=2.5, filled=False, clip=True).encode(
+        run_chart.mark_point(size=190, strokeWidth=2.5, filled=False, clip=True).encode(
             color=alt.value("theme:ink"), opacity=where("datum.removed === step && datum.track === track")
         ),
     ]
-    made = alt.layer(*layers).resolve_scale(strokeDash="independent")
-    made = made.add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
+    layered_chart = alt.layer(*layers).resolve_scale(strokeDash="independent")
+    layered_chart = layered_chart.add_params(alt.param(name="step", value=-1), alt.param(name="track", value=""))
     words = f"{metric} against the number of {noun} kept"
-    chart = finished(name, words + (", beside orders of removal" if orders else ""), made, 360)
+    chart = finished(name, words + (", beside orders of removal" if orders else ""), layered_chart, 360)
     below = {"layout": {"top": {"direction": "vertical", "anchor": "start", "margin": 4}}}  # one legend under the other
     chart.spec["config"]["legend"] |= below
     return chart
@@ -98,11 +98,11 @@ def _window(runs: Rows, base: float) -> list[float]:
     Intervals that are drawn are in it, unless they would leave no room to tell many runs apart: then they are clipped.
     """
     trained = [row for row in runs if "not recovered" not in str(row["line"])] or list(runs)
-    shown = [base, *(row["value"] for row in trained)]
-    ends = [*shown, *(row[end] for row in trained if row["alone"] for end in ("low", "high"))]
-    room = max(shown) - min(shown)
+    chart_values = [base, *(row["value"] for row in trained)]
+    ends = [*chart_values, *(row[end] for row in trained if row["alone"] for end in ("low", "high"))]
+    room = max(chart_values) - min(chart_values)
     beyond = MOST_ROOM * room if len(trained) > FEW else max(ends) - min(ends)
-    low, high = max(min(ends), min(shown) - beyond), min(max(ends), max(shown) + beyond)
+    low, high = max(min(ends), min(chart_values) - beyond), min(max(ends), max(chart_values) + beyond)
     margin = 0.08 * (high - low) or 0.01 * abs(base) or 1.0
     return [low - margin, high + margin]
 
@@ -122,7 +122,7 @@ def closing(name: str, rows: Rows, *, noun: str, of: int) -> Chart:
     methods = list(dict.fromkeys(row["line"] for row in rows))
     colours, dashes = _colours(methods), _dashes(methods)
     legend = alt.Legend(columns=2, offset=34, **STROKES) if len(methods) > 1 else None
-    made = (
+    chart = (
         alt.Chart(values(rows))
         .mark_line(strokeWidth=1.75, opacity=0.85)
         .encode(
@@ -136,7 +136,7 @@ def closing(name: str, rows: Rows, *, noun: str, of: int) -> Chart:
             tooltip=tip("text"),
         )
     )
-    return finished(name, f"expected number of open gates against the step, for each run, of {of} {noun}", made, 220)
+    return finished(name, f"expected number of open gates against the step, for each run, of {of} {noun}", chart, 220)
 
 
 def over(name: str, rows: Rows, *, metric: str, noun: str, relative: bool) -> Chart:
@@ -155,32 +155,32 @@ def over(name: str, rows: Rows, *, metric: str, noun: str, relative: bool) -> Ch
     field = "relative:Q" if relative else "value:Q"
     title = f"{metric} relative to the whole model" if relative else metric
     axis = alt.Axis(format="%") if relative else alt.Axis()
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=alt.X("share:Q", title=f"{noun} removed", axis=alt.Axis(format="%"), scale=alt.Scale(nice=False, padding=6)),
         y=alt.Y(field, title=title, axis=axis, scale=alt.Scale(zero=False)),
         color=alt.Color("checkpoint:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
     )
-    made = alt.layer(
-        shown.mark_line(strokeWidth=2.5),
-        shown.mark_point(filled=True, size=34, opacity=1).encode(tooltip=tip("text")),
+    chart = alt.layer(
+        base_chart.mark_line(strokeWidth=2.5),
+        base_chart.mark_point(filled=True, size=34, opacity=1).encode(tooltip=tip("text")),
     )
     words = f"{metric} of every checkpoint against the share of {noun} removed"
-    return finished(name, words + (", relative to its whole model" if relative else ""), made, 300)
+    return finished(name, words + (", relative to its whole model" if relative else ""), chart, 300)
 
 
 def course(name: str, rows: Rows, *, field: str, title: str, of: str) -> Chart:
     """A number along a training. `rows` have place, value and text; `of` is what places are."""
     import altair as alt
 
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=alt.X("place:Q", title=of, scale=alt.Scale(nice=False, padding=6), axis=alt.Axis(tickMinStep=1)),
         y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
         tooltip=tip("text"),
     )
     colour = "theme:accent" if field == "loss" else "theme:accent2"
-    dots = shown.mark_point(filled=True, size=46 if len(rows) <= 30 else 14, color=colour, opacity=1)
-    made = alt.layer(shown.mark_line(strokeWidth=2, color=colour), dots)
-    return finished(name, f"{title} against the {of}", made, 180)
+    dots = base_chart.mark_point(filled=True, size=46 if len(rows) <= 30 else 14, color=colour, opacity=1)
+    chart = alt.layer(base_chart.mark_line(strokeWidth=2, color=colour), dots)
+    return finished(name, f"{title} against the {of}", chart, 180)
 
 
 def networks(name: str, rows: Rows, wholes: Rows, least: Rows, *, title: str, kinds: Sequence[str]) -> Chart:
@@ -193,7 +193,7 @@ def networks(name: str, rows: Rows, wholes: Rows, least: Rows, *, title: str, ki
 
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     placed = [{**row, "slot": f"{row['what']} {'again' if row['again'] else 'found'}"} for row in rows]
-    slots = [f"{what} {when}" for what in kinds for when in ("found", "again")]
+    slots = [f"{kind} {when}" for kind in kinds for when in ("found", "again")]
     axis = alt.Axis(labelAngle=0, labelLimit=140, ticks=False, labelPadding=8)
     bands = {"title": None, "scale": alt.Scale(domain=tasks, paddingInner=0.12, paddingOuter=0.04), "axis": axis}
     y = alt.Y("mean:Q", title=title, scale=alt.Scale(zero=False, padding=8))
@@ -203,23 +203,25 @@ def networks(name: str, rows: Rows, wholes: Rows, least: Rows, *, title: str, ki
         legend=alt.Legend(symbolType="circle", symbolOpacity=1, offset=34),
     )
 
-    def points(shown: Rows) -> Any:
+    def points(point_rows: Rows) -> Any:
         places = alt.XOffset("slot:N", scale=alt.Scale(domain=slots, paddingOuter=0.5))
-        made = alt.Chart(values(shown)).encode(x=alt.X("task:N", **bands), xOffset=places)
-        return made.encode(color=colour, tooltip=tip("text"))
+        chart = alt.Chart(values(point_rows)).encode(x=alt.X("task:N", **bands), xOffset=places)
+        return chart.encode(color=colour, tooltip=tip("text"))
 
-    def across(shown: Rows) -> Any:
-        made = alt.Chart(values(shown)).encode(x=alt.X("task:N", bandPosition=0, **bands), y=y, tooltip=tip("text"))
-        return made.encode(x2=alt.X2("task:N", bandPosition=1))
+    def across(line_rows: Rows) -> Any:
+        chart = alt.Chart(values(line_rows)).encode(
+            x=alt.X("task:N", bandPosition=0, **bands), y=y, tooltip=tip("text")
+        )
+        return chart.encode(x2=alt.X2("task:N", bandPosition=1))
 
-    found, again = ([row for row in placed if row["again"] is when] for when in (False, True))
+    found_rows, again = ([row for row in placed if row["again"] is when] for when in (False, True))
     layers = [across(wholes).mark_rule(color="theme:ink", strokeWidth=1.5)]
     layers += [across(least).mark_rule(color="theme:muted", strokeWidth=1.5, strokeDash=[2, 3])] if least else []
     layers.append(
         points(placed).mark_rule(strokeWidth=1.75, opacity=0.7).encode(y=alt.Y("low:Q", title=title), y2="high:Q")
     )
     open_mark = {"filled": False, "size": 70, "strokeWidth": 2, "fill": "theme:paper", "opacity": 1}
-    layers += [points(found).encode(y=y).mark_point(**open_mark)] if found else []
+    layers += [points(found_rows).encode(y=y).mark_point(**open_mark)] if found_rows else []
     layers += [points(again).encode(y=y).mark_point(filled=True, size=80, opacity=1)] if again else []
     words = f"{title} of {', '.join(kinds)} sub-networks of each task, as found and retrained, beside the full model"
     return finished(name, words, alt.layer(*layers), 320)

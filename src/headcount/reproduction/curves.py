@@ -12,7 +12,7 @@ from ..formatting import fixed, listed, three
 from ..reporting.run_reader import ALPHA
 from ..stats.paired_tests import holm
 from ..stats.results import Comparison, difference_text
-from .experiment import Found, Setting, Step, over_seeds
+from .experiment import RunDocuments, Setting, Step, over_seeds
 from .inputs import Corpus, Pairs
 from .seeds import ENOUGH, Estimate, mean_of
 
@@ -24,7 +24,11 @@ VISIBLE = 0.98  # of the whole model's score: less would be seen in a figure
 
 def corpora_of(setting: Setting) -> list[Corpus]:
     """The tasks that there is a model of, or that one can be trained on; a laptop takes the first."""
-    able = [one for one in setting.material.corpora if one.ready is not None or setting.material.encoder is not None]
+    able = [
+        corpus
+        for corpus in setting.material.corpora
+        if corpus.ready is not None or setting.material.encoder is not None
+    ]
     return able if setting.full else able[:1]
 
 
@@ -39,8 +43,8 @@ def chosen_on(setting: Setting, data: Corpus | Pairs, report: str, score: str, l
 
 def curve_step(setting: Setting, name: str, model: str, before: Sequence[Step], *words: str) -> Step:
     """A `curve` of a model that the steps before it make."""
-    asked = ("curve", model, *words, *setting.batch, "-o", setting.run(name), *setting.flags)
-    return Step(name, asked, tuple(step.name for step in before))
+    command = ("curve", model, *words, *setting.batch, "-o", setting.run(name), *setting.flags)
+    return Step(name, command, tuple(step.name for step in before))
 
 
 # -- what came out ---------------------------------------------------------------------------------------------------------
@@ -59,7 +63,7 @@ class Line(NamedTuple):
 
     def nearest(self, share: int) -> int:
         """The share measured that is nearest to another: steps of 10 % of 48 heads end at 8, 19, 29, ... percent."""
-        return min(self.points, key=lambda one: abs(one - share))
+        return min(self.points, key=lambda candidate: abs(candidate - share))
 
     def at(self, share: int) -> Comparison:
         """The point nearest to a share."""
@@ -68,9 +72,9 @@ class Line(NamedTuple):
     @property
     def lost(self) -> set[int]:
         """Shares at which the model is worse beyond chance: a paired test, Holm over the points of the curve."""
-        corrected = holm([one.p for one in self.points.values()])
-        each = zip(self.points.items(), corrected, strict=True)
-        return {share for (share, one), p in each if one.worse and p <= ALPHA}
+        corrected = holm([comparison.p for comparison in self.points.values()])
+        tested_points = zip(self.points.items(), corrected, strict=True)
+        return {share for (share, comparison), p in tested_points if comparison.worse and p <= ALPHA}
 
     @property
     def shown(self) -> int:
@@ -88,9 +92,9 @@ def line_of(curve: Curve) -> Line:
     return Line(curve.by, dict(sorted(points.items())))
 
 
-def lines_of(found: Found, name: str) -> list[Line]:
+def lines_of(results: RunDocuments, name: str) -> list[Line]:
     """The curves of a run; none where it is not there (yet)."""
-    return found.read(name, CurvesDocument, lambda data: [line_of(curve) for curve in data.curves]) or []
+    return results.read(name, CurvesDocument, lambda data: [line_of(curve) for curve in data.curves]) or []
 
 
 def able(lines: Sequence[Line]) -> list[Line]:
@@ -105,12 +109,12 @@ def left(lines: Sequence[Line], share: int) -> float:
 
 def share_left(line: Line, share: int) -> Estimate:
     """What an able model keeps at a share, in percent of its own whole score, with the paired interval over examples."""
-    one = line.at(share)
-    low, high = (100 * (1 + end / one.before) for end in (one.low, one.high))
-    return Estimate(100 * one.after / one.before, low, high)
+    comparison = line.at(share)
+    low, high = (100 * (1 + end / comparison.before) for end in (comparison.low, comparison.high))
+    return Estimate(100 * comparison.after / comparison.before, low, high)
 
 
-class Kept(NamedTuple):
+class RemainingScore(NamedTuple):
     """What is left of a score, in percent, with a 95 % interval; of two models it is the whole line."""
 
     value: float
@@ -124,10 +128,12 @@ class Kept(NamedTuple):
         return f"{fixed(self.value, 1)}{ends} %"
 
 
-def kept(lines: Sequence[Line], share: int) -> Kept:
+def kept(lines: Sequence[Line], share: int) -> RemainingScore:
     """What able models keep at a share: for other models and examples from three models on, of one over its examples."""
     mean = mean_of(share_left(line, share) for line in lines)
-    return Kept(*mean[:3]) if mean.seeds == 1 or mean.seeds >= ENOUGH else Kept(mean.value, -inf, inf)
+    return (
+        RemainingScore(*mean[:3]) if mean.seeds == 1 or mean.seeds >= ENOUGH else RemainingScore(mean.value, -inf, inf)
+    )
 
 
 def free(lines: Sequence[Line]) -> int:
@@ -142,13 +148,13 @@ def free(lines: Sequence[Line]) -> int:
 
 def unclear(lines: Sequence[Line]) -> str:
     """Why nothing can be said about what is left of a score, or nothing."""
-    whole, end = lines[0].whole, max(lines[0].points)
-    if not whole.higher_is_better:
-        seen = [f"{difference_text(lines[0].at(share))} without {share} %" for share in (20, 40, 60)]
-        return f"measured by {whole.metric}, of which no share can be left: {listed(seen)}"
+    comparison, end = lines[0].whole, max(lines[0].points)
+    if not comparison.higher_is_better:
+        differences = [f"{difference_text(lines[0].at(share))} without {share} %" for share in (20, 40, 60)]
+        return f"measured by {comparison.metric}, of which no share can be left: {listed(differences)}"
     if not able(lines) or left(able(lines), end) >= VISIBLE:
         ends = f"{score_text(lines, None)} with all heads and {score_text(lines, end)} with none"
-        return f"the heads do nothing that {whole.metric} could show: {ends}"
+        return f"the heads do nothing that {comparison.metric} could show: {ends}"
     return ""
 
 

@@ -32,8 +32,8 @@ class Experiment(NamedTuple):
     shows: str  # Figures 3 and 6
     asks: str  # one sentence, a question
     steps: Callable[[Setting], list[Step]]  # none where the material has not what it needs
-    claims: Callable[[Found], list[Claim]]
-    sheets: Callable[[Found], list[Sheet]] = lambda found: []
+    claims: Callable[[RunDocuments], list[Claim]]
+    sheets: Callable[[RunDocuments], list[Sheet]] = lambda results: []
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunDocuments:
     """The documents of an experiment's run folders, as far as they are there."""
 
     setting: Setting
@@ -162,16 +162,16 @@ class Found:
             ) from None
 
 
-def over_seeds(values: Sequence[float], shown: Callable[[float], str]) -> str:
+def over_seeds(values: Sequence[float], format_value: Callable[[float], str]) -> str:
     """The mean of what each seed gave, and the lowest and the highest: "38.4 (38.3 to 38.5)"; of one seed, that one."""
-    low, mean, high = (shown(value) for value in (min(values), sum(values) / len(values), max(values)))
+    low, mean, high = (format_value(value) for value in (min(values), sum(values) / len(values), max(values)))
     return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
 def parted(words: Sequence[str], flags: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Words of a command in two: these flags with their values, and the others with theirs."""
-    some, others = list[str](), list[str]()
+    matching_words, remaining_words = list[str](), list[str]()
     for place, word in enumerate(words):
-        flag = next(one for one in reversed(words[: place + 1]) if one.startswith("--"))
-        (some if flag in flags else others).append(word)
-    return tuple(some), tuple(others)
+        flag = next(earlier_word for earlier_word in reversed(words[: place + 1]) if earlier_word.startswith("--"))
+        (matching_words if flag in flags else remaining_words).append(word)
+    return tuple(matching_words), tuple(remaining_words)

@@ -190,10 +190,10 @@ def _appears(place: Path, fill: Callable[[Path], None]) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as draft:
-            whole = Path(draft) / place.name
-            whole.mkdir()
-            fill(whole)
-            whole.rename(place)
+            staging_folder = Path(draft) / place.name
+            staging_folder.mkdir()
+            fill(staging_folder)
+            staging_folder.rename(place)
     except OSError as error:
         if not place.is_dir():  # else another was faster
             why = error.strerror or str(error)
@@ -264,39 +264,46 @@ def given(
         raise BadData(f"There is no file {parses!r}; give sentences with gold parses in CoNLL-U.")
     corpora = () if glue is None else _glue_tasks(Path(glue), tasks, classifier, encoder)
     shipped = folder / "material" / "classifier-data"
-    others = tuple((name, str(shipped / f"{name}.tsv")) for name in ELSEWHERE)
-    corpora = tuple(one._replace(others=others) if one.name == "SST-2" else one for one in corpora)
-    both = None if pairs is None else _parallel(Path(pairs), languages, translator)
+    other_files = tuple((name, str(shipped / f"{name}.tsv")) for name in ELSEWHERE)
+    corpora = tuple(corpus._replace(others=other_files) if corpus.name == "SST-2" else corpus for corpus in corpora)
+    parallel_text = None if pairs is None else _parallel(Path(pairs), languages, translator)
     parts = [f"{Path(classifier).name} on {corpora[0].name}"] if classifier is not None else []
-    if encoder is not None and any(one.ready is None for one in corpora):
+    if encoder is not None and any(corpus.ready is None for corpus in corpora):
         parts.append(
-            f"{Path(encoder).name} fine-tuned on {listed([one.name for one in corpora if one.ready is None], 9)}"
+            f"{Path(encoder).name} fine-tuned on {listed([corpus.name for corpus in corpora if corpus.ready is None], 9)}"
         )
-    if both is not None:
-        parts.append(f"{Path(translator).name if translator else 'translators trained from nothing'} on {both.name}")
+    if parallel_text is not None:
+        parts.append(
+            f"{Path(translator).name if translator else 'translators trained from nothing'} on {parallel_text.name}"
+        )
     about = f"These runs have {listed(parts)}; sizes and data differ from those of the papers unless you gave theirs."
-    return Material("the models and data given", about, encoder, corpora, both, parses)
+    return Material("the models and data given", about, encoder, corpora, parallel_text, parses)
 
 
 def _glue_tasks(
     folder: Path, tasks: Sequence[str] | None, classifier: str | None, encoder: str | None
 ) -> tuple[Corpus, ...]:
     """The tasks asked for or found in GLUE's folder; only the first, where there is nothing to fine-tune on the others."""
-    known = {_plain(task.name): task for task in GLUE}
-    unknown = next((name for name in tasks or () if _plain(name) not in known), None)
+    tasks_by_name = {_plain(task.name): task for task in GLUE}
+    unknown = next((name for name in tasks or () if _plain(name) not in tasks_by_name), None)
     if unknown is not None:
         raise BadData(f"There is no task {unknown!r:.40} here; choose among {', '.join(task.name for task in GLUE)}.")
-    asked = list(dict.fromkeys(known[_plain(name)] for name in tasks or ()))
-    if encoder is None and len(asked) > 1:
-        raise BadData(f"There is no model to fine-tune on {asked[-1].name}; give an encoder (--encoder).")
-    there = asked or [task for task in GLUE if (folder / task.name).is_dir()]
-    if not there:
+    requested_tasks = list(dict.fromkeys(tasks_by_name[_plain(name)] for name in tasks or ()))
+    if encoder is None and len(requested_tasks) > 1:
+        raise BadData(f"There is no model to fine-tune on {requested_tasks[-1].name}; give an encoder (--encoder).")
+    available_tasks = requested_tasks or [task for task in GLUE if (folder / task.name).is_dir()]
+    if not available_tasks:
         raise BadData(f"There is no file {folder / GLUE[0].name / 'train.tsv'}, nor another task; give GLUE's folder.")
     if encoder is None and classifier is None:
-        raise BadData(f"There is no model of {there[0].name}; give one (--classifier), or an encoder (--encoder).")
-    chosen = there if encoder is not None else there[:1]
-    found = [task.corpus(*(_there(folder / task.name / f"{part}.tsv") for part in ("train", "dev"))) for task in chosen]
-    return (found[0]._replace(ready=classifier), *found[1:])
+        raise BadData(
+            f"There is no model of {available_tasks[0].name}; give one (--classifier), or an encoder (--encoder)."
+        )
+    chosen = available_tasks if encoder is not None else available_tasks[:1]
+    corpora = [
+        task.corpus(*(_existing_path(folder / task.name / f"{part}.tsv") for part in ("train", "dev")))
+        for task in chosen
+    ]
+    return (corpora[0]._replace(ready=classifier), *corpora[1:])
 
 
 def _parallel(folder: Path, languages: tuple[str, str], translator: str | None) -> Pairs:
@@ -306,7 +313,7 @@ def _parallel(folder: Path, languages: tuple[str, str], translator: str | None) 
         raise BadData(f"{folder} has a comma in its name, which parts the two files of parallel text; rename it.")
 
     def files(stem: str) -> str:
-        return ",".join(_there(folder / f"{stem}.{language}") for language in languages)
+        return ",".join(_existing_path(folder / f"{stem}.{language}") for language in languages)
 
     def complete(stem: str) -> bool:
         return all(located(folder / f"{stem}.{language}") for language in languages)
@@ -323,7 +330,7 @@ def _parallel(folder: Path, languages: tuple[str, str], translator: str | None) 
     )
 
 
-def _there(path: Path) -> str:
+def _existing_path(path: Path) -> str:
     """The path, which commands take with and without .gz or .xz at its end."""
     if located(path) is None:
         raise BadData(

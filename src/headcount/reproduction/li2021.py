@@ -20,7 +20,7 @@ from .experiment import (
     UNTOLD,
     Claim,
     Experiment,
-    Found,
+    RunDocuments,
     Setting,
     Sheet,
     Step,
@@ -85,12 +85,12 @@ def _name(way: Way, keep: str, seed: int) -> str:
 def steps(setting: Setting) -> list[Step]:
     """A model for every seed, and from it a smaller one in each way at each number of heads."""
     corpus = _corpus(setting)
-    made: list[Step] = []
+    all_steps: list[Step] = []
     if corpus is None:
-        return made
+        return all_steps
     for seed in setting.seeds:
         model, before = setting.classifier(corpus, seed)
-        made += before
+        all_steps += before
         data = (*corpus.on("train"), *setting.limit(1500), *corpus.beside("--report-data", "dev"))
         data += setting.limit(400, flag="--report-limit")
         pace = setting.by_size(("--steps", "40", "--batch-size", "16"), ("--epochs", "1", "--batch-size", "64"))
@@ -100,8 +100,8 @@ def steps(setting: Setting) -> list[Step]:
                 name = _name(way, keep, seed)
                 words = ("learn", model, *data, *way.flags, "--keep", keep, *taught, "--seed", str(seed))
                 words += ("--run", setting.run(name), *setting.flags)
-                made.append(Step(name, words, tuple(step.name for step in before)))
-    return named_once(made)
+                all_steps.append(Step(name, words, tuple(step.name for step in before)))
+    return named_once(all_steps)
 
 
 # -- what was found ------------------------------------------------------------------------------------------------------
@@ -135,92 +135,98 @@ def _smaller(way: str, keep: str, seed: int, data: LearnedDocument) -> Smaller:
     return Smaller(way, keep, seed, *heads, data.comparison, None if data.open is None else int(data.open))
 
 
-def _runs(found: Found) -> list[Smaller]:
+def _runs(results: RunDocuments) -> list[Smaller]:
     """All runs that are there."""
-    setting = found.setting
-    asked = [(way, keep, seed) for way in WAYS for keep in _keeps(setting, way) for seed in setting.seeds]
+    setting = results.setting
+    combinations = [(way, keep, seed) for way in WAYS for keep in _keeps(setting, way) for seed in setting.seeds]
     if _corpus(setting) is None:
         return []
-    made = [
-        found.read(_name(way, keep, seed), LearnedDocument, partial(_smaller, way.name, keep, seed))
-        for way, keep, seed in asked
+    loaded_runs = [
+        results.read(_name(way, keep, seed), LearnedDocument, partial(_smaller, way.name, keep, seed))
+        for way, keep, seed in combinations
     ]
-    return [one for one in made if one is not None]
+    return [run for run in loaded_runs if run is not None]
 
 
 def _of(runs: Sequence[Smaller], way: str, keep: str) -> list[Smaller]:
-    return [one for one in runs if (one.way, one.keep) == (way, keep)]
+    return [run for run in runs if (run.way, run.keep) == (way, keep)]
 
 
-def _both(runs: Sequence[Smaller], one: str, other: str) -> list[str]:
+def _common_sizes(runs: Sequence[Smaller], first_way: str, second_way: str) -> list[str]:
     """The numbers of heads at which there are runs of both ways."""
-    return [keep for keep in KEEPS if _of(runs, one, keep) and _of(runs, other, keep)]
+    return [keep for keep in KEEPS if _of(runs, first_way, keep) and _of(runs, second_way, keep)]
 
 
-def _ahead(runs: Sequence[Smaller], one: str, other: str) -> Mean | None:
+def _ahead(runs: Sequence[Smaller], first_way: str, second_way: str) -> Mean | None:
     """How far a way is ahead of another, in points: for each seed that has all of their runs, the mean over numbers of heads."""
-    keeps = _both(runs, one, other)
+    keeps = _common_sizes(runs, first_way, second_way)
     gains = {(run.way, run.keep, run.seed): run.gain for run in runs}
     differences = []
     for seed in dict.fromkeys(run.seed for run in runs):
-        pairs = [(gains.get((one, keep, seed)), gains.get((other, keep, seed))) for keep in keeps]
-        found = [mine.minus(theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
-        if found and len(found) == len(keeps):
-            differences.append(Estimate.average(found))
+        pairs = [(gains.get((first_way, keep, seed)), gains.get((second_way, keep, seed))) for keep in keeps]
+        keep_differences = [mine.minus(theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+        if keep_differences and len(keep_differences) == len(keeps):
+            differences.append(Estimate.average(keep_differences))
     return mean_of(differences) if differences else None
 
 
 # -- claims --------------------------------------------------------------------------------------------------------------
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(results: RunDocuments) -> list[Claim]:
     """Exact numbers of heads; nine tenths of them gone; beside earlier methods."""
-    runs = _runs(found)
-    made = [_exact(found, runs), _most_heads(found, runs), _beside_others(found, runs)]
-    return [claim for claim in made if claim is not None]
+    runs = _runs(results)
+    possible_claims = [_exact(results, runs), _most_heads(results, runs), _beside_others(results, runs)]
+    return [claim for claim in possible_claims if claim is not None]
 
 
-def _place(found: Found, run: Smaller) -> str:
-    corpus = _corpus(found.setting)
+def _place(results: RunDocuments, run: Smaller) -> str:
+    corpus = _corpus(results.setting)
     return f"{corpus.name if corpus else 'The task'} ({run.compared.metric}, n = {run.compared.n})"
 
 
-def _exact(found: Found, runs: Sequence[Smaller]) -> Claim | None:
+def _exact(results: RunDocuments, runs: Sequence[Smaller]) -> Claim | None:
     subsets = [run for run in runs if run.way in SUBSETS]
     if not subsets:
         return None
     wrong = [run for run in subsets if run.kept != run.asked]
     numbers = listed([str(number) for number in sorted({run.asked for run in subsets})])
-    here = f"{_place(found, subsets[0])}: {len(subsets) - len(wrong)} of {counted(len(subsets), 'run')} of subset gates kept "
-    here += f"exactly the {numbers} of {subsets[0].of} heads that were asked for; the K largest gates stay, so this holds by "
-    here += "construction."
+    finding = (
+        f"{_place(results, subsets[0])}: {len(subsets) - len(wrong)} of {counted(len(subsets), 'run')} of subset gates "
+    )
+    finding += (
+        f"kept exactly the {numbers} of {subsets[0].of} heads that were asked for; the K largest gates stay, so this "
+    )
+    finding += "holds by construction."
     steered = [run for run in runs if run.way == "l0" and run.open is not None]
-    for asked in sorted({run.asked for run in steered}):
-        opened = sorted(int(run.open or 0) for run in steered if run.asked == asked)
-        here += f" Of L0 gates that were steered to {asked}, {_from_to(opened)} were open by themselves."
+    for requested_heads in sorted({run.asked for run in steered}):
+        opened = sorted(int(run.open or 0) for run in steered if run.asked == requested_heads)
+        finding += f" Of L0 gates that were steered to {requested_heads}, {_from_to(opened)} were open by themselves."
     paper = "Abstract: the number of heads that stay is said beforehand and kept exactly."
     rule = "Confirmed if every run of subset gates keeps exactly the number of heads that was asked for."
-    return Claim(paper, here, NOT_CONFIRMED if wrong else CONFIRMED, rule)
+    return Claim(paper, finding, NOT_CONFIRMED if wrong else CONFIRMED, rule)
 
 
 def _from_to(numbers: Sequence[int]) -> str:
     return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
-def _most_heads(found: Found, runs: Sequence[Smaller]) -> Claim | None:
+def _most_heads(results: RunDocuments, runs: Sequence[Smaller]) -> Claim | None:
     fewest = _of(runs, "joint", KEEPS[0])
     if not fewest:
         return None
     unit = fewest[0].unit
     gains = {keep: mean_of(run.gain for run in mine) for keep in KEEPS if (mine := _of(runs, "joint", keep))}
-    told = [f"{_gained(_of(runs, 'joint', keep))} with {_of(runs, 'joint', keep)[0].kept} heads" for keep in gains]
+    gain_texts = [
+        f"{_gained(_of(runs, 'joint', keep))} with {_of(runs, 'joint', keep)[0].kept} heads" for keep in gains
+    ]
     published = _of(runs, "published", KEEPS[0])
     if published:
-        told.append(
+        gain_texts.append(
             f"{_gained(published)} with {published[0].kept} heads and the gates and schedules of the paper's code"
         )
-    here = f"{_place(found, fewest[0])}; {SEEDS_TOLD}: joint training against the model it began from, with all "
-    here += f"{fewest[0].of} heads: {'; '.join(told)}. {LONGER}"
+    finding = f"{_place(results, fewest[0])}; {SEEDS_TOLD}: joint training against the model it began from, with all "
+    finding += f"{fewest[0].of} heads: {'; '.join(gain_texts)}. {LONGER}"
     verdict = UNTOLD
     if unit == "points" and gains[KEEPS[0]].above(-MUCH):
         verdict = CONFIRMED
@@ -232,7 +238,7 @@ def _most_heads(found: Found, runs: Sequence[Smaller]) -> Claim | None:
         f"over at least {ENOUGH} seeds; it differs if more is lost there, and less than that with one of the larger "
     )
     rule += "numbers. The model with all heads is the one that training began from, not one trained as long."
-    return Claim(paper, here, verdict, rule)
+    return Claim(paper, finding, verdict, rule)
 
 
 def _gained(runs: Sequence[Smaller]) -> str:
@@ -242,14 +248,18 @@ def _gained(runs: Sequence[Smaller]) -> str:
     return f"{mean_of(run.gain for run in runs).text(partial(signed, digits=1))} {runs[0].unit} ({len(runs)} seeds)"
 
 
-def _beside_others(found: Found, runs: Sequence[Smaller]) -> Claim | None:
+def _beside_others(results: RunDocuments, runs: Sequence[Smaller]) -> Claim | None:
     ahead = {way: mean for way in EARLIER if (mean := _ahead(runs, "joint", way)) is not None}
     if not ahead:
         return None
-    told = [_told(runs, "joint", way) for way in EARLIER if way in ahead]
-    more = [_told(runs, one, other) for one, other in BEYOND if _ahead(runs, one, other) is not None]
-    here = f"{_place(found, runs[0])}; in {runs[0].unit}, {SEEDS_TOLD}: {'; '.join(told)}."
-    here += f" Asked beyond the paper's sentence: {'; '.join(more)}." if more else ""
+    comparison_texts = [_lead_text(runs, "joint", way) for way in EARLIER if way in ahead]
+    more = [
+        _lead_text(runs, first_way, second_way)
+        for first_way, second_way in BEYOND
+        if _ahead(runs, first_way, second_way) is not None
+    ]
+    finding = f"{_place(results, runs[0])}; in {runs[0].unit}, {SEEDS_TOLD}: {'; '.join(comparison_texts)}."
+    finding += f" Asked beyond the paper's sentence: {'; '.join(more)}." if more else ""
     level = {way: mean.above(-LEVEL_WITHIN) for way, mean in ahead.items()}
     behind = {way: mean.below(0) and not level[way] for way, mean in ahead.items()}
     verdict = UNTOLD
@@ -264,31 +274,31 @@ def _beside_others(found: Found, runs: Sequence[Smaller]) -> Claim | None:
         f"heads, 95 % interval {COVERS}, at least {ENOUGH} seeds); it differs if that holds for one, and it is behind "
     )
     rule += "the other."
-    return Claim(paper, here, verdict, rule)
+    return Claim(paper, finding, verdict, rule)
 
 
-def _told(runs: Sequence[Smaller], one: str, other: str) -> str:
+def _lead_text(runs: Sequence[Smaller], first_way: str, second_way: str) -> str:
     """How far a way is ahead of another, in words."""
-    mean, titles = _ahead(runs, one, other), {way.name: way.title for way in WAYS}
-    kept = [str(_of(runs, one, keep)[0].kept) for keep in _both(runs, one, other)]
+    mean, titles = _ahead(runs, first_way, second_way), {way.name: way.title for way in WAYS}
+    head_counts = [str(_of(runs, first_way, keep)[0].kept) for keep in _common_sizes(runs, first_way, second_way)]
     ahead = "?" if mean is None else mean.text(partial(signed, digits=1))
     seeds = "" if mean is None else f"; {counted(mean.seeds, 'seed')}"
-    return f"{titles[one]} against {titles[other]} {ahead} (at {listed(kept)} heads{seeds})"
+    return f"{titles[first_way]} against {titles[second_way]} {ahead} (at {listed(head_counts)} heads{seeds})"
 
 
-def sheets(found: Found) -> list[Sheet]:
+def sheets(results: RunDocuments) -> list[Sheet]:
     """Quality against the number of heads, a row for each way."""
-    runs = _runs(found)
+    runs = _runs(results)
     keeps = [keep for keep in KEEPS if any(run.keep == keep for run in runs)]
     if not keeps:
         return []
-    kept = [f"{next(run.kept for run in runs if run.keep == keep)} of {runs[0].of} heads" for keep in keeps]
+    column_names = [f"{next(run.kept for run in runs if run.keep == keep)} of {runs[0].of} heads" for keep in keeps]
     rows = [("all heads", *[_cell(list({run.seed: run.compared.before for run in runs}.values()))] * len(keeps))]
     for way in WAYS:
         mine = [[run.compared.after for run in _of(runs, way.name, keep)] for keep in keeps]
         rows += [(way.title, *map(_cell, mine))] if any(mine) else []
-    title = f"{_place(found, runs[0])} by heads kept; mean of the seeds, lowest to highest; ours alone"
-    return [Sheet(title, ("way", *kept), tuple(rows))]
+    title = f"{_place(results, runs[0])} by heads kept; mean of the seeds, lowest to highest; ours alone"
+    return [Sheet(title, ("way", *column_names), tuple(rows))]
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..stats.results import Comparison, difference_text, unit_of
-from .experiment import DIFFERS, UNTOLD, Data, Found, Made, Setting, Step
+from .experiment import DIFFERS, UNTOLD, Data, Made, RunDocuments, Setting, Step
 from .inputs import Corpus, Pairs
 from .runner import named_once
 
@@ -26,7 +26,7 @@ class Subject(NamedTuple):
     source: Corpus | Pairs
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """A question about a model: the step that answers it."""
 
     subject: Subject
@@ -71,59 +71,66 @@ def _title(name: str, ending: str) -> str:
     return name + (f", seed {ending[1:]}" if ending else "")
 
 
-def asked(setting: Setting, subject: Subject, name: str, words: Sequence[str], other: str = "") -> Asked:
+def asked(setting: Setting, subject: Subject, name: str, words: Sequence[str], other_data: str = "") -> Question:
     """A question about a model, by the name of its step and the words of its command."""
     words = (*words, *setting.batch, "-o", setting.run(name), *setting.flags)
-    return Asked(subject, Step(name, words, tuple(step.name for step in subject.steps)), other)
+    return Question(subject, Step(name, words, tuple(step.name for step in subject.steps)), other_data)
 
 
-def steps_of(ask: Callable[[Setting], list[Asked]]) -> Callable[[Setting], list[Step]]:
+def steps_of(ask: Callable[[Setting], list[Question]]) -> Callable[[Setting], list[Step]]:
     """The steps of these questions and of their models, each once."""
 
     def steps(setting: Setting) -> list[Step]:
-        every = [step for one in ask(setting) for step in (*one.subject.steps, one.step)]
+        every = [step for question in ask(setting) for step in (*question.subject.steps, question.step)]
         return named_once(every)
 
     return steps
 
 
 def read(
-    found: Found, ask: Callable[[Setting], list[Asked]], kind: type[Data], build: Callable[[Asked, Data], Made]
+    results: RunDocuments,
+    ask: Callable[[Setting], list[Question]],
+    kind: type[Data],
+    build: Callable[[Question, Data], Made],
 ) -> list[Made]:
     """What was found out, as far as it was."""
     out = []
-    for one in ask(found.setting):
-        answer = found.read(one.step.name, kind, lambda data, one=one: build(one, data))
+    for question in ask(results.setting):
+        answer = results.read(question.step.name, kind, lambda data, question=question: build(question, data))
         out += [] if answer is None else [answer]
     return out
 
 
 def together(verdicts: Sequence[str]) -> str:
     """One verdict for several models: what more than half of them say, unless others say something else."""
-    told = sorted(set(verdicts) - {UNTOLD})
-    if len(told) > 1:
+    decisive_verdicts = sorted(set(verdicts) - {UNTOLD})
+    if len(decisive_verdicts) > 1:
         return DIFFERS
-    return told[0] if told and 2 * verdicts.count(told[0]) > len(verdicts) else UNTOLD
+    return (
+        decisive_verdicts[0]
+        if decisive_verdicts and 2 * verdicts.count(decisive_verdicts[0]) > len(verdicts)
+        else UNTOLD
+    )
 
 
-def difference(one: Comparison) -> str:
+def difference(comparison: Comparison) -> str:
     """A difference with its interval, without its unit."""
-    return difference_text(one).removesuffix(f" {unit_of(one)}")
+    return difference_text(comparison).removesuffix(f" {unit_of(comparison)}")
 
 
-def decimals(one: Comparison) -> int:
+def decimals(comparison: Comparison) -> int:
     """Decimals that show something of a difference in this metric: two of a point, more of a loss."""
-    return 2 if unit_of(one) == "points" else 4
+    return 2 if unit_of(comparison) == "points" else 4
 
 
-def excludes(one: Comparison, loss: float) -> bool:
+def excludes(comparison: Comparison, loss: float) -> bool:
     """Whether the interval shows that less than so many points are lost; a metric without points shows nothing."""
-    return unit_of(one) == "points" and one.low * one.points > -loss
+    return unit_of(comparison) == "points" and comparison.low * comparison.points > -loss
 
 
-def beyond(one: Comparison, loss: float) -> bool:
+def beyond(comparison: Comparison, loss: float) -> bool:
     """Whether the interval shows that more than so many points are lost."""
-    return unit_of(one) == "points" and one.high * one.points < -loss
+    return unit_of(comparison) == "points" and comparison.high * comparison.points < -loss
 
 
 def layer_of(site: str) -> int:

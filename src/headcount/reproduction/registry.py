@@ -37,15 +37,19 @@ def experiments_named(words: Sequence[str]) -> list[Experiment]:
     """The experiments that these words name, each once, in the order of the shelf: names, papers ("michel"), or "all"."""
     wanted: set[str] = set()
     for word in words:
-        found = [one.name for one in EXPERIMENTS if word in (one.name, one.name.partition("-")[0], "all")]
-        if not found:
-            names = [one.name for one in EXPERIMENTS]
+        matches = [
+            experiment.name
+            for experiment in EXPERIMENTS
+            if word in (experiment.name, experiment.name.partition("-")[0], "all")
+        ]
+        if not matches:
+            names = [experiment.name for experiment in EXPERIMENTS]
             papers = list(dict.fromkeys(name.partition("-")[0] for name in names))
             near = get_close_matches(word.lower(), [*names, *papers, "all", "list"], 1, 0.5)
             meant = f" (did you mean {near[0]}?)" if near else ""
             raise NotFound(f"There is no experiment {word!r:.60}{meant}; there are {', '.join(names)}, and all.")
-        wanted |= set(found)
-    return [one for one in EXPERIMENTS if one.name in wanted]
+        wanted |= set(matches)
+    return [experiment for experiment in EXPERIMENTS if experiment.name in wanted]
 
 
 def plan(experiment: Experiment, setting: Setting) -> Planned:
@@ -53,10 +57,10 @@ def plan(experiment: Experiment, setting: Setting) -> Planned:
     steps, problem = _steps(experiment, setting)
     names = {step.name for step in steps}
     left_out = [problem] if problem else []
-    for what, material in _with_more(setting.material):
+    for missing, material in _with_more(setting.material):
         more, _ = _steps(experiment, replace(setting, material=material))
         if {step.name for step in more} - names:
-            left_out.append(f"A part is left out: there is no {what}." if steps else f"There is no {what}.")
+            left_out.append(f"A part is left out: there is no {missing}." if steps else f"There is no {missing}.")
     if not steps and not left_out:
         left_out.append("It needs other models and data.")
     return Planned(experiment, named_once(steps), left_out)
@@ -76,8 +80,8 @@ def _with_more(material: Material) -> Iterator[tuple[str, Material]]:
         some = Corpus("task", "classification", "train.tsv", "dev.tsv", (("other", "other.tsv"),), ready="model")
         yield "task with labels (--glue)", replace(material, corpora=(some,))
     elif not any(corpus.others for corpus in corpora):
-        others = tuple(corpus._replace(others=(("other", "other.tsv"),)) for corpus in corpora)
-        yield "other data of the same task", replace(material, corpora=others)
+        extended_corpora = tuple(corpus._replace(others=(("other", "other.tsv"),)) for corpus in corpora)
+        yield "other data of the same task", replace(material, corpora=extended_corpora)
     if corpora and material.encoder is None:
         yield "encoder to fine-tune (--encoder)", replace(material, encoder="encoder")
     if pairs is None:

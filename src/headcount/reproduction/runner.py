@@ -77,7 +77,7 @@ def run(
             agenda.begin(step)
             if show:
                 say(f"\n$ {step.text}")
-            agenda.end(step, *_here(step, command, None if show else agenda.log(step)))
+            agenda.end(step, *_run_in_process(step, command, None if show else agenda.log(step)))
     elif agenda.left:
         _in_processes(agenda, command, workers)
     return agenda.outcome()
@@ -85,11 +85,11 @@ def run(
 
 def named_once(steps: Sequence[Step]) -> list[Step]:
     """The steps without those that are there already; two of one name are one step, with one command."""
-    found: dict[str, Step] = {}
+    by_name: dict[str, Step] = {}
     for step in steps:
-        before = found.setdefault(step.name, step)
+        before = by_name.setdefault(step.name, step)
         assert before.words == step.words, f"two commands are called {step.name}: {before.text} and {step.text}"
-    return list(found.values())
+    return list(by_name.values())
 
 
 class _Agenda:
@@ -134,13 +134,13 @@ class _Agenda:
             write_whole(self._note(step), (json.dumps({"words": list(step.words)}) + "\n").encode())
             self.done.add(step.name)
             _sweep(step)
-        what = f"failed: {problem}" if problem else seconds_text(seconds)
-        self.say(f"{self.ended} of {self.total} · {step.name} · {what}")
+        status = f"failed: {problem}" if problem else seconds_text(seconds)
+        self.say(f"{self.ended} of {self.total} · {step.name} · {status}")
 
     def outcome(self) -> Outcome:
         """What became of all steps, when nothing runs any more."""
-        done = tuple(step.name for step in self.steps if step.name in self.done)
-        return Outcome(done, self.failed, {step.name: self._cause(step) for step in self.left})
+        done_names = tuple(step.name for step in self.steps if step.name in self.done)
+        return Outcome(done_names, self.failed, {step.name: self._cause(step) for step in self.left})
 
     def log(self, step: Step) -> Path:
         """Where what the command prints goes."""
@@ -149,7 +149,7 @@ class _Agenda:
     def _cause(self, step: Step) -> str:
         """The failed step that keeps this one from beginning, however far back, or the name of one that is not there."""
         missing = next(name for name in step.after if name not in self.done)
-        before = next((one for one in self.left if one.name == missing), None)
+        before = next((waiting_step for waiting_step in self.left if waiting_step.name == missing), None)
         return missing if before is None or before is step else self._cause(before)
 
     def _note(self, step: Step) -> Path:
@@ -194,7 +194,7 @@ def _try(command: Command, words: Sequence[str]) -> str:
     return ""
 
 
-def _here(step: Step, command: Command, log: Path | None) -> tuple[float, str]:
+def _run_in_process(step: Step, command: Command, log: Path | None) -> tuple[float, str]:
     """The seconds that a step took in this process, and what went wrong."""
     start = time.perf_counter()
     if log is None:
@@ -222,7 +222,7 @@ def _in_processes(agenda: _Agenda, command: Command, workers: int) -> None:
     try:
         while True:
             while len(busy) < workers and (step := agenda.next(len(busy))) is not None:
-                idle = [one for one in idle if one.process.is_alive()]
+                idle = [idle_worker for idle_worker in idle if idle_worker.process.is_alive()]
                 worker = idle.pop() if idle else _new_worker(command)
                 agenda.begin(step)
                 busy[worker] = (step, time.perf_counter())
@@ -230,10 +230,16 @@ def _in_processes(agenda: _Agenda, command: Command, workers: int) -> None:
                     worker.pipe.send((step, str(agenda.log(step))))
             if not busy:
                 break
-            found = wait([thing for one in busy for thing in (one.pipe, one.process.sentinel)])
-            for worker in [one for one in busy if one.pipe in found or one.process.sentinel in found]:
+            ready = wait(
+                [handle for busy_worker in busy for handle in (busy_worker.pipe, busy_worker.process.sentinel)]
+            )
+            for worker in [
+                busy_worker
+                for busy_worker in busy
+                if busy_worker.pipe in ready or busy_worker.process.sentinel in ready
+            ]:
                 step, start = busy[worker]
-                problem = _told(worker)
+                problem = _worker_error(worker)
                 agenda.end(step, time.perf_counter() - start, problem)
                 del busy[worker]
                 idle.append(worker)
@@ -241,7 +247,7 @@ def _in_processes(agenda: _Agenda, command: Command, workers: int) -> None:
         _stop([*idle, *busy], at_once=bool(busy))
 
 
-def _told(worker: _Worker) -> str:
+def _worker_error(worker: _Worker) -> str:
     """What a worker says went wrong, if anything; or that it died, which it cannot say."""
     with suppress(EOFError, OSError):
         if worker.pipe.poll():
@@ -282,8 +288,8 @@ def _work(pipe: Connection, command: Command) -> None:
     os.environ.update(ONE_THREAD)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that gives out the work
     Thread(target=_end_with_parent, daemon=True).start()
-    while (given := pipe.recv()) is not None:
-        step, log = given
+    while (message := pipe.recv()) is not None:
+        step, log = message
         with open(log, "wb") as stream:
             for number in (1, 2):
                 os.dup2(stream.fileno(), number)

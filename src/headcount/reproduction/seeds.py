@@ -14,7 +14,7 @@ from ..errors import BadRun
 from ..formatting import result_text
 from ..stats.metrics import metric
 from ..stats.results import Comparison
-from .experiment import Found
+from .experiment import RunDocuments
 from .runner import Step
 
 LEVEL = 0.95
@@ -48,10 +48,10 @@ class Estimate(NamedTuple):
         return Estimate(factor * self.value, low, high)
 
     @classmethod
-    def gain(cls, one: Comparison) -> Estimate:
+    def gain(cls, comparison: Comparison) -> Estimate:
         """How much better a model is after a change than before, in points; below zero where it is worse."""
-        sign = one.points if one.higher_is_better else -one.points
-        return cls(one.difference, one.low, one.high).times(sign)
+        sign = comparison.points if comparison.higher_is_better else -comparison.points
+        return cls(comparison.difference, comparison.low, comparison.high).times(sign)
 
     @classmethod
     def average(cls, some: Iterable[Estimate]) -> Estimate:
@@ -81,9 +81,11 @@ class Mean(NamedTuple):
         """Whether the interval says anything: from three seeds on, or of one seed over its examples."""
         return self.seeds >= ENOUGH or (self.seeds == 1 and self.examples)
 
-    def text(self, shown: Callable[[float], str]) -> str:
+    def text(self, format_value: Callable[[float], str]) -> str:
         """The mean with its interval; without one if there are too few seeds for it to say anything."""
-        return shown(self.value) + (f" [{shown(self.low)}, {shown(self.high)}]" if self._told else "")
+        return format_value(self.value) + (
+            f" [{format_value(self.low)}, {format_value(self.high)}]" if self._told else ""
+        )
 
     @property
     def how(self) -> str:
@@ -102,10 +104,10 @@ def mean_of(estimates: Iterable[Estimate]) -> Mean:
     shrink with the number of seeds: the mean reach over examples of one seed is added, as the root of the sum of squares.
     Of one seed there is the interval over examples alone, and of fewer than three nothing is above or below a line.
     """
-    found = list(estimates)
-    alone = mean_over_seeds(one.value for one in found)
-    each = Estimate.average(found)
-    down, up = alone.value - each.low, each.high - alone.value
+    seed_estimates = list(estimates)
+    alone = mean_over_seeds(estimate.value for estimate in seed_estimates)
+    average = Estimate.average(seed_estimates)
+    down, up = alone.value - average.low, average.high - alone.value
     if alone.seeds > 1:
         down, up = (math.hypot(alone.high - alone.value, reach) for reach in (down, up))
     return Mean(alone.value, alone.value - down, alone.value + up, alone.seeds, examples=True)
@@ -116,15 +118,15 @@ def mean_over_seeds(values: Iterable[float]) -> Mean:
 
     Of fewer than two seeds nothing is known, and the interval is the whole line.
     """
-    found = list(values)
-    if not found:
+    seed_values = list(values)
+    if not seed_values:
         raise BadRun("There is no value to take the mean of; run the experiment's commands first.")
-    mean = math.fsum(found) / len(found)
-    if len(found) < 2:
-        return Mean(mean, -math.inf, math.inf, len(found), examples=False)
-    variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
-    reach = float(stdtrit(len(found) - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / len(found))
-    return Mean(mean, mean - reach, mean + reach, len(found), examples=False)
+    mean = math.fsum(seed_values) / len(seed_values)
+    if len(seed_values) < 2:
+        return Mean(mean, -math.inf, math.inf, len(seed_values), examples=False)
+    variance = math.fsum((value - mean) ** 2 for value in seed_values) / (len(seed_values) - 1)
+    reach = float(stdtrit(len(seed_values) - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / len(seed_values))
+    return Mean(mean, mean - reach, mean + reach, len(seed_values), examples=False)
 
 
 class Collapsed(NamedTuple):
@@ -134,7 +136,7 @@ class Collapsed(NamedTuple):
     steps: frozenset[str]
 
 
-def collapsed(found: Found, steps: Sequence[Step]) -> Collapsed:
+def collapsed(results: RunDocuments, steps: Sequence[Step]) -> Collapsed:
     """Trainings of some epochs that reach less than half of what the best seed of the same training reached.
 
     What is measured on such a model says nothing about heads: every one of them can go. Where less is better, there is no such
@@ -143,24 +145,26 @@ def collapsed(found: Found, steps: Sequence[Step]) -> Collapsed:
     scores: dict[str, dict[str, ResultDocument]] = {}
     for step in steps:
         if step.words[0] == "train" and {"--seed", "--epochs"} <= set(step.words):  # a single step is no training
-            after = found.read(step.name, TrainingDocument, _more_is_better)
+            after = results.read(step.name, TrainingDocument, _more_is_better)
             if after is not None:
                 scores.setdefault(step.name.rpartition("-")[0], {})[step.name] = after
-    told, lost = dict[str, str](), set[str]()
+    sentences, lost = dict[str, str](), set[str]()
     for some in scores.values():
         best = max(some.values(), key=lambda after: after.value)
         for name, after in some.items():
             if after.value < LEAST * best.value:
-                here, there = (f"{one.metric} {result_text(one, interval=False)}" for one in (after, best))
-                told[name] = (
-                    f"{name} came to {here}, where another seed came to {there}: it did not learn, and what was "
+                score_text, best_text = (
+                    f"{result.metric} {result_text(result, interval=False)}" for result in (after, best)
                 )
-                told[name] += "measured on its model is left out."
-    lost |= set(told)
+                sentences[name] = (
+                    f"{name} came to {score_text}, where another seed came to {best_text}: it did not learn, and what was "
+                )
+                sentences[name] += "measured on its model is left out."
+    lost |= set(sentences)
     for step in steps:  # in the order of the list, so that what a step needs was looked at before it
         if lost & set(step.after):
             lost.add(step.name)
-    return Collapsed(told, frozenset(lost))
+    return Collapsed(sentences, frozenset(lost))
 
 
 def _more_is_better(data: TrainingDocument) -> ResultDocument | None:

@@ -10,7 +10,7 @@ from ..documents.claims import FORMAT, ClaimsDocument, MaterialNames
 from ..errors import HeadcountError
 from ..reporting import page as report_page
 from ..runs import RUN, Run, write_whole
-from .experiment import Found, Setting
+from .experiment import RunDocuments, Setting
 from .registry import Planned
 from .runner import Outcome, Step
 from .seeds import Collapsed
@@ -22,25 +22,25 @@ def judged(
     planned: Sequence[Planned], setting: Setting, outcome: Outcome, runs: dict[str, Run], failed: Collapsed
 ) -> tuple[list[ClaimsDocument], list[str]]:
     """The claims of each experiment, as kept in its run folder; and sentences about those that cannot be judged."""
-    told, problems = [], []
-    for one in planned:
-        run = runs[one.experiment.name]
-        write_whole(run.folder / COMMANDS, "".join(f"{step.text}\n" for step in one.steps).encode())
+    documents, problems = [], []
+    for plan in planned:
+        run = runs[plan.experiment.name]
+        write_whole(run.folder / COMMANDS, "".join(f"{step.text}\n" for step in plan.steps).encode())
         try:
-            document = _claims(one, Found(setting, failed.steps), failed)
+            document = _claims(plan, RunDocuments(setting, failed.steps), failed)
         except HeadcountError as error:  # a document that is not what a command writes
-            problems.append(f"{one.experiment.name} cannot be judged: {error}")
+            problems.append(f"{plan.experiment.name} cannot be judged: {error}")
             continue
         run.write_json(document.NAME, document.to_json(), replace=True)
-        told.append(document)
-        if all(step.name in outcome.done for step in one.steps):
+        documents.append(document)
+        if all(step.name in outcome.done for step in plan.steps):
             run.finish()
-    return told, problems
+    return documents, problems
 
 
-def _claims(planned: Planned, found: Found, failed: Collapsed) -> ClaimsDocument:
+def _claims(planned: Planned, results: RunDocuments, failed: Collapsed) -> ClaimsDocument:
     """The statements of the paper beside what the runs show, as far as they are there and say something."""
-    experiment, setting = planned.experiment, found.setting
+    experiment, setting = planned.experiment, results.setting
     missed = [failed.told[step.name] for step in planned.steps if step.name in failed.told]
     return ClaimsDocument(
         format=FORMAT,
@@ -51,8 +51,8 @@ def _claims(planned: Planned, found: Found, failed: Collapsed) -> ClaimsDocument
         material=MaterialNames(setting.material.name, setting.material.about),
         full=setting.full,
         seeds=tuple(setting.seeds),
-        claims=tuple(experiment.claims(found)),
-        sheets=tuple(experiment.sheets(found)),
+        claims=tuple(experiment.claims(results)),
+        sheets=tuple(experiment.sheets(results)),
         commands=tuple(step.text for step in planned.steps),
         left_out=(*planned.left_out, *missed),
     )
@@ -80,10 +80,10 @@ def page(planned: Planned, setting: Setting, failed: Collapsed) -> str:
     """Write the page of an experiment; a sentence that says where it is, or why there is none."""
     folder = setting.folder / planned.experiment.name
     runs = [Path(setting.run(name)) for name in shown(planned, setting, failed)]
-    kept = [run for run in runs if (run / RUN).is_file()]
+    existing_runs = [run for run in runs if (run / RUN).is_file()]
     try:
         try:
-            return f"page: {report_page.report([folder, *kept], folder / PAGE, force=True)}"
+            return f"page: {report_page.report([folder, *existing_runs], folder / PAGE, force=True)}"
         except HeadcountError as error:  # too much for one page, or a run that it cannot show
             alone = report_page.report([folder], folder / PAGE, force=True)
             return f"page: {alone}, without the runs ({error})"

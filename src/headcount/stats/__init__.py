@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .guarantee import Guarantee
     from .metrics import Metric
     from .paired_tests import holm
-    from .results import Comparison, Result, compare, compare_all
+    from .results import Comparison, Result, compare
 
 __all__ = [
     "Comparison",
@@ -18,7 +18,6 @@ __all__ = [
     "Metric",
     "Result",
     "compare",
-    "compare_all",
     "holm",
 ]
 
@@ -30,7 +29,6 @@ __getattr__ = lazy_attributes(
         "Metric": ".metrics",
         "Result": ".results",
         "compare": ".results",
-        "compare_all": ".results",
         "holm": ".paired_tests",
     },
 )

@@ -51,8 +51,10 @@ def cochran_q(marks: Any) -> tuple[float, float] | tuple[None, None]:
 
 def overlap(sets: Sequence[Collection[Any]]) -> np.ndarray:
     """How many elements each two of the sets share: (sets, sets), with their sizes on the diagonal."""
-    plain = [frozenset(one) for one in sets]
-    return np.array([[len(one & other) for other in plain] for one in plain], dtype=np.int64).reshape(len(plain), -1)
+    plain = [frozenset(members) for members in sets]
+    return np.array([[len(first & second) for second in plain] for first in plain], dtype=np.int64).reshape(
+        len(plain), -1
+    )
 
 
 def mean_sd(samples: Any) -> tuple[np.ndarray, np.ndarray | None]:

@@ -41,13 +41,13 @@ def fall(
     worst = (influences(labels, was, ranked) - influences(labels, now, ranked)).argmax()
     turned = _turned(labels, was, now, ranked)
     added = np.array([turned] * size + [(labels[worst], was[worst], now[worst])] * size * WORST)
-    labels, was, now = (np.append(one, more) for one, more in zip((labels, was, now), added.T, strict=True))
-    each = influences(labels, was, ranked) - influences(labels, now, ranked)
-    seen = _correlation(labels, was, ranked) - _correlation(labels, now, ranked)
+    labels, was, now = (np.append(values, more) for values, more in zip((labels, was, now), added.T, strict=True))
+    example_influences = influences(labels, was, ranked) - influences(labels, now, ranked)
+    observed_fall = _correlation(labels, was, ranked) - _correlation(labels, now, ranked)
     members = np.arange(len(labels))
     if groups is not None:
         members = np.concatenate([groups, groups.max() + 1 + np.repeat(np.arange(1 + WORST), size)])
-    sums = np.bincount(members, weights=each)
+    sums = np.bincount(members, weights=example_influences)
     n = len(sums)
     sums *= n / len(members)  # their mean is that over the examples
     sums -= sums.mean()
@@ -56,13 +56,13 @@ def fall(
     drawn, squares = np.concatenate([counts @ pair for counts in resample_counts(resamples, n, seed)]).T / n
     ratios = drawn / np.sqrt((np.maximum(squares - drawn**2, 0.0) + floor) / n)
     spread = math.sqrt((sums.var() + floor) / n)
-    p = (1 + int((ratios <= (seen - drop) / spread).sum())) / (1 + resamples)
-    return p, float(seen - np.quantile(ratios, alpha) * spread), spread
+    p = (1 + int((ratios <= (observed_fall - drop) / spread).sum())) / (1 + resamples)
+    return p, float(observed_fall - np.quantile(ratios, alpha) * spread), spread
 
 
 def influences(labels: np.ndarray, guesses: np.ndarray, ranked: bool = False) -> np.ndarray:
     """By how much a correlation would grow if one example were there a little more often, times n; Spearman's if ranked."""
-    x, y = (_middle_ranks(one) if ranked else one for one in (labels, guesses))
+    x, y = (_middle_ranks(values) if ranked else values for values in (labels, guesses))
     if not x.std() or not y.std():
         return np.zeros(len(x))
     x, y = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
@@ -77,16 +77,16 @@ def influences(labels: np.ndarray, guesses: np.ndarray, ranked: bool = False) ->
 
 def _middle_ranks(values: np.ndarray) -> np.ndarray:
     """The share of examples below each, those with the same value by half."""
-    _, which, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    return ((sizes.cumsum() - sizes / 2) / len(values))[which]
+    _, inverse, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    return ((sizes.cumsum() - sizes / 2) / len(values))[inverse]
 
 
-def _moved(values: np.ndarray, each: np.ndarray) -> np.ndarray:
-    """The mean of `each` over the examples above every example, those with the same value by half."""
-    _, which = np.unique(values, return_inverse=True)
-    sums = np.bincount(which, weights=each)
+def _moved(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The mean of `weights` over the examples above every example, those with the same value by half."""
+    _, inverse = np.unique(values, return_inverse=True)
+    sums = np.bincount(inverse, weights=weights)
     above = sums.sum() - sums.cumsum() + sums / 2
-    return above[which] / len(values)
+    return above[inverse] / len(values)
 
 
 def _turned(labels: np.ndarray, was: np.ndarray, now: np.ndarray, ranked: bool) -> tuple[float, float, float]:
@@ -102,5 +102,5 @@ def _turned(labels: np.ndarray, was: np.ndarray, now: np.ndarray, ranked: bool) 
 
 
 def _correlation(labels: np.ndarray, guesses: np.ndarray, ranked: bool) -> float:
-    x, y = (_middle_ranks(one) if ranked else one for one in (labels, guesses))
+    x, y = (_middle_ranks(values) if ranked else values for values in (labels, guesses))
     return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else 0.0

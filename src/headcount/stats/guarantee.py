@@ -30,9 +30,9 @@ __all__ = [
     "Step",
     "check_promise",
     "fewest",
-    "needed",
+    "fixed_sequence_test",
     "noninferiority_test",
-    "sequence",
+    "required_sample_size",
 ]
 
 POWER = 0.8  # with which the number of examples is foretold that would be needed
@@ -128,8 +128,8 @@ def cap_in_words(cap: float | None, metric: str, groups: int | None = None) -> s
 
 def least_in_words(n: int, least: float, metric: str) -> str:
     """What n examples cannot show, whatever the plan: "on 675 examples no drop below 0.99 points could be shown, ..."."""
-    shown = f"{float(f'{least:.2g}'):g}"
-    return f"on {n} examples no drop below {shown} {unit_of(metric)} could be shown, even if nothing changed"
+    drop_text = f"{float(f'{least:.2g}'):g}"
+    return f"on {n} examples no drop below {drop_text} {unit_of(metric)} could be shown, even if nothing changed"
 
 
 def unit_of(metric: str, count: float = 2) -> str:
@@ -137,7 +137,7 @@ def unit_of(metric: str, count: float = 2) -> str:
     return f"in {metric}" if metric in ("loss", "perplexity", "mean") else "point" if count == 1 else "points"
 
 
-def sequence(
+def fixed_sequence_test(
     measure: Metric,
     before: np.ndarray,
     plans: Iterable[tuple[int, np.ndarray]],
@@ -161,34 +161,38 @@ def sequence(
     level = alpha / tries
     check_promise(drop, level)
     options: dict[str, Any] = {"alpha": level, "resamples": resamples, "seed": seed, "clusters": clusters, "cap": cap}
-    base, steps, found = measure.value(before), list[Step](), None
+    base, steps, result = measure.value(before), list[Step](), None
     for removed, rows in plans:
-        found = noninferiority_test(measure, before, rows, drop, **options)
-        shown = found.p <= level
-        steps.append(Step(removed, measure.value(rows), found.damage, found.bound, found.p, shown, found.beyond))
-        if not shown:
+        result = noninferiority_test(measure, before, rows, drop, **options)
+        is_shown = result.p <= level
+        steps.append(Step(removed, measure.value(rows), result.damage, result.bound, result.p, is_shown, result.beyond))
+        if not is_shown:
             break
-    if found is None:
+    if result is None:
         raise BadMeasure("There is no plan to test; give at least one that removes something.")
-    more = None if steps[-1].shown else needed(found, len(before), drop / measure.points, level, measure.points)
+    more = (
+        None
+        if steps[-1].shown
+        else required_sample_size(result, len(before), drop / measure.points, level, measure.points)
+    )
     # the same test, with the same cap, where nothing has changed
     same = noninferiority_test(measure, before, before, drop, **options)
     groups = None if clusters is None else len(np.unique(clusters))
     n, last = len(before), tuple(steps)
-    known = (n, base, last, more, same.bound, found.cap, groups, tries)
-    return Guarantee(measure.name, float(drop), alpha, found.test, *known)
+    details = (n, base, last, more, same.bound, result.cap, groups, tries)
+    return Guarantee(measure.name, float(drop), alpha, result.test, *details)
 
 
-def needed(found: NonInferiority, n: int, margin: float, alpha: float, points: float) -> int | None:
+def required_sample_size(result: NonInferiority, n: int, margin: float, alpha: float, points: float) -> int | None:
     """About how many examples would show it in four of five tries, if it costs what it cost here; None: no number would."""
-    room = margin * points - found.damage
+    room = margin * points - result.damage
     if room <= 0:
         return None
-    wanted = n * ((special.ndtri(1 - alpha) + special.ndtri(POWER)) * found.spread / room) ** 2
-    if found.test == "exact":
-        wanted = max(wanted + points / room, found.fewest)  # counts are whole numbers: a little more is needed
-    elif found.test == "bounded":
-        wanted = DEARER * wanted + found.fewest  # bets are small at first, while the spread is not known
+    wanted = n * ((special.ndtri(1 - alpha) + special.ndtri(POWER)) * result.spread / room) ** 2
+    if result.test == "exact":
+        wanted = max(wanted + points / room, result.fewest)  # counts are whole numbers: a little more is needed
+    elif result.test == "bounded":
+        wanted = DEARER * wanted + result.fewest  # bets are small at first, while the spread is not known
     return _rounded_up(max(wanted, n + 1))
 
 

@@ -80,13 +80,13 @@ class Metric:
         other, with counts that add up to one for each pair, are the swaps of a randomization test.
         """
         counts, rows = np.asarray(counts, dtype=np.float64), np.asarray(rows)
-        stack = [self.checked(one) for one in (rows if rows.ndim == 3 else [rows])]
+        stack = [self.checked(model_rows) for model_rows in (rows if rows.ndim == 3 else [rows])]
         if not stack:
             return np.empty((0, len(counts)))
         if self.statistics is None or self.of_totals is None:
             values = _spearman(self.columns, stack, counts)
         else:
-            values = np.array([self.of_totals(counts @ self.statistics(one)) for one in stack])
+            values = np.array([self.of_totals(counts @ self.statistics(model_rows)) for model_rows in stack])
         return values if rows.ndim == 3 else values[0]
 
     def per_example(self, rows: np.ndarray) -> np.ndarray | None:
@@ -282,7 +282,7 @@ BLEU_COLUMNS = (
 def chrf_columns(char_order: int = 6, word_order: int = 0) -> tuple[str, ...]:
     """The columns of chrF rows: n-grams of the hypothesis, of the reference, and in both, for every order."""
     orders = [f"char{n}" for n in range(1, char_order + 1)] + [f"word{n}" for n in range(1, word_order + 1)]
-    return tuple(f"{what}_{order}" for order in orders for what in ("hypothesis", "reference", "matching"))
+    return tuple(f"{source}_{order}" for order in orders for source in ("hypothesis", "reference", "matching"))
 
 
 def generated_columns(name: str) -> tuple[str, ...]:
@@ -309,12 +309,14 @@ def translation_rows(
             "references for every translation."
         )
     scorer = _scorer(name, tuple(sorted(options.items())))
-    lists = [[one] if isinstance(one, str) else list(one) for one in references]
+    lists = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
     if not all(lists):
-        raise BadMeasure(f"Example {[not one for one in lists].index(True)} has no reference; give it at least one.")
+        raise BadMeasure(
+            f"Example {[not texts for texts in lists].index(True)} has no reference; give it at least one."
+        )
     # sacreBLEU wants the first reference of every example, then the second, with None where there is none
     most = max(map(len, lists), default=1)
-    streams = [[one[number] if number < len(one) else None for one in lists] for number in range(most)]
+    streams = [[texts[number] if number < len(texts) else None for texts in lists] for number in range(most)]
     width = len(BLEU_COLUMNS) if name == "bleu" else 3 * scorer.order
     return np.array(scorer._extract_corpus_statistics(list(hypotheses), streams), np.float64).reshape(-1, width)
 
@@ -371,10 +373,10 @@ def _chrf(totals: np.ndarray) -> np.ndarray:
     precision, recall, orders = (np.zeros(totals.shape[:-1]) for _ in range(3))
     for order in range(0, totals.shape[-1], 3):
         hypothesis, reference, matching = np.moveaxis(totals[..., order : order + 3], -1, 0)
-        both = (hypothesis > 0) & (reference > 0)
-        precision += np.where(both, _divided(matching, hypothesis), 0.0)
-        recall += np.where(both, _divided(matching, reference), 0.0)
-        orders += both
+        in_both = (hypothesis > 0) & (reference > 0)
+        precision += np.where(in_both, _divided(matching, hypothesis), 0.0)
+        recall += np.where(in_both, _divided(matching, reference), 0.0)
+        orders += in_both
     precision, recall = _divided(precision, orders), _divided(recall, orders)
     return 100 * _divided((1 + factor) * precision * recall, factor * precision + recall)
 

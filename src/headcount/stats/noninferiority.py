@@ -87,13 +87,15 @@ def noninferiority_test(
     resamples = resamples or max(2000, min(RESAMPLES, DRAWS // len(before)))
     if measure.name in ("pearson", "spearman"):
         return _by_influence(measure, before, after, drop, alpha, groups, seed, resamples)
-    found = _by_bootstrap(measure, before, after, drop, alpha, groups, seed, resamples)
+    bootstrap = _by_bootstrap(measure, before, after, drop, alpha, groups, seed, resamples)
     if not averaged or cap == math.inf or not measure.statistics(before)[:, 1].any():
-        return found
+        return bootstrap
     capped = _by_betting(
         measure, before, after, drop, alpha, groups, seed, cap or _usual_cap(measure, before, drop, groups)
     )
-    return capped._replace(bound=max(capped.bound, found.bound), p=max(capped.p, found.p), spread=found.spread)
+    return capped._replace(
+        bound=max(capped.bound, bootstrap.bound), p=max(capped.p, bootstrap.p), spread=bootstrap.spread
+    )
 
 
 # --- right or wrong -------------------------------------------------------------------------------------------------
@@ -115,8 +117,8 @@ def _by_counts(measure: Metric, was: np.ndarray, now: np.ndarray, margin: float,
     spread = math.sqrt(max(0.0, share + gain - (share - gain) ** 2) / n)
     p = exact_p(lost, won, n, margin)
     bound = upper_bound(lost, won, n, alpha)
-    shown = damage * measure.points, bound * measure.points, p, spread * measure.points
-    return NonInferiority(*shown, "exact", fewest=fewest(margin, alpha))
+    estimates = damage * measure.points, bound * measure.points, p, spread * measure.points
+    return NonInferiority(*estimates, "exact", fewest=fewest(margin, alpha))
 
 
 # --- means ----------------------------------------------------------------------------------------------------------
@@ -229,9 +231,9 @@ def _by_bootstrap(
     sign = -measure.points if measure.higher_is_better else measure.points
     damage = sign * (measure.value(after) - measure.value(before))
     good, bad = _one_bad_example(measure, before, after)
-    one = _one_more_group(groups, len(before))
-    before, after = np.vstack([before, *[good] * one.size]), np.vstack([after, *[bad] * one.size])
-    options: dict[str, Any] = {"resamples": resamples, "seed": seed, "clusters": one.groups}
+    extra_group = _one_more_group(groups, len(before))
+    before, after = np.vstack([before, *[good] * extra_group.size]), np.vstack([after, *[bad] * extra_group.size])
+    options: dict[str, Any] = {"resamples": resamples, "seed": seed, "clusters": extra_group.groups}
     drawn = sign * resampled_differences(measure, before, after[None], **options)[0]
     p = (1 + int((drawn >= drop).sum())) / (1 + resamples)
     return NonInferiority(float(damage), float(np.quantile(drawn, 1 - alpha)), p, float(drawn.std()), "bootstrap")
@@ -261,12 +263,12 @@ def _one_bad_example(measure: Metric, before: np.ndarray, after: np.ndarray) -> 
     at = {name: measure.columns.index(name) for name in measure.columns}
     if "tokens" in at:  # of ordinary length, at the lowest and the highest loss per token
         tokens = before[:, at["tokens"]]
-        there, usual = tokens > 0, float(tokens.mean())
+        has_tokens, usual = tokens > 0, float(tokens.mean())
         good, bad = before[0].copy(), after[0].copy()
         good[at["tokens"]] = bad[at["tokens"]] = usual
-        if there.any():
-            good[at["loss"]] = usual * (before[there, at["loss"]] / tokens[there]).min()
-            bad[at["loss"]] = usual * (after[there, at["loss"]] / tokens[there]).max()
+        if has_tokens.any():
+            good[at["loss"]] = usual * (before[has_tokens, at["loss"]] / tokens[has_tokens]).min()
+            bad[at["loss"]] = usual * (after[has_tokens, at["loss"]] / tokens[has_tokens]).max()
     elif measure.name in ("f1", "matthews"):  # of the label for which that is worst
         best, worst = _worth(measure, before), _worth(measure, after)
         pairs = []
@@ -286,9 +288,9 @@ def _worth(measure: Metric, rows: np.ndarray) -> np.ndarray:
     """By how much each example would improve the metric if it were there once more."""
     assert measure.statistics is not None
     assert measure.of_totals is not None
-    each = measure.statistics(rows)
-    totals = each.sum(axis=0)
-    gain = measure.of_totals(totals + each) - measure.of_totals(totals)
+    statistics = measure.statistics(rows)
+    totals = statistics.sum(axis=0)
+    gain = measure.of_totals(totals + statistics) - measure.of_totals(totals)
     return gain if measure.higher_is_better else -gain
 
 

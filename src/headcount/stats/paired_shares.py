@@ -38,17 +38,17 @@ def exact_p(lost: int, won: int, n: int, margin: float) -> float:
         return 1.0
     if margin >= 1:
         return LEFT_OUT  # not all of them were lost
-    seen = float(_statistic(np.array(lost), np.array(won), n, margin))
+    observed = float(_statistic(np.array(lost), np.array(won), n, margin))
     low = special.betaincinv(won, n - won + 1, LEFT_OUT / 2) if won else 0.0
     high = special.betaincinv(won + 1, n - won, 1 - LEFT_OUT / 2) if won < n else 1.0
     gained = np.linspace(min(low, (1 - margin) / 2), min(high, (1 - margin) / 2), GRID)[:, None]
     first, last = _range(n, float(gained[0, 0]) + margin)[0], _range(n, float(gained[-1, 0]) + margin)[1]
     counts = np.arange(first, last + 1)
-    least = _least_won(counts, n, margin, seen)
+    least = _least_won(counts, n, margin, observed)
     # lost examples are binomial; those won, among the others, are too
     chance = np.exp(_log_binomial(counts, n, gained + margin))
-    others = np.clip(gained / np.maximum(1 - gained - margin, 1e-300), 0.0, 1.0)
-    enough = np.where(least > 0, special.bdtrc(np.maximum(least - 1, 0), n - counts, others), 1.0)
+    win_chance = np.clip(gained / np.maximum(1 - gained - margin, 1e-300), 0.0, 1.0)
+    enough = np.where(least > 0, special.bdtrc(np.maximum(least - 1, 0), n - counts, win_chance), 1.0)
     enough = np.where(least > n - counts, 0.0, enough)
     return float(min(1.0, (chance * enough).sum(axis=1).max() + 2 * TAIL + LEFT_OUT))
 
@@ -62,13 +62,13 @@ def _statistic(lost: np.ndarray, won: np.ndarray, n: int, margin: float) -> np.n
     return np.divide(above, np.sqrt(spread), out=np.zeros(np.shape(above)), where=spread > 0)
 
 
-def _least_won(lost: np.ndarray, n: int, margin: float, seen: float) -> np.ndarray:
+def _least_won(lost: np.ndarray, n: int, margin: float, observed: float) -> np.ndarray:
     """With so many lost, how many at least must have been won for a statistic of at most the one seen; n + 1: no number."""
     low, high = np.zeros_like(lost), n - lost + 1
     while (low < high).any():
         middle = (low + high) // 2
         inside = np.minimum(middle, n - lost)
-        small = (_statistic(lost, inside, n, margin) <= seen + 1e-9) & (middle <= n - lost)
+        small = (_statistic(lost, inside, n, margin) <= observed + 1e-9) & (middle <= n - lost)
         going = low < high
         high = np.where(going & small, middle, high)
         low = np.where(going & ~small, middle + 1, low)

@@ -116,15 +116,15 @@ def paired(
     options: dict[str, Any] = {"resamples": resamples, "seed": seed, "clusters": clusters}
     drawn = resampled_differences(measure, before, afters, **options)
     low, high = _percentiles(drawn, level)
-    seen, size = values - value, np.maximum(np.abs(values), abs(value))
+    observed, size = values - value, np.maximum(np.abs(values), abs(value))
     if test == "bootstrap":
-        p = _tail(drawn - drawn.mean(axis=1, keepdims=True), seen, size, alternative)
+        p = _tail(drawn - drawn.mean(axis=1, keepdims=True), observed, size, alternative)
     elif test == "randomization":
-        p = _tail(swapped_differences(measure, before, afters, **options), seen, size, alternative)
+        p = _tail(swapped_differences(measure, before, afters, **options), observed, size, alternative)
     elif test == "mcnemar":
-        p = np.array([_mcnemar(measure, before, one, alternative) for one in afters])
+        p = np.array([_mcnemar(measure, before, after, alternative) for after in afters])
     else:
-        p = np.array([_t(measure, before, one, alternative, groups) for one in afters])
+        p = np.array([_t(measure, before, after, alternative, groups) for after in afters])
     return Paired(value, values, low, high, np.clip(p, SMALLEST, 1.0))
 
 
@@ -249,14 +249,14 @@ def grouped(clusters: Any, n: int) -> np.ndarray | None:
     """
     if clusters is None:
         return None
-    found = np.asarray(clusters)
-    if found.shape != (n,) or not np.issubdtype(found.dtype, np.integer):
+    labels = np.asarray(clusters)
+    if labels.shape != (n,) or not np.issubdtype(labels.dtype, np.integer):
         raise BadMeasure(
-            f"Clusters are the number of every example's group, {n} whole numbers here; I got {found.dtype} of shape "
-            f"{found.shape}: give one for each example."
+            f"Clusters are the number of every example's group, {n} whole numbers here; I got {labels.dtype} of shape "
+            f"{labels.shape}: give one for each example."
         )
-    _, first, which = np.unique(found, return_index=True, return_inverse=True)
-    return first.argsort().argsort()[which]
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return first.argsort().argsort()[inverse]
 
 
 def _sizes(resamples: int, n: int) -> Iterator[int]:
@@ -306,7 +306,7 @@ def _percentiles(values: np.ndarray, level: float) -> np.ndarray:
 # --- p-values -------------------------------------------------------------------------------------------------------
 
 
-def _tail(drawn: np.ndarray, seen: np.ndarray, size: np.ndarray, alternative: str) -> np.ndarray:
+def _tail(drawn: np.ndarray, observed: np.ndarray, size: np.ndarray, alternative: str) -> np.ndarray:
     """(1 + draws at least as extreme as what was seen) / (1 + draws), for each row of draws.
 
     Equal differences must count as equal although sums of losses round differently in another order. Rounding is
@@ -314,10 +314,10 @@ def _tail(drawn: np.ndarray, seen: np.ndarray, size: np.ndarray, alternative: st
     """
     slack = ROUNDING * np.maximum(size, np.abs(drawn).max(axis=1))
     if alternative == "two-sided":
-        drawn, seen = np.abs(drawn), np.abs(seen)
+        drawn, observed = np.abs(drawn), np.abs(observed)
     elif alternative == "less":
-        drawn, seen = -drawn, -seen
-    extreme = (drawn >= (seen - slack)[:, None]).sum(axis=1)
+        drawn, observed = -drawn, -observed
+    extreme = (drawn >= (observed - slack)[:, None]).sum(axis=1)
     return (1 + extreme) / (1 + drawn.shape[1])
 
 
@@ -389,11 +389,12 @@ def _check_pair(measure: Metric, before: np.ndarray, after: np.ndarray, number: 
         )
     for column in (name for name in SAME_FOR_ALL if name in measure.columns):
         where = measure.columns.index(column)
-        other = np.flatnonzero(before[:, where] != after[:, where])
-        if len(other):
+        differing_rows = np.flatnonzero(before[:, where] != after[:, where])
+        if len(differing_rows):
             raise BadMeasure(
-                f"Example {other[0]} has {column} {before[other[0], where]:g} before and {after[other[0], where]:g} in "
-                f"alternative {number}; a paired comparison needs the same examples in the same order."
+                f"Example {differing_rows[0]} has {column} {before[differing_rows[0], where]:g} before and "
+                f"{after[differing_rows[0], where]:g} in alternative {number}; a paired comparison "
+                "needs the same examples in the same order."
             )
 
 

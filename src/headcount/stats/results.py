@@ -6,7 +6,7 @@ import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -147,12 +147,12 @@ class Comparison:
         if not isinstance(data, dict):
             raise BadMeasure(f"A comparison is an object with fields such as difference and p; I got {_short(data)}.")
         data = {**dict.fromkeys(LATER), **data}
-        known = {field.name: str(field.type) for field in fields(cls)}
-        strange = sorted(set(map(str, data)) ^ set(known))
+        field_types = {field.name: str(field.type) for field in fields(cls)}
+        strange = sorted(set(map(str, data)) ^ set(field_types))
         if strange:
-            what = "has no field" if strange[0] in known else "has a field of no meaning,"
-            raise BadMeasure(f"The comparison {what} {_short(strange[0])}; it has to be one that headcount wrote.")
-        for name, kind in known.items():
+            problem = "has no field" if strange[0] in field_types else "has a field of no meaning,"
+            raise BadMeasure(f"The comparison {problem} {_short(strange[0])}; it has to be one that headcount wrote.")
+        for name, kind in field_types.items():
             if not _is(data[name], kind):
                 raise BadMeasure(f"The comparison's {name} is {_short(data[name])}; it should be a {kind}.")
         for name, choices in (("test", TESTS), ("alternative", ALTERNATIVES)):
@@ -161,23 +161,55 @@ class Comparison:
         return cls(**data)
 
 
+@overload
+def compare(before: Result, after: Result, **options: Any) -> Comparison: ...
+
+
+@overload
+def compare(before: Result, after: Sequence[Result], **options: Any) -> tuple[Comparison, ...]: ...
+
+
 def compare(
     before: Result,
-    after: Result,
+    after: Result | Sequence[Result],
     *,
     test: str = "randomization",
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 12345,
     alternative: str = "two-sided",
-) -> Comparison:
-    """The difference between two results on the same examples, with its interval and a paired test (see `paired_tests.paired`).
+) -> Comparison | tuple[Comparison, ...]:
+    """Paired comparison of results on the same examples: difference, confidence interval and p-value (see `paired_tests.paired`).
 
     Groups of examples are those of `before.clusters`.
+
+    Args:
+        before: The result to compare with.
+        after: A result on the same examples, or several: then p-values are corrected for their number.
+        test: "randomization", "bootstrap", "mcnemar" (accuracy only) or "t".
+        level: Level of the confidence interval.
+        resamples: Resamples of the interval and of the test.
+        seed: Random seed of the resamples.
+        alternative: "two-sided", "less" or "greater".
+
+    Returns:
+        A comparison, or one for each result where several were given.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
+        >>> before = hc.evaluate(model, task)
+        >>> with hc.masked(model, "0:* 1:*"):
+        ...     after = hc.evaluate(model, task)
+        >>> comparison = hc.compare(before, after)
+        >>> comparison.low <= comparison.difference <= comparison.high
+        True
     """
     options: dict[str, Any] = {"test": test, "level": level, "resamples": resamples, "seed": seed}
-    (only,) = compare_all(before, [after], alternative=alternative, **options)
-    return replace(only, p_holm=None, p_bh=None)
+    if not isinstance(after, Result):
+        return compare_all(before, after, alternative=alternative, **options)
+    (comparison,) = compare_all(before, [after], alternative=alternative, **options)
+    return replace(comparison, p_holm=None, p_bh=None)
 
 
 def compare_all(
@@ -202,20 +234,20 @@ def compare_all(
             "examples and columns: measure both on the same data."
         )
     options: dict[str, Any] = {"test": test, "level": level, "resamples": resamples, "seed": seed}
-    found = paired(metric, before.rows, afters, alternative=alternative, clusters=before.clusters, **options)
+    result = paired(metric, before.rows, afters, alternative=alternative, clusters=before.clusters, **options)
     numbers = (
-        found.after,
-        found.difference,
-        found.low,
-        found.high,
-        found.p,
-        holm(found.p),
-        benjamini_hochberg(found.p),
+        result.after,
+        result.difference,
+        result.low,
+        result.high,
+        result.p,
+        holm(result.p),
+        benjamini_hochberg(result.p),
     )
     return tuple(
         Comparison(
             metric=metric.name,
-            before=found.before,
+            before=result.before,
             after=after,
             difference=difference,
             low=low,
@@ -237,10 +269,11 @@ def compare_all(
 
 def _check_same(before: Result, after: Result) -> None:
     if before.metric != after.metric:
-        what = next(name for name in COMPARED if getattr(before.metric, name) != getattr(after.metric, name))
-        one, other = getattr(before.metric, what), getattr(after.metric, what)
+        attribute = next(name for name in COMPARED if getattr(before.metric, name) != getattr(after.metric, name))
+        before_value, after_value = getattr(before.metric, attribute), getattr(after.metric, attribute)
         raise BadMeasure(
-            f"The metric's {what} before: {one}, after: {other}; a comparison needs one metric on one task: measure again."
+            f"The metric's {attribute} before: {before_value}, after: {after_value}; a comparison needs one metric on one "
+            "task: measure again."
         )
     if before.n != after.n:
         raise BadMeasure(
@@ -283,22 +316,28 @@ def unit_of(comparison: Comparison) -> str:
     return "points" if in_points else comparison.metric
 
 
-def difference_text(one: Comparison, interval: bool = True) -> str:
+def difference_text(comparison: Comparison, interval: bool = True) -> str:
     """A difference with its interval: "−0.7 [−1.4, 0.0] points"."""
-    low, value, high = (number * one.points for number in (one.low, one.difference, one.high))
+    low, value, high = (
+        number * comparison.points for number in (comparison.low, comparison.difference, comparison.high)
+    )
     digits = digits_of(high - low, 1)
     span = f" [{signed(low, digits)}, {signed(high, digits)}]" if interval else ""
-    return f"{signed(value, digits)}{span} {unit_of(one)}"
+    return f"{signed(value, digits)}{span} {unit_of(comparison)}"
 
 
 def difference_columns(compared: Sequence[Comparison], called: str = "") -> list[Column]:
     """Columns for differences with their intervals, in points where the metric has them, and as fine as these are."""
-    digits = digits_for(((one.high - one.low) * one.points for one in compared), more=1)
+    digits = digits_for(((comparison.high - comparison.low) * comparison.points for comparison in compared), more=1)
     unit = unit_of(compared[0]) if compared else "points"
     titles = (f"difference, {unit}", "low", "high")
     return [Column(title + called, lambda value: signed(value, digits), True) for title in titles]
 
 
-def in_points(one: Comparison) -> tuple[float, float, float]:
+def in_points(comparison: Comparison) -> tuple[float, float, float]:
     """Difference, low and high end, as `difference_columns` have them."""
-    return one.difference * one.points, one.low * one.points, one.high * one.points
+    return (
+        comparison.difference * comparison.points,
+        comparison.low * comparison.points,
+        comparison.high * comparison.points,
+    )

@@ -77,6 +77,30 @@ def train(
     a folder for the model after each epoch, `epoch-01` and so on, with the `tokenizer`. Under `accelerate launch` each
     process calls this with the same model and task, on its own device; the first one writes, and alone needs a run.
     The modes, `requires_grad` and the caller's random state are as they were afterwards.
+
+    Args:
+        model: The model, trained in place.
+        task: The training data.
+        recipe: Epochs, learning rate, schedule and so on.
+        dev: Data to evaluate on after every epoch.
+        teacher: A model to distill from.
+        gates: Gates that learn along, from `hc.learned_gates.learning`.
+        freeze: Names of modules that are not trained.
+        run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        name: Name of the results in the run folder.
+        checkpoints: A folder for the model after every epoch.
+        save_every: Steps between saves to resume from.
+        tokenizer: The tokenizer that goes into the checkpoints.
+
+    Returns:
+        The history of the training.
+
+    Example:
+        >>> model = hc.load("my-model", dtype="float32")
+        >>> task = hc.task("classification", "train.tsv", tokenizer="my-model", limit=32)
+        >>> trained = hc.train(model, task, hc.training.Recipe(steps=2, batch_size=8))
+        >>> trained.steps
+        2
     """
     root, device = unwrap(model), device_of(unwrap(model))
     must_be_trainable(task, recipe.label_smoothing, teacher)
@@ -117,15 +141,15 @@ def frozen_by(root: nn.Module, freeze: Iterable[str]) -> set[nn.Parameter]:
     """The parameters in parts of these names, shared ones included; a name without any is `NotFound`."""
     frozen: set[nn.Parameter] = set()
     everywhere = list(root.named_parameters(remove_duplicate=False))
-    for asked in [freeze] if isinstance(freeze, str) else freeze:
-        inside = f".{asked.strip('.')}."
-        found = {one for name, one in everywhere if inside in f".{name}."}
-        if not found:
+    for part_name in [freeze] if isinstance(freeze, str) else freeze:
+        inside = f".{part_name.strip('.')}."
+        matches = {parameter for name, parameter in everywhere if inside in f".{name}."}
+        if not matches:
             parts = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in everywhere))
             raise NotFound(
-                f"No parameter lies in {asked!r:.60}, which is to be frozen; the model's parts are {parts:.200}."
+                f"No parameter lies in {part_name!r:.60}, which is to be frozen; the model's parts are {parts:.200}."
             )
-        frozen |= found
+        frozen |= matches
     return frozen
 
 
@@ -134,16 +158,18 @@ def _trained(root: nn.Module, freeze: Iterable[str], gates: TrainableGates | Non
     frozen = frozen_by(root, freeze)
     if gates is not None and gates.weights_frozen:
         return []
-    left = [one for one in root.parameters() if one.requires_grad and one not in frozen]
-    if not left and gates is None:
+    trainable = [parameter for parameter in root.parameters() if parameter.requires_grad and parameter not in frozen]
+    if not trainable and gates is None:
         raise Refused("Every parameter is frozen, so there is nothing to train; freeze less.")
-    narrow = next((one.dtype for one in left if one.dtype in (torch.float16, torch.bfloat16)), None)
+    narrow = next(
+        (parameter.dtype for parameter in trainable if parameter.dtype in (torch.float16, torch.bfloat16)), None
+    )
     if narrow is not None:
         raise Refused(
             f"The weights are {str(narrow).removeprefix('torch.')}, in which small steps are lost; load the model with "
             "dtype float32 and train with precision bf16."
         )
-    return left
+    return trainable
 
 
 def _must_fit(
@@ -163,21 +189,21 @@ def _must_fit(
 def _training(root: nn.Module, trained: list[nn.Parameter], teacher: nn.Module | None) -> Iterator[None]:
     """Within the block the model is in training mode and only these need a gradient; the teacher is in evaluation mode."""
     modes = {module: module.training for module in root.modules()}
-    needed = {one: one.requires_grad for one in root.parameters()}
+    needed = {parameter: parameter.requires_grad for parameter in root.parameters()}
     chosen = set(trained)
     try:
         root.train()
-        for one in needed:
-            one.requires_grad_(one in chosen)
-            one.grad = None
+        for parameter in needed:
+            parameter.requires_grad_(parameter in chosen)
+            parameter.grad = None
         with evaluating(nn.Module() if teacher is None else teacher):
             yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for one, need in needed.items():
-            one.requires_grad_(need)
-            one.grad = None
+        for parameter, need in needed.items():
+            parameter.requires_grad_(need)
+            parameter.grad = None
 
 
 @contextmanager
@@ -229,10 +255,10 @@ class _Keeper:
             if work.scaler is not None and notes["scaler"]:
                 work.scaler.load_state_dict(notes["scaler"])
         if work.main and self.checkpoints is not None:
-            there = [one for one in sorted(self.checkpoints.glob("epoch-*")) if work.done == 0]
-            if there:
+            old_checkpoints = [folder for folder in sorted(self.checkpoints.glob("epoch-*")) if work.done == 0]
+            if old_checkpoints:
                 raise BadCheckpoint(
-                    f"{there[0]} is there, and not of this training; choose another folder, or delete it."
+                    f"{old_checkpoints[0]} is there, and not of this training; choose another folder, or delete it."
                 )
             if work.done and work.epoch_ends:  # killed after the state, before the checkpoint
                 self.write_checkpoint(self.checkpoints)

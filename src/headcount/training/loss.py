@@ -97,9 +97,11 @@ def _soft(goal: LogitsAndTargets, taught: Tensor, temperature: float) -> Tensor:
     logits, targets = goal
     if targets.is_floating_point():
         return ((logits - taught) ** 2).sum()
-    said, told = (log_softmax(_wide(one) / temperature, dim=-1) for one in (logits, taught))
-    each = kl_div(said, told, reduction="none", log_target=True).sum(-1)
-    return temperature**2 * each.masked_fill(targets == IGNORED, 0.0).sum()
+    student_log_probs, teacher_log_probs = (
+        log_softmax(_wide(scores) / temperature, dim=-1) for scores in (logits, taught)
+    )
+    divergence = kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(-1)
+    return temperature**2 * divergence.masked_fill(targets == IGNORED, 0.0).sum()
 
 
 def _wide(values: Tensor) -> Tensor:

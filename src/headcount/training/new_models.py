@@ -94,17 +94,17 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int = 8000, longest: int = 1
         raise BadData(
             f"vocabulary is {vocabulary}; the {len(alphabet)} bytes and 3 special tokens are in it, so take more."
         )
-    made = Tokenizer(models.BPE(unk_token=UNK))
-    made.normalizer = normalizers.Sequence(
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
+    tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     )
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # the first word is spelled as any other
-    made.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    kept = [text for text in texts if text.strip()]
-    if not kept:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # the first word is spelled as any other
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    nonempty_texts = [text for text in texts if text.strip()]
+    if not nonempty_texts:
         raise BadData("There is no text to learn a tokenizer from; give sentences of both languages.")
-    made.train_from_iterator(
-        kept,
+    tokenizer.train_from_iterator(
+        nonempty_texts,
         trainers.BpeTrainer(
             vocab_size=vocabulary,
             special_tokens=[PAD, EOS, UNK],
@@ -112,13 +112,13 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int = 8000, longest: int = 1
             min_frequency=2,
             show_progress=False,
         ),
-        length=len(kept),
+        length=len(nonempty_texts),
     )
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A $B {EOS}", special_tokens=[(EOS, 1)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         model_max_length=longest,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
@@ -167,8 +167,8 @@ def with_head(
     """
     if kind not in HEADS:
         raise BadData(f"{kind} has no head of labels; a head is for {', '.join(HEADS)}.")
-    known = {} if dtype is None else {"dtype": dtype}
-    model = load(folder, trust_remote_code=trust_remote_code, **known)
+    options = {} if dtype is None else {"dtype": dtype}
+    model = load(folder, trust_remote_code=trust_remote_code, **options)
     config = getattr(model, "config", None)
     if config is None:
         raise BadCheckpoint(f"{folder} has no config to make a model with a head from; give a transformers model.")
@@ -197,12 +197,12 @@ def _misfit(config: Any, kind: str, labels: Sequence[str], in_order: bool) -> st
             dict.fromkeys(labels, 1),
             outputs,
             source="the data",
-            given=labels if in_order else None,
+            user_names=labels if in_order else None,
             model_names=names,
         )
     except BadData:
-        known = f"the labels {_some(names)}" if names else f"{outputs} outputs without names"
-        return f"is a classifier with {known} and the data has {_some(labels)}"
+        outputs_text = f"the labels {_some(names)}" if names else f"{outputs} outputs without names"
+        return f"is a classifier with {outputs_text} and the data has {_some(labels)}"
     return None
 
 
@@ -210,7 +210,7 @@ def _headed(model: Any, folder: str | Path, kind: str, labels: Sequence[str], se
     """The body of the model under a fresh head."""
     import transformers
 
-    config, plan, rows = _whole(model)
+    config, plan, rows = _original_config(model)
     if kind == "regression":
         config.num_labels, config.problem_type = 1, "regression"
     else:
@@ -222,23 +222,25 @@ def _headed(model: Any, folder: str | Path, kind: str, labels: Sequence[str], se
     body = getattr(model, model.base_model_prefix, model)
     try:
         with _drawn_by(seed):
-            made = getattr(transformers, HEADS[kind][0]).from_config(config, trust_remote_code=trust)
+            new_model = getattr(transformers, HEADS[kind][0]).from_config(config, trust_remote_code=trust)
     except ValueError as error:
         first = str(error).strip().splitlines()[0]
         raise BadData(
             f"{type(model).__name__} in {folder} cannot get a head for {kind} ({first[:120]}); take an encoder."
         ) from None
     if plan:
-        cut(made, plan, specs=rows)
-    made = made.to(device=model.device, dtype=model.dtype)
-    goal = getattr(made, made.base_model_prefix)
+        cut(new_model, plan, specs=rows)
+    new_model = new_model.to(device=model.device, dtype=model.dtype)
+    goal = getattr(new_model, new_model.base_model_prefix)
     weights, places = body.state_dict(), goal.state_dict()
     strange = [name for name, value in weights.items() if name in places and places[name].shape != value.shape]
     if strange or not weights.keys() & places.keys():
-        what = strange[0] if strange else "all weights"
-        raise BadCheckpoint(f"The body of {folder} does not fit under a new head, first at {what}; take another model.")
+        mismatch = strange[0] if strange else "all weights"
+        raise BadCheckpoint(
+            f"The body of {folder} does not fit under a new head, first at {mismatch}; take another model."
+        )
     goal.load_state_dict(weights, strict=False)
-    return made.eval()
+    return new_model.eval()
 
 
 def _some(names: Sequence[str]) -> str:
@@ -257,17 +259,17 @@ def reinitialized(model: nn.Module, seed: int = 0) -> Any:
     root: Any = unwrap(model)
     if not hasattr(root, "config") or not hasattr(root, "base_model_prefix"):
         raise BadCheckpoint(f"{type(root).__name__} has no config to be built from anew; give a transformers model.")
-    config, plan, rows = _whole(root)
+    config, plan, rows = _original_config(root)
     with _drawn_by(seed):
-        made = type(root)(config)
+        new_model = type(root)(config)
     if plan:
-        cut(made, plan, specs=rows)
+        cut(new_model, plan, specs=rows)
     if getattr(root, "generation_config", None) is not None:
-        made.generation_config = copy.deepcopy(root.generation_config)
-    return made.to(device=root.device, dtype=root.dtype).train(root.training)
+        new_model.generation_config = copy.deepcopy(root.generation_config)
+    return new_model.to(device=root.device, dtype=root.dtype).train(root.training)
 
 
-def _whole(model: Any) -> tuple[Any, Any, list[Any]]:
+def _original_config(model: Any) -> tuple[Any, Any, list[Any]]:
     """The config of the model before anything was cut, what was cut, and the dialect rows it was found by."""
     written = record(model)
     plan, rows = read_record(written)

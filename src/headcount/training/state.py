@@ -52,17 +52,17 @@ class TrainableGates(Protocol):
 
 def changing(root: nn.Module) -> dict[str, Tensor]:
     """The tensors that training changes, by name: parameters that need a gradient, and buffers that are saved."""
-    kept = root.state_dict(keep_vars=True)
-    buffers = {name: one for name, one in root.named_buffers() if name in kept}
-    return {name: one for name, one in root.named_parameters() if one.requires_grad} | buffers
+    saved_state = root.state_dict(keep_vars=True)
+    buffers = {name: tensor for name, tensor in root.named_buffers() if name in saved_state}
+    return {name: tensor for name, tensor in root.named_parameters() if tensor.requires_grad} | buffers
 
 
 def sampled(named: Iterable[tuple[str, Tensor]]) -> str:
     """A fingerprint of tensors that are not in the file: of their names and shapes, and of some of their numbers."""
     digest = hashlib.sha256()
-    for name, one in named:
-        digest.update(f"\n{name} {tuple(one.shape)} {one.dtype}\n".encode())
-        some = one.detach().flatten()[:: max(1, one.numel() // SAMPLE)]
+    for name, tensor in named:
+        digest.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        some = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLE)]
         digest.update(some.cpu().double().numpy().tobytes())
     return digest.hexdigest()[:32]
 
@@ -71,20 +71,20 @@ def question(
     root: nn.Module, recipe: Mapping[str, Any], data: str, gates: TrainableGates | None, teacher: nn.Module | None
 ) -> Question:
     """What tells one training from another, as plain JSON."""
-    shapes = [[name, list(one.shape), str(one.dtype)] for name, one in changing(root).items()]
-    rest = [(name, one) for name, one in root.named_parameters() if not one.requires_grad]
-    asked = {**recipe, "data": data, "the model's shape": fingerprint(shapes), "what is frozen": sampled(rest)}
-    asked["what it began with"] = sampled(changing(root).items())
+    shapes = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in changing(root).items()]
+    frozen = [(name, tensor) for name, tensor in root.named_parameters() if not tensor.requires_grad]
+    identity = {**recipe, "data": data, "the model's shape": fingerprint(shapes), "what is frozen": sampled(frozen)}
+    identity["what it began with"] = sampled(changing(root).items())
     if gates is not None:
-        asked |= gates.question()
+        identity |= gates.question()
     if teacher is not None:
-        asked["teacher"] = sampled(teacher.named_parameters())
-    return plain_json(asked, "What a training is asked")
+        identity["teacher"] = sampled(teacher.named_parameters())
+    return plain_json(identity, "What a training is asked")
 
 
 def write(
     path: Path,
-    asked: Question,
+    identity: Question,
     notes: Mapping[str, Any],
     root: nn.Module,
     optimizer: Optimizer | None,
@@ -94,13 +94,13 @@ def write(
     from safetensors.torch import save
 
     tensors = dict(_state(root, optimizer, gates))
-    about = {"format": FORMAT, "asked": asked, "notes": plain_json(notes, "The notes of a training")}
-    plain = {name: one.detach().cpu().contiguous() for name, one in tensors.items()}
+    about = {"format": FORMAT, "asked": identity, "notes": plain_json(notes, "The notes of a training")}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_whole(path, save(plain, metadata={"headcount": json.dumps(about)}))
 
 
 def read(
-    path: Path, asked: Question, root: nn.Module, optimizer: Optimizer | None, gates: TrainableGates | None
+    path: Path, identity: Question, root: nn.Module, optimizer: Optimizer | None, gates: TrainableGates | None
 ) -> dict[str, Any] | None:
     """Put the state of the file back, and return its notes; None if there is no file.
 
@@ -109,17 +109,23 @@ def read(
     if not path.exists():
         return None
     about, tensors = _content(path)
-    for name in {**about["asked"], **asked}:
-        there, here = (canonical(one.get(name, "not given"))[:60] for one in (about["asked"], asked))
-        if there != here:
-            hashed = len(there) == len(here) == 34 and not {*there[1:-1], *here[1:-1]} - {*"0123456789abcdef"}
-            what = f"{name} is not the same" if hashed else f"{name} is {there} there and {here} here"
+    for name in {**about["asked"], **identity}:
+        saved_value, current_value = (
+            canonical(source.get(name, "not given"))[:60] for source in (about["asked"], identity)
+        )
+        if saved_value != current_value:
+            hashed = len(saved_value) == len(current_value) == 34 and not {*saved_value[1:-1], *current_value[1:-1]} - {
+                *"0123456789abcdef"
+            }
+            difference = (
+                f"{name} is not the same" if hashed else f"{name} is {saved_value} there and {current_value} here"
+            )
             raise BadRun(
-                f"{path} belongs to another training: {what}; delete it to start anew, or choose another run folder."
+                f"{path} belongs to another training: {difference}; delete it to start anew, or choose another run folder."
             )
     mine = changing(root)
     model = {name: tensors.get(f"model/{name}") for name in mine}
-    if any(one is None or one.shape != mine[name].shape for name, one in model.items()):
+    if any(tensor is None or tensor.shape != mine[name].shape for name, tensor in model.items()):
         raise BadRun(f"{path} is damaged: it lacks tensors of the model; delete it to start anew.")
     with torch.no_grad():
         for name, tensor in mine.items():
@@ -128,7 +134,7 @@ def read(
         _load_moments(optimizer, mine, tensors)
     if gates is not None:
         gates.load_state(
-            {name.removeprefix("gates/"): one for name, one in tensors.items() if name.startswith("gates/")}
+            {name.removeprefix("gates/"): tensor for name, tensor in tensors.items() if name.startswith("gates/")}
         )
     return about["notes"]
 
@@ -162,11 +168,11 @@ def _load_moments(optimizer: Optimizer, mine: Mapping[str, Tensor], tensors: Map
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     places: dict[str, dict[str, Tensor]] = {name: {} for name in mine}
     for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
+        kind, _, location = name.partition("/")
         if kind == "optimizer":
-            owner, _, key = rest.rpartition("/")
-            there = mine[owner].device if key != "step" or on_device else tensor.device
-            places[owner][key] = tensor.to(there)
+            owner, _, key = location.rpartition("/")
+            device = mine[owner].device if key != "step" or on_device else tensor.device
+            places[owner][key] = tensor.to(device)
     for name, moments in places.items():
         if moments:
             optimizer.state[mine[name]] = moments

@@ -91,7 +91,7 @@ class Work:
     def __post_init__(self) -> None:
         size = self.recipe.batch_size
         groups = [self.task.size] if self.task.groups is None else [len(group) for group in self.task.groups]
-        self.per_epoch = sum(math.ceil(one / size) for one in groups)
+        self.per_epoch = sum(math.ceil(group_size / size) for group_size in groups)
         self.steps = self.recipe.steps or math.ceil(self.recipe.epochs * self.per_epoch)
         self.world, self.rank = self.processes
         self.main = self.rank == 0
@@ -100,11 +100,11 @@ class Work:
     @cached_property
     def optimizer(self) -> torch.optim.AdamW | None:
         """AdamW; biases and norms do not decay."""
-        matrices = [one for one in self.trained if one.dim() > 1]
-        others = [one for one in self.trained if one.dim() <= 1]
+        matrices = [parameter for parameter in self.trained if parameter.dim() > 1]
+        vectors = [parameter for parameter in self.trained if parameter.dim() <= 1]
         groups = [
             {"params": some, "weight_decay": decay}
-            for some, decay in ((matrices, self.recipe.weight_decay), (others, 0.0))
+            for some, decay in ((matrices, self.recipe.weight_decay), (vectors, 0.0))
             if some
         ]
         if not groups:
@@ -180,8 +180,8 @@ def agreed(work: Work, value: Any) -> Any:
 def broadcast(work: Work) -> None:
     """Parameters and buffers as the first process has them, in all of them: new heads are drawn anew in each."""
     if work.world > 1:
-        for one in (*work.root.parameters(), *work.root.buffers()):
-            torch.distributed.broadcast(one.data, 0)
+        for tensor in (*work.root.parameters(), *work.root.buffers()):
+            torch.distributed.broadcast(tensor.data, 0)
 
 
 def safe_step(work: Work) -> None:
@@ -226,16 +226,16 @@ def _step(work: Work) -> None:
             raise Refused("The loss does not depend on anything that trains; look at freeze and at the task's loss.")
     norm = _averaged_and_clipped(work)
     lost = _summed(work, lost)
-    said, seen, length = torch.cat([lost, norm]).tolist()
-    if not math.isfinite(said) or (scaler is None and not math.isfinite(length)):
-        what = "loss" if not math.isfinite(said) else "gradient"
+    loss_sum, target_count, length = torch.cat([lost, norm]).tolist()
+    if not math.isfinite(loss_sum) or (scaler is None and not math.isfinite(length)):
+        quantity = "loss" if not math.isfinite(loss_sum) else "gradient"
         wider = "" if recipe.precision == "no" else f", or a wider precision than {recipe.precision}"
         raise NotFinite(
-            f"The {what} of step {work.done + 1} is not a number: use a lower learning rate than {recipe.lr:g}{wider}."
+            f"The {quantity} of step {work.done + 1} is not a number: use a lower learning rate than {recipe.lr:g}{wider}."
         )
-    if int(seen) != total:
+    if int(target_count) != total:
         raise BadData(
-            f"The task's goal has {int(seen)} targets where its batch has {total} labels; it must have as many."
+            f"The task's goal has {int(target_count)} targets where its batch has {total} labels; it must have as many."
         )
     if work.optimizer is not None:
         for group in work.optimizer.param_groups:
@@ -249,7 +249,7 @@ def _step(work: Work) -> None:
     if work.gates is not None:
         work.gates.step()
     work.done += 1
-    work.lost += said
+    work.lost += loss_sum
     work.targets += total
 
 
@@ -269,11 +269,13 @@ def _averaged_and_clipped(work: Work) -> Tensor:
     if work.optimizer is None:
         return torch.zeros(1, device=work.device)
     if work.world > 1:
-        has = _summed(work, torch.tensor([float(one.grad is not None) for one in work.trained], device=work.device))
-        some = [one for one, count in zip(work.trained, has.tolist(), strict=True) if count]
-        for one in some:
-            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-        for together in _bundles([one.grad for one in some if one.grad is not None]):
+        has = _summed(
+            work, torch.tensor([float(parameter.grad is not None) for parameter in work.trained], device=work.device)
+        )
+        some = [parameter for parameter, count in zip(work.trained, has.tolist(), strict=True) if count]
+        for parameter in some:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for together in _bundles([parameter.grad for parameter in some if parameter.grad is not None]):
             flat = _summed(work, torch.cat([grad.flatten() for grad in together])) / work.world
             for grad, mean in zip(together, flat.split([grad.numel() for grad in together]), strict=True):
                 grad.copy_(mean.view_as(grad))
@@ -286,11 +288,11 @@ def _averaged_and_clipped(work: Work) -> Tensor:
 def _bundles(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Gradients in bundles of some size, to be sent at once."""
     bundle: list[Tensor] = []
-    for one in gradients:
-        if bundle and sum(other.numel() for other in bundle) + one.numel() > TOGETHER:
+    for gradient in gradients:
+        if bundle and sum(member.numel() for member in bundle) + gradient.numel() > TOGETHER:
             yield bundle
             bundle = []
-        bundle.append(one)
+        bundle.append(gradient)
     if bundle:
         yield bundle
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import BadData
-from ..files import located, read_lines, shown
+from ..files import display_name, located, read_lines
 
 COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 Span = tuple[int, int]
@@ -44,8 +44,8 @@ def read_conllu(path: str | Path) -> list[Sentence]:
     file = located(path)
     if file is None or file.is_dir():
         raise BadData(f"There is no file {str(path)!r}; give the path of a CoNLL-U file.")
-    found = [_sentence(file, start, lines) for start, lines in _blocks(read_lines(file))]
-    sentences = [one for one in found if one is not None]
+    block_sentences = [_sentence(file, start, lines) for start, lines in _blocks(read_lines(file))]
+    sentences = [sentence for sentence in block_sentences if sentence is not None]
     if not sentences:
         raise BadData(f"There is no sentence in {file}; a CoNLL-U file has a line of {COLUMNS} columns for every word.")
     return sentences
@@ -117,24 +117,26 @@ def _sentence(file: Path, start: int, lines: Sequence[str]) -> Sentence | None:
         spans = _following(text, surfaces) or []
     places = [
         span
-        for (token, inside), whole in zip(tokens, spans, strict=True)
-        for span in ([whole] if token is inside[0] else spread(token.form, whole[0], [word.form for word in inside]))
+        for (token, inside), token_span in zip(tokens, spans, strict=True)
+        for span in (
+            [token_span] if token is inside[0] else spread(token.form, token_span[0], [word.form for word in inside])
+        )
     ]
     governed = [_governor(file, word, len(words)) for word in words]
-    made = (Word(word.form, *place, *how) for word, place, how in zip(words, places, governed, strict=True))
-    return Sentence(text, tuple(made), comments.get("sent_id") or f"{shown(file)}:{start}")
+    sentence_words = (Word(word.form, *place, *how) for word, place, how in zip(words, places, governed, strict=True))
+    return Sentence(text, tuple(sentence_words), comments.get("sent_id") or f"{display_name(file)}:{start}")
 
 
-def _broken(file: Path, number: int, seen: str, needed: str) -> BadData:
-    return BadData(f"Line {number} of {file} {seen}; {needed}.")
+def _broken(file: Path, number: int, problem: str, needed: str) -> BadData:
+    return BadData(f"Line {number} of {file} {problem}; {needed}.")
 
 
 def _row(file: Path, number: int, line: str) -> _Line | None:
     """What a line says; None for an empty node (8.1), which stands for nothing in the text."""
     cells = line.split("\t")
     if len(cells) != COLUMNS:
-        seen = f"has {len(cells)} column{'s' * (len(cells) != 1)}"
-        raise _broken(file, number, seen, f"CoNLL-U has {COLUMNS}, parted by tabs: mend that line")
+        problem = f"has {len(cells)} column{'s' * (len(cells) != 1)}"
+        raise _broken(file, number, problem, f"CoNLL-U has {COLUMNS}, parted by tabs: mend that line")
     name, form, head, relation, more = cells[0], cells[1].strip(), cells[6], cells[7], cells[9]
     if not form:
         raise _broken(file, number, "has no form", "its second column must hold the word")
@@ -142,8 +144,8 @@ def _row(file: Path, number: int, line: str) -> _Line | None:
     if first.isdecimal() and (not dash or last.isdecimal()):
         space = more == "_" or "SpaceAfter=No" not in more.split("|")
         return _Line(number, int(first), int(last if dash else first), form, head, relation, space)
-    whole, dot, part = name.partition(".")
-    if dot and whole.isdecimal() and part.isdecimal():
+    word_number, dot, part = name.partition(".")
+    if dot and word_number.isdecimal() and part.isdecimal():
         return None
     raise _broken(file, number, f"begins with {name!r:.40}", "a line begins with the number of a word: 1, 1-2 or 1.1")
 
@@ -154,9 +156,9 @@ def _tokens(file: Path, rows: Sequence[_Line]) -> list[tuple[_Line, list[_Line]]
     count, end = 0, 0
     for row in rows:
         if row.first != count + 1 or row.last < row.first or (row.last > row.first and row.first <= end):
-            seen = f"has the number {row.first if row.first == row.last else f'{row.first}-{row.last}'}"
+            problem = f"has the number {row.first if row.first == row.last else f'{row.first}-{row.last}'}"
             raise _broken(
-                file, row.number, seen, f"the words of a sentence count from 1, and here {count + 1} comes next"
+                file, row.number, problem, f"the words of a sentence count from 1, and here {count + 1} comes next"
             )
         if row.last > row.first:
             end = row.last
@@ -192,8 +194,8 @@ def _governor(file: Path, word: _Line, size: int) -> tuple[int, str]:
         return -1, ""
     head = int(word.head) if word.head.isdecimal() else -1
     if not 0 <= head <= size or head == word.first:
-        seen = f"says that the head of word {word.first} is {word.head!r:.40}"
-        raise _broken(file, word.number, seen, f"a head is another word of the {size}, or 0 for the root")
+        problem = f"says that the head of word {word.first} is {word.head!r:.40}"
+        raise _broken(file, word.number, problem, f"a head is another word of the {size}, or 0 for the root")
     if head == 0:
         return -1, "root"
     return head - 1, "" if word.relation == "_" else word.relation

@@ -18,10 +18,10 @@ def parse(name: str, texts: Sequence[str]) -> list[Sentence]:
 
     A text of several sentences stays one, with a root for each. Relations are called as the parser calls them.
     """
-    made = _run(name, texts, parsed=True)
-    if not any(word.relation for one in made for word in one.words):
+    sentences = _run(name, texts, parsed=True)
+    if not any(word.relation for sentence in sentences for word in sentence.words):
         raise BadData(f"{title(name)} gives words and no governors; take a model that has a dependency parser.")
-    return made
+    return sentences
 
 
 def split(name: str, texts: Sequence[str]) -> list[Sentence]:
@@ -78,10 +78,10 @@ def _spacy(model: str, texts: Sequence[str], parsed: bool) -> Iterator[list[Word
 
 def _spacy_words(doc: Any) -> list[Word]:
     """The words of a document; runs of spaces, which spaCy takes for words, are left out."""
-    kept = [token for token in doc if not token.text.isspace()]
-    places = {token.i: place for place, token in enumerate(kept)}
+    tokens = [token for token in doc if not token.text.isspace()]
+    places = {token.i: place for place, token in enumerate(tokens)}
     words = []
-    for token in kept:
+    for token in tokens:
         head = token.head
         while head.i not in places and head.head.i != head.i:
             head = head.head

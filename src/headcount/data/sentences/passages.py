@@ -55,7 +55,7 @@ class Side:
     @property
     def lengths(self) -> list[int]:
         """The number of tokens of every sentence."""
-        return [len(one) for one in self.ids]
+        return [len(tokens) for tokens in self.ids]
 
     def placed(self, numbers: Sequence[int]) -> Placed:
         """What is known of the tokens of these sentences, filled up as the model's inputs are."""
@@ -68,24 +68,24 @@ class Side:
 
     def inputs(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """What a model takes for these sentences."""
-        found = {"input_ids": self.placed(numbers).ids, "attention_mask": self._real(numbers).long()}
+        tensors = {"input_ids": self.placed(numbers).ids, "attention_mask": self._real(numbers).long()}
         for name, lists in self.more.items():
-            found[name] = padded([lists[number] for number in numbers], self.fill.get(name, 0), self.padding)
-        return found
+            tensors[name] = padded([lists[number] for number in numbers], self.fill.get(name, 0), self.padding)
+        return tensors
 
     def _real(self, numbers: Sequence[int]) -> Tensor:
         return padded([[1] * len(self.ids[number]) for number in numbers], 0, self.padding) == 1
 
     def digest(self) -> bytes:
         """A hash of all that changes what the model reads or what is counted."""
-        found = hashlib.sha256(
+        hasher = hashlib.sha256(
             json.dumps([self.padding, sorted(self.fill.items()), sorted(self.counts.items())]).encode()
         )
         for number, (text, words, _) in enumerate(self.sentences):
             more = [self.more[name][number] for name in sorted(self.more)]
             tokens = [list(column[number]) for column in (self.ids, self.words, self.special)]
-            found.update(json.dumps([text, words, tokens, more]).encode())
-        return found.digest()
+            hasher.update(json.dumps([text, words, tokens, more]).encode())
+        return hasher.digest()
 
     def chosen(self, numbers: Sequence[int]) -> Side:
         """The sentences of these numbers, in this order; counts are still those of all of the data."""
@@ -137,12 +137,12 @@ class Passages:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of tokens, words, parses, counts and alignments; the name and the batch size do not matter."""
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         for side in (self.source, self.read, self.written):
-            found.update(b"side" if side is None else side.digest())
+            hasher.update(b"side" if side is None else side.digest())
         for links in self.links or ():
-            found.update(json.dumps(sorted(links)).encode())
-        return found.hexdigest()
+            hasher.update(json.dumps(sorted(links)).encode())
+        return hasher.hexdigest()
 
     def batches(self, batch_size: int | None = None) -> list[tuple[int, ...]]:
         """The numbers of all sentences in batches of like length, the longest first."""
@@ -155,28 +155,32 @@ class Passages:
 
     def inputs(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """What the model takes; with translations also what its decoder reads."""
-        found = self.source.inputs(numbers)
-        return found if self.read is None else {**found, "decoder_input_ids": self.read.placed(numbers).ids}
+        source_inputs = self.source.inputs(numbers)
+        return (
+            source_inputs
+            if self.read is None
+            else {**source_inputs, "decoder_input_ids": self.read.placed(numbers).ids}
+        )
 
     def describe(self, number: int) -> str:
         """Which sentence that is, for error messages."""
-        one = self.source.sentences[number]
-        text = " ".join(one.text.split())
-        return f"sentence {one.name}: '{text if len(text) <= 60 else text[:57] + '...'}'"
+        sentence = self.source.sentences[number]
+        text = " ".join(sentence.text.split())
+        return f"sentence {sentence.name}: '{text if len(text) <= 60 else text[:57] + '...'}'"
 
     def begun(self, start: int | None) -> Passages:
         """The same, with this token at the beginning of what a decoder reads; only a model knows it."""
         if start is None or self.read is None:
             return self
         name = {start: self.read.names.get(start) or f"token {start}"}
-        ids = [[start, *one[1:]] for one in self.read.ids]
+        ids = [[start, *tokens[1:]] for tokens in self.read.ids]
         read = replace(self.read, ids=ids, names={**self.read.names, **name}, texts={**name, **self.read.texts})
         return replace(self, read=read)
 
     def subset(self, numbers: Sequence[int]) -> Passages:
         """The sentences of these numbers only, in this order."""
         numbers = tuple(int(number) for number in numbers)
-        if not numbers or len(set(numbers)) != len(numbers) or not all(0 <= one < self.size for one in numbers):
+        if not numbers or len(set(numbers)) != len(numbers) or not all(0 <= number < self.size for number in numbers):
             raise BadData(
                 f"A subset needs different numbers from 0 to {self.size - 1}, at least one; I got {numbers!r:.80}."
             )
@@ -230,15 +234,15 @@ def passages(
     numbers = list(range(size)) if limit is None else drawn_numbers(size, limit, seed)
     source = worded(source, tokens, parser, numbers)
     counts = counted(source.sentences) if frequencies is None else frequencies_of(Path(frequencies))
-    first = _side(tokens, [source.sentences[one] for one in numbers], counts, length, prefix=prefix)
+    first = _side(tokens, [source.sentences[number] for number in numbers], counts, length, prefix=prefix)
     if goal is None:
         return Passages(source.name, batch_size, first, parsed=source.parsed)
     goal = worded(goal, tokens, target_parser, numbers, target=True)
-    chosen = [goal.sentences[one] for one in numbers]
+    chosen = [goal.sentences[number] for number in numbers]
     written = _side(tokens, chosen, counted(goal.sentences), length, target=True)
     links = links_of(source.sentences, goal.sentences, None if alignments is None else Path(alignments))
-    parsed = " and ".join(dict.fromkeys(one for one in (source.parsed, goal.parsed) if one))
-    linked = [links[one] for one in numbers]
+    parsed = " and ".join(dict.fromkeys(origin for origin in (source.parsed, goal.parsed) if origin))
+    linked = [links[number] for number in numbers]
     aligned = f"word alignments of {alignments}" if alignments else f"word alignments estimated from {size:,} pairs"
     return Passages(source.name, batch_size, first, _begun(tokens, written), written, linked, parsed, aligned)
 
@@ -255,19 +259,19 @@ def _side(
     prefix: str = "",
     target: bool = False,
 ) -> Side:
-    texts = [prefix + one.text for one in sentences]
+    texts = [prefix + sentence.text for sentence in sentences]
     encoded = encode(tokenizer, [texts], length, target=target)
-    ids = [list(one) for one in encoded.columns["input_ids"]]
+    ids = [list(row) for row in encoded.columns["input_ids"]]
     special = _special(tokenizer, ids)
     if is_fast(tokenizer):
         options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
         again = tokenized(tokenizer, texts, target, truncation=True, max_length=length, **options)
-        if [list(one) for one in again["input_ids"]] != ids:
+        if [list(row) for row in again["input_ids"]] != ids:
             raise BadData("The tokenizer gives other tokens when it is asked twice, so words cannot be found in them.")
         special = _either(special, again["special_tokens_mask"])
         outside = _either(special, _blank(tokenizer, ids))
         pairs = zip(sentences, again["offset_mapping"], outside, strict=True)
-        words = [_by_characters(one, offsets, marks, len(prefix)) for one, offsets, marks in pairs]
+        words = [_by_characters(sentence, offsets, marks, len(prefix)) for sentence, offsets, marks in pairs]
     else:
         words = _by_number(tokenizer, sentences, texts, special, target)
     empty = next((number for number, marks in enumerate(special) if all(marks)), None)
@@ -276,8 +280,10 @@ def _side(
             f"There is no token in the text of {sentences[empty].name}; delete rows without text, or give a larger max_length "
             f"(--max-length) than {length}."
         )
-    marked = {one for both in zip(ids, special, strict=True) for one, mark in zip(*both, strict=True) if mark}
-    names = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in sorted(marked)}
+    marked = {
+        token for row_pair in zip(ids, special, strict=True) for token, mark in zip(*row_pair, strict=True) if mark
+    }
+    names = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(marked)}
     more = {name: lists for name, lists in encoded.columns.items() if name not in ("input_ids", "attention_mask")}
     if target:  # what a decoder reads is filled up on the right, where nothing before it can see it
         more = {}
@@ -288,28 +294,28 @@ def _side(
 
 def _spelled(tokenizer: Any, ids: Sequence[Sequence[int]]) -> dict[int, str]:
     """How each token that occurs is written; pieces of a letter, which have no text of their own, as the tokenizer has them."""
-    found = {}
-    for token in sorted({token for one in ids for token in one}):
+    spellings = {}
+    for token in sorted({token for row in ids for token in row}):
         text = str(tokenizer.decode([token])).strip()
-        found[token] = text if text and "\ufffd" not in text else str(tokenizer.convert_ids_to_tokens(token))
-    return found
+        spellings[token] = text if text and "\ufffd" not in text else str(tokenizer.convert_ids_to_tokens(token))
+    return spellings
 
 
 def _special(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[list[bool]]:
     """Which tokens are special wherever they stand; one that stands for unknown words is a word."""
     special = special_tokens(tokenizer)
-    return [[token in special for token in one] for one in ids]
+    return [[token in special for token in row] for row in ids]
 
 
 def _either(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> list[list[bool]]:
-    return [[bool(a or b) for a, b in zip(*both, strict=True)] for both in zip(first, second, strict=True)]
+    return [[bool(a or b) for a, b in zip(*row_pair, strict=True)] for row_pair in zip(first, second, strict=True)]
 
 
 def _blank(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[list[bool]]:
     """Which tokens are nothing but a space; one that tokenizers put before a text is said to stand at its first letter."""
-    known = sorted({token for one in ids for token in one})
-    forms = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
-    return [[not str(forms[token]).strip(SPACES) for token in one] for one in ids]
+    tokens = sorted({token for row in ids for token in row})
+    forms = dict(zip(tokens, tokenizer.convert_ids_to_tokens(tokens), strict=True))
+    return [[not str(forms[token]).strip(SPACES) for token in row] for row in ids]
 
 
 def _by_characters(sentence: Sentence, offsets: Sequence[Span], outside: Sequence[bool], shift: int) -> list[int]:
@@ -320,41 +326,41 @@ def _by_characters(sentence: Sentence, offsets: Sequence[Span], outside: Sequenc
     for number, word in reversed(list(enumerate(sentence.words))):
         for place in range(word.start, word.end):
             owners[place] = -1 if sentence.text[place].isspace() else number
-    found = []
+    token_words = []
     for (start, end), mark in zip(offsets, outside, strict=True):
-        shared = [one for one in owners[max(start - shift, 0) : max(end - shift, 0)] if one >= 0]
-        found.append(-1 if mark or not shared else max(dict.fromkeys(shared), key=shared.count))
-    return found
+        shared = [owner for owner in owners[max(start - shift, 0) : max(end - shift, 0)] if owner >= 0]
+        token_words.append(-1 if mark or not shared else max(dict.fromkeys(shared), key=shared.count))
+    return token_words
 
 
 def _by_number(
     tokenizer: Any, sentences: Sequence[Sentence], texts: Sequence[str], special: Sequence[Sequence[bool]], target: bool
 ) -> list[list[int]]:
     """The words of tokens where each token is a word; before them are those of a prefix, and some may be cut off."""
-    whole = tokenized(tokenizer, texts, target, add_special_tokens=False)["input_ids"]
-    left = getattr(tokenizer, "truncation_side", "right") == "left"
-    found = []
-    for one, every, marks in zip(sentences, whole, special, strict=True):
-        before = len(every) - len(one.words)
-        at = (len(every) - marks.count(False) if left else 0) - before
+    token_ids = tokenized(tokenizer, texts, target, add_special_tokens=False)["input_ids"]
+    cut_left = getattr(tokenizer, "truncation_side", "right") == "left"
+    token_words = []
+    for sentence, every, marks in zip(sentences, token_ids, special, strict=True):
+        before = len(every) - len(sentence.words)
+        at = (len(every) - marks.count(False) if cut_left else 0) - before
         row = []
         for mark in marks:
             row.append(-1 if mark or at < 0 else at)
             at += not mark
-        found.append(row)
-    return found
+        token_words.append(row)
+    return token_words
 
 
 def _begun(tokenizer: Any, written: Side) -> Side:
     """What the decoder reads while it writes that: a start token (which one, the model knows), then all but the last."""
-    known = (tokenizer.bos_token_id, tokenizer.eos_token_id, padding_token(tokenizer))
-    start = next(token for token in known if token is not None)
-    special = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in {*special_tokens(tokenizer), start}}
+    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, padding_token(tokenizer))
+    start = next(token for token in candidates if token is not None)
+    special = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in {*special_tokens(tokenizer), start}}
     return replace(
         written,
-        ids=[[start, *one[:-1]] for one in written.ids],
-        words=[[-1, *one[:-1]] for one in written.words],
-        special=[[True, *one[:-1]] for one in written.special],
+        ids=[[start, *row[:-1]] for row in written.ids],
+        words=[[-1, *row[:-1]] for row in written.words],
+        special=[[True, *row[:-1]] for row in written.special],
         names={**written.names, **special},
         texts={**written.texts, **special},
     )

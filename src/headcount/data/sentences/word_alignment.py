@@ -45,11 +45,11 @@ def align(sources: Sentences, targets: Sentences, *, rounds: int = 5) -> list[Li
 
     Both directions are learned, and only the links that both find stay: at most one per word. Upper and lower case do not matter.
     """
-    there = one_way(sources, targets, rounds=rounds).best
+    forward = one_way(sources, targets, rounds=rounds).best
     back = one_way(targets, sources, rounds=rounds).best
     return [
         frozenset((t, s) for t, s in enumerate(chosen.tolist()) if s >= 0 and mirrored[s] == t)
-        for chosen, mirrored in zip(there, back, strict=True)
+        for chosen, mirrored in zip(forward, back, strict=True)
     ]
 
 
@@ -66,16 +66,16 @@ def one_way(
     target_words, target_ids, target_lengths = _numbered(targets)
     source_words.append("")
     cells, pairs = _cells(source_ids, source_lengths, target_ids, target_lengths, len(source_words) - 1, tension, null)
-    given = pairs[:, 0]
+    pair_sources = pairs[:, 0]
     probability = np.full(len(pairs), 1.0 / max(1, len(target_words)))
     log_likelihoods = []
     for _ in range(rounds):
         posterior, log_likelihood = _expected(cells, probability)
         log_likelihoods.append(log_likelihood)
         counts = np.bincount(cells.pair, posterior, len(pairs))
-        total = np.bincount(given, counts, len(source_words))
+        total = np.bincount(pair_sources, counts, len(source_words))
         # a source word that explains nothing at all (its counts underflow) keeps what it had
-        probability = np.where(total[given] > 0, counts / np.maximum(total[given], 1e-300), probability)
+        probability = np.where(total[pair_sources] > 0, counts / np.maximum(total[pair_sources], 1e-300), probability)
     posterior, log_likelihood = _expected(cells, probability)
     log_likelihoods.append(log_likelihood)
     best = _best(cells, posterior, np.repeat(source_lengths, target_lengths))
@@ -110,12 +110,12 @@ def _cells(
     row = np.repeat(np.arange(len(target_ids), dtype=np.int32), width)
     column = (np.arange(width.sum()) - starts[row]).astype(np.int32)
     keys = with_null[begins[sentence][row] + column] * (target_ids.max(initial=0) + 1) + target_ids[row]
-    found, pair = np.unique(keys, return_inverse=True)
-    pairs = np.stack(np.divmod(found, target_ids.max(initial=0) + 1), 1)
+    unique_keys, pair = np.unique(keys, return_inverse=True)
+    pairs = np.stack(np.divmod(unique_keys, target_ids.max(initial=0) + 1), 1)
     place = np.arange(len(target_ids)) - (np.cumsum(target_lengths) - target_lengths)[sentence]
-    here = (place + 1) / target_lengths[sentence]
-    there = (column + 1) / np.maximum(width - 1, 1)[row]
-    weight = np.exp(-tension * np.abs(there - here[row]))
+    target_place = (place + 1) / target_lengths[sentence]
+    source_place = (column + 1) / np.maximum(width - 1, 1)[row]
+    weight = np.exp(-tension * np.abs(source_place - target_place[row]))
     is_null = column == width[row] - 1
     weight[is_null] = 0.0
     sums = np.add.reduceat(weight, starts) if len(starts) else weight

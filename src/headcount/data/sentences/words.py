@@ -11,7 +11,7 @@ from unicodedata import category
 
 from ...errors import BadData
 from ..columns import Table, read_table
-from ..files import ending, located, read_lines, shown
+from ..files import display_name, ending, located, read_lines
 from . import parsers, word_alignment
 from .conllu import Sentence, Span, Word, read_conllu
 
@@ -31,10 +31,10 @@ class Texts(NamedTuple):
 
 def ends(data: Any, target: Any, text: str | int | None, split: str | None) -> tuple[Texts, Texts | None]:
     """The sentences that are read, and their translations or None."""
-    source = _given(data)
+    source = _sentences_of(data)
     if target is None:
         return source or _of_table(read_table(data, "text", text=text, split=split), blanks=False), None
-    goal = _given(target)
+    goal = _sentences_of(target)
     if source is None and goal is None:
         table = read_table(data, "target", text=text, target=target, split=split)
         return _of_table(table), _of_table(table, 1)
@@ -48,28 +48,28 @@ def ends(data: Any, target: Any, text: str | int | None, split: str | None) -> t
     return source, goal
 
 
-def _given(data: Any) -> Texts | None:
+def _sentences_of(data: Any) -> Texts | None:
     """The sentences of a CoNLL-U file or of a sequence; None for everything else, which is a table."""
     if isinstance(data, str | Path):
         path = located(data) or Path(data)
         if ending(path) != ".conllu":
             return None
-        return Texts(shown(path), read_conllu(path), True, f"gold parses of {shown(path)}")
-    if isinstance(data, list | tuple) and data and all(isinstance(one, Sentence) for one in data):
-        known = any(word.relation for one in data for word in one.words)
-        return Texts("texts", data, True, "parses that were given" if known else "")
-    if isinstance(data, list | tuple) and data and all(isinstance(one, str) for one in data):
-        return Texts("texts", [Sentence(one, (), f"text {number}") for number, one in enumerate(data, 1)])
+        return Texts(display_name(path), read_conllu(path), True, f"gold parses of {display_name(path)}")
+    if isinstance(data, list | tuple) and data and all(isinstance(sentence, Sentence) for sentence in data):
+        has_parses = any(word.relation for sentence in data for word in sentence.words)
+        return Texts("texts", data, True, "parses that were given" if has_parses else "")
+    if isinstance(data, list | tuple) and data and all(isinstance(text, str) for text in data):
+        return Texts("texts", [Sentence(text, (), f"text {number}") for number, text in enumerate(data, 1)])
     return None
 
 
 def _of_table(table: Table, column: int = 0, blanks: bool = True) -> Texts:
     """The texts of a column; blank lines of plain text only part others, unless each goes with a line of another file."""
     named = zip(table.texts[column], table.rows, strict=True)
-    found = [
+    sentences = [
         Sentence(text, (), f"{table.name}:{row}") for text, row in named if blanks or not table.plain or text.strip()
     ]
-    return Texts(table.name, found)
+    return Texts(table.name, sentences)
 
 
 def worded(texts: Texts, tokenizer: Any, parser: str | None, numbers: Sequence[int], target: bool = False) -> Texts:
@@ -81,21 +81,27 @@ def worded(texts: Texts, tokenizer: Any, parser: str | None, numbers: Sequence[i
         )
     if parser is None and texts.worded:
         return texts
-    whole = texts.sentences
-    plain = [one.text for one in whole]
+    source_sentences = texts.sentences
+    plain = [sentence.text for sentence in source_sentences]
     if parser is None:
-        return texts._replace(sentences=_own_words(tokenizer, whole, target))
+        return texts._replace(sentences=_own_words(tokenizer, source_sentences, target))
     chosen = set(numbers)
-    rest = [number for number in range(len(whole)) if number not in chosen]
-    found = dict(zip(numbers, parsers.parse(parser, [plain[one] for one in numbers]), strict=True))
-    found |= zip(rest, parsers.split(parser, [plain[one] for one in rest]) if rest else [], strict=True)
-    sentences = [found[number]._replace(name=one.name) for number, one in enumerate(whole)]
+    unparsed_numbers = [number for number in range(len(source_sentences)) if number not in chosen]
+    numbered_sentences = dict(zip(numbers, parsers.parse(parser, [plain[number] for number in numbers]), strict=True))
+    numbered_sentences |= zip(
+        unparsed_numbers,
+        parsers.split(parser, [plain[number] for number in unparsed_numbers]) if unparsed_numbers else [],
+        strict=True,
+    )
+    sentences = [
+        numbered_sentences[number]._replace(name=sentence.name) for number, sentence in enumerate(source_sentences)
+    ]
     return texts._replace(sentences=sentences, parsed=parsers.title(parser))
 
 
 def counted(sentences: Sequence[Sentence]) -> Counter[str]:
     """How often each word occurs, in small letters."""
-    return Counter(word.form.casefold() for one in sentences for word in one.words)
+    return Counter(word.form.casefold() for sentence in sentences for word in sentence.words)
 
 
 def frequencies_of(path: Path) -> Counter[str]:
@@ -112,11 +118,11 @@ def frequencies_of(path: Path) -> Counter[str]:
     return counts
 
 
-def _file(path: Path, what: str) -> Path:
-    found = located(path)
-    if found is None or found.is_dir():
-        raise BadData(f"There is no file {str(path)!r}; give the file of {what}.")
-    return found
+def _file(path: Path, content: str) -> Path:
+    file = located(path)
+    if file is None or file.is_dir():
+        raise BadData(f"There is no file {str(path)!r}; give the file of {content}.")
+    return file
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -134,27 +140,29 @@ def tokenized(tokenizer: Any, texts: Sequence[str], target: bool, **options: Any
 
 def _own_words(tokenizer: Any, sentences: Sequence[Sentence], target: bool) -> list[Sentence]:
     """The sentences with the words that the tokenizer finds before it splits them; its tokens where it does not tell."""
-    found: list[Sentence] = []
+    worded_sentences: list[Sentence] = []
     fast = is_fast(tokenizer)
     for start in range(0, len(sentences), AT_ONCE):
         some = sentences[start : start + AT_ONCE]
         options = {"return_offsets_mapping": True} if fast else {}
-        made = tokenized(tokenizer, [one.text for one in some], target, add_special_tokens=False, **options)
-        for place, one in enumerate(some):
+        encoding = tokenized(
+            tokenizer, [sentence.text for sentence in some], target, add_special_tokens=False, **options
+        )
+        for place, sentence in enumerate(some):
             if fast:
-                spans = _parted(one.text, made.word_ids(place), made["offset_mapping"][place])
-                words = tuple(Word(one.text[first:last], first, last) for first, last in spans)
+                spans = _parted(sentence.text, encoding.word_ids(place), encoding["offset_mapping"][place])
+                words = tuple(Word(sentence.text[first:last], first, last) for first, last in spans)
             else:
-                words = tuple(_each_token(tokenizer, one.text, made["input_ids"][place]))
-            found.append(one._replace(words=words))
-    return found
+                words = tuple(_each_token(tokenizer, sentence.text, encoding["input_ids"][place]))
+            worded_sentences.append(sentence._replace(words=words))
+    return worded_sentences
 
 
 def _each_token(tokenizer: Any, text: str, ids: Sequence[int]) -> Iterator[Word]:
     """A word for every token, with a place of no width where the text does not go on with it soon."""
     end = 0
-    for one in ids:
-        form = str(tokenizer.decode([one])).strip() or str(tokenizer.convert_ids_to_tokens(one))
+    for token in ids:
+        form = str(tokenizer.decode([token])).strip() or str(tokenizer.convert_ids_to_tokens(token))
         start = text.find(form, end, end + len(form) + NEAR)
         yield Word(form, end, end) if start < 0 else Word(form, start, start + len(form))
         end = end if start < 0 else start + len(form)
@@ -193,27 +201,38 @@ def _without_marks(piece: str) -> list[Span]:
 def links_of(sources: Sequence[Sentence], targets: Sequence[Sentence], path: Path | None) -> Sequence[Links]:
     """For each pair, which words translate which: from a file of alignments, or found in all of the pairs."""
     if path is None:
-        forms = [[[word.form.casefold() for word in one.words] for one in side] for side in (sources, targets)]
+        forms = [
+            [[word.form.casefold() for word in sentence.words] for sentence in side] for side in (sources, targets)
+        ]
         return word_alignment.align(*forms)
     lines = read_lines(_file(path, "alignments"))
     if len(lines) != len(sources):
         raise BadData(
             f"{path} has {len(lines)} lines and the data has {len(sources)} sentences; there must be a line for each."
         )
-    found = []
+    links = []
     for number, (line, source, target) in enumerate(zip(lines, sources, targets, strict=True), 1):
         ours, theirs = _by_spaces(source), _by_spaces(target)
         pairs: set[tuple[int, int]] = set()
         for link in line.split():
-            left, _, right = link.partition("-")
-            if not (left.isdecimal() and right.isdecimal() and int(left) < len(ours) and int(right) < len(theirs)):
+            source_place, _, target_place = link.partition("-")
+            if not (
+                source_place.isdecimal()
+                and target_place.isdecimal()
+                and int(source_place) < len(ours)
+                and int(target_place) < len(theirs)
+            ):
                 raise BadData(
                     f"Line {number} of {path} has {link!r:.40}; a link is two numbers such as 0-2, from 0 to {len(ours) - 1} "
                     f"(the source) and to {len(theirs) - 1} (the target)."
                 )
-            pairs |= {(one, other) for one in theirs[int(right)] for other in ours[int(left)]}
-        found.append(frozenset(pairs))
-    return found
+            pairs |= {
+                (target_word, source_word)
+                for target_word in theirs[int(target_place)]
+                for source_word in ours[int(source_place)]
+            }
+        links.append(frozenset(pairs))
+    return links
 
 
 def _by_spaces(sentence: Sentence) -> list[list[int]]:

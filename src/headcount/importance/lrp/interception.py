@@ -55,8 +55,8 @@ class _Way(TorchFunctionMode):
 
     # the rules below call these
 
-    def affine(self, x: Tensor, whole: Map, sizes: Callable[[], Map], bias: Any = None) -> Tensor:
-        return self.rule.affine(x, Affine(whole, sizes, bias), self.book)
+    def affine(self, x: Tensor, full_map: Map, sizes: Callable[[], Map], bias: Any = None) -> Tensor:
+        return self.rule.affine(x, Affine(full_map, sizes, bias), self.book)
 
     def add(self, x: Any, y: Any) -> Tensor:
         like = x if isinstance(x, Tensor) else y
@@ -118,29 +118,36 @@ def _added_matmul(
 
 
 def _convolution(
-    way: _Way, f: Any, input: Tensor, weight: Tensor, bias: Any = None, *rest: Any, **options: Any
+    way: _Way, f: Any, input: Tensor, weight: Tensor, bias: Any = None, *extra_args: Any, **options: Any
 ) -> Tensor:
     if bias is not None:
         axis = input.dim() - weight.dim() + 1  # (batch, channels, ...), or without a batch
         bias = bias.view(-1, *[1] * (input.dim() - axis - 1))
-    return way.product(lambda x, w: f(x, w, None, *rest, **options), input, weight, bias)
+    return way.product(lambda x, w: f(x, w, None, *extra_args, **options), input, weight, bias)
 
 
 def _einsum(way: _Way, f: Any, equation: str, *operands: Any) -> Tensor:
-    given: Sequence[Tensor] = operands[0] if len(operands) == 1 and not isinstance(operands[0], Tensor) else operands
-    if len(given) != 2:
-        return f(equation, *given)
-    return way.product(lambda x, y: f(equation, x, y), *given)
+    factors: Sequence[Tensor] = operands[0] if len(operands) == 1 and not isinstance(operands[0], Tensor) else operands
+    if len(factors) != 2:
+        return f(equation, *factors)
+    return way.product(lambda x, y: f(equation, x, y), *factors)
 
 
 def _attention(
-    way: _Way, f: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *rest: Any, **options: Any
+    way: _Way,
+    f: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    *extra_args: Any,
+    **options: Any,
 ) -> Tensor:
     fixed = query.detach(), key.detach()
     mask = None if attn_mask is None else attn_mask.detach()
 
     def mix(values: Tensor) -> Tensor:
-        return f(*fixed, values, mask, *rest, **options)
+        return f(*fixed, values, mask, *extra_args, **options)
 
     return way.affine(value, mix, lambda: mix) if value.requires_grad else mix(value)
 
@@ -178,9 +185,9 @@ def _constant(way: _Way, f: Any, *args: Any, **options: Any) -> Any:
         return f(*args, **options)
 
 
-def _elementwise(way: _Way, f: Any, input: Tensor, *rest: Any, **options: Any) -> Tensor:
+def _elementwise(way: _Way, f: Any, input: Tensor, *extra_args: Any, **options: Any) -> Tensor:
     options.pop("inplace", None)
-    return through(input, lambda x: f(x, *rest, **options), way.book)
+    return through(input, lambda x: f(x, *extra_args, **options), way.book)
 
 
 def _power(way: _Way, f: Any, x: Any, exponent: Any) -> Tensor:
@@ -290,9 +297,9 @@ def propagating(root: nn.Module, rule: Rule, ledger: Ledger | None = None) -> It
     way = _Way(rule, ledger)
     with ExitStack() as stack:
         for module in filter(_is_activation, root.modules()):
-            kept: list[Any] = []
-            stack.callback(module.register_forward_pre_hook(partial(_apart, kept)).remove)
-            stack.callback(module.register_forward_hook(partial(_joined, way, kept)).remove)
+            saved_inputs: list[Any] = []
+            stack.callback(module.register_forward_pre_hook(partial(_apart, saved_inputs)).remove)
+            stack.callback(module.register_forward_hook(partial(_joined, way, saved_inputs)).remove)
         stack.enter_context(way)
         yield
 
@@ -308,15 +315,15 @@ def _is_activation(module: nn.Module) -> bool:
     return bool(listed) and not re.search("softm|^glu|gated|multihead", name)
 
 
-def _apart(kept: list[Any], module: nn.Module, args: Any) -> Any:
-    kept.append(args[0] if args else None)
+def _apart(saved_inputs: list[Any], module: nn.Module, args: Any) -> Any:
+    saved_inputs.append(args[0] if args else None)
     if not args:
         return None
     return (args[0].detach().clone() if getattr(module, "inplace", False) else args[0].detach(), *args[1:])
 
 
-def _joined(way: _Way, kept: list[Any], module: nn.Module, _: Any, output: Any) -> Any:
-    x = kept.pop()
+def _joined(way: _Way, saved_inputs: list[Any], module: nn.Module, _: Any, output: Any) -> Any:
+    x = saved_inputs.pop()
     if not torch.is_grad_enabled() or not _carries(x):
         return None
     if not isinstance(output, Tensor) or output.shape != x.shape:
@@ -351,16 +358,16 @@ def check_graph(root: nn.Module, start: Tensor, rule: Rule) -> None:
 
     This sees also what no call of torch shows: compiled and scripted functions, kernels, functions with gradients of their own.
     """
-    one = _LINEAR_IN_ONE.split() + (_PRODUCTS.split() if isinstance(rule, Epsilon) else [])
-    linear, seen, waiting = set(_LINEAR.split()), set(), [start.grad_fn]
+    linear_in_one = _LINEAR_IN_ONE.split() + (_PRODUCTS.split() if isinstance(rule, Epsilon) else [])
+    linear, visited, waiting = set(_LINEAR.split()), set(), [start.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         below = [following for following, _ in node.next_functions if following is not None]
         name = re.sub(r"(Backwards?)?\d*$", "", node.name().split("::")[-1])
-        if name not in linear and not (name in one and len(below) == 1):
+        if name not in linear and not (name in linear_in_one and len(below) == 1):
             raise Refused(
                 f"{type(root).__name__} computes something that relevance has no rule for ({name}): score it by taylor or "
                 'gradient-activation, or load it with attn_implementation="eager" if that is its attention.'

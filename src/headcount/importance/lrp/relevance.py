@@ -74,8 +74,10 @@ def relevances(
             f"{by} divides by sums in which positive and negative parts may nearly cancel, and bfloat16 is too coarse for that: "
             "load the model in float32 (dtype=torch.float32, --dtype float32)."
         )
-    asked = replace(task, loss=partial(_start, task, rule, None))  # what the gradients of a loss are, of another number
-    return contributions(root, anatomy, parts, asked, batch_size=batch_size, run=run, name=f"{name}-{by}")
+    logit_task = replace(
+        task, loss=partial(_start, task, rule, None)
+    )  # what the gradients of a loss are, of another number
+    return contributions(root, anatomy, parts, logit_task, batch_size=batch_size, run=run, name=f"{name}-{by}")
 
 
 def _start(task: Task, rule: Rule | None, ledger: Ledger | None, model: nn.Module, batch: Batch) -> Tensor:
@@ -133,7 +135,7 @@ def flow(
     """Where relevance went, layer by layer, as the mean over the examples of the task: shows that it is conserved."""
     root, anatomy = unwrap(model), find(model, tuple(specs))
     ledger = Ledger()
-    came, left = defaultdict[str, float](float), defaultdict[str, float](float)
+    came, outgoing = defaultdict[str, float](float), defaultdict[str, float](float)
     blocks = [(unit, block) for stack in anatomy.stacks for unit, block in zip(stack.units, stack.blocks, strict=True)]
     if not blocks:
         raise NotFound(
@@ -144,23 +146,23 @@ def flow(
             stack.enter_context(context)
         stack.enter_context(applied(root, anatomy, {}))
         for unit, block in blocks:
-            enter, leave = partial(_enter, ledger, left, str(unit)), partial(_leave, ledger, came, str(unit))
+            enter, leave = partial(_enter, ledger, outgoing, str(unit)), partial(_leave, ledger, came, str(unit))
             stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
             # before the hooks by which transformers records hidden states: some models go on from those
             stack.callback(block.register_forward_hook(leave, prepend=True).remove)
         for numbers in task.batches(batch_size):
             batch = to_device(task.collate(numbers), device_of(root))
             _start(task, rule, ledger, root, batch).sum().backward()
-    sums = came, left, ledger.absorbed
-    return [Flow(unit, *(each[str(unit)] / task.size for each in sums)) for unit, _ in blocks]
+    sums = came, outgoing, ledger.absorbed
+    return [Flow(unit, *(totals[str(unit)] / task.size for totals in sums)) for unit, _ in blocks]
 
 
-def _enter(ledger: Ledger, left: dict[str, float], layer: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
+def _enter(ledger: Ledger, outgoing: dict[str, float], layer: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
     ledger.here.append(layer)
     first = next(t for t in tensors((args, kwargs)) if t.is_floating_point())
     # what comes into the first layer carries relevance, too; masks and tables of positions do not
     fresh = None if first.requires_grad else first.detach().requires_grad_()
-    return mapped((args, kwargs), lambda t: _counted(fresh if t is first and fresh is not None else t, left, layer))
+    return mapped((args, kwargs), lambda t: _counted(fresh if t is first and fresh is not None else t, outgoing, layer))
 
 
 def _leave(ledger: Ledger, came: dict[str, float], layer: str, _: nn.Module, __: Any, output: Any) -> Any:
@@ -172,10 +174,10 @@ def _counted(x: Tensor, sums: dict[str, float], layer: str) -> Tensor:
     """A view of x, so that other readers of it do not count; what comes back to it is added to the layer's sum."""
     if not x.requires_grad:
         return x
-    seen, view = x.detach().clone(), x.view_as(x)
+    values, view = x.detach().clone(), x.view_as(x)
 
     def back(gradient: Tensor) -> None:
-        sums[layer] += float((seen.double() * gradient.double()).sum())
+        sums[layer] += float((values.double() * gradient.double()).sum())
 
     view.register_hook(back)
     return view

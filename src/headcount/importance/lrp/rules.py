@@ -97,15 +97,15 @@ def _stabilised(z: Tensor, constant: Tensor | None, epsilon: float, book: Book |
     if not z.requires_grad or (book is None and not epsilon):
         return z
     size = z.detach().abs()
-    kept = torch.where(size == 0, size, size / (size + epsilon))
+    share = torch.where(size == 0, size, size / (size + epsilon))
     sides = None if book is None else (z.detach().clone(), constant)  # a copy: z may be changed in place
 
     def back(g: Tensor) -> Tensor:
         if book is not None and sides is not None:
-            book(sides[0] * g * (1 - kept))
+            book(sides[0] * g * (1 - share))
             if sides[1] is not None:
-                book(sides[1] * g * kept)
-        return g * kept
+                book(sides[1] * g * share)
+        return g * share
 
     z.register_hook(back)
     return z
@@ -171,10 +171,10 @@ class _SumBySign(Function):
         rise, fall = _shares(g, parts[0] + parts[1], parts[0].abs() + parts[1].abs(), ctx.alpha)
         out: list[Tensor | None] = []
         for part, carries in zip(parts, ctx.needs_input_grad, strict=False):
-            each = torch.where(part > 0, rise, fall)
+            factor = torch.where(part > 0, rise, fall)
             if not carries and ctx.book is not None:
-                ctx.book(each * part)
-            out.append(each.sum_to_size(part.shape).to(part.dtype) if carries else None)
+                ctx.book(factor * part)
+            out.append(factor.sum_to_size(part.shape).to(part.dtype) if carries else None)
         return out[0], out[1], None, None
 
 

@@ -28,11 +28,11 @@ class CutEffect(NamedTuple):
 
 
 def cut_effects(
-    model: nn.Module, what: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
+    model: nn.Module, units: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
 ) -> list[CutEffect]:
     """What `cut` would do, site by site, counted without cutting: parameters, and what the cache of keys and values holds."""
     anatomy = find(model, specs)
-    plan = anatomy.plan(what)
+    plan = anatomy.plan(units)
     rules.refuse(unwrap(model), anatomy, plan, {})
     inside = {id(module) for block in layers.deleted_blocks(anatomy, plan) for module in block.modules()}
     out = []
@@ -46,33 +46,35 @@ def cut_effects(
 
 
 def parameters_removed(
-    model: nn.Module, what: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
+    model: nn.Module, units: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
 ) -> int:
     """How many parameters `cut` would remove."""
-    return sum(price.parameters for price in cut_effects(model, what, specs=specs))
+    return sum(price.parameters for price in cut_effects(model, units, specs=specs))
 
 
 def _stack_effect(stack: Stack, drop: list[int]) -> CutEffect:
-    gone = sum(p.numel() for position in drop for p in stack.blocks[position].parameters())
-    gone -= layers.moved_parameters(stack, survivors(stack, drop))
-    return CutEffect(stack.name, "deleted", len(stack), len(stack) - len(drop), gone, 0, 0)
+    removed_parameters = sum(p.numel() for position in drop for p in stack.blocks[position].parameters())
+    removed_parameters -= layers.moved_parameters(stack, survivors(stack, drop))
+    return CutEffect(stack.name, "deleted", len(stack), len(stack) - len(drop), removed_parameters, 0, 0)
 
 
 def site_effect(site: Site, keep: tuple[int, ...]) -> CutEffect:
     """What cutting a site down to the units at the positions in `keep` does."""
     groups, padded = share(site, keep), rules.is_padded(site, keep)
     new_rows = [len(rows) for rows in used_rows(site, keep)] if padded else layout_rows(site, groups)
-    gone = sum(
+    removed_parameters = sum(
         m.parameters_per("row") * (m.shape[0] - rows) for m, rows in zip(site.matrices, new_rows, strict=True) if m
     )
-    gone += site.columns.parameters_per("column") * (len(site) - len(keep)) * site.width if site.columns else 0
+    removed_parameters += (
+        site.columns.parameters_per("column") * (len(site) - len(keep)) * site.width if site.columns else 0
+    )
     for claim in [] if padded else per_head.per_head_tensors(site):
         had, has = (len(site), len(keep)) if claim.per == "head" else (site.kv_heads, len(groups.kv_ids))
         size = 1 if claim.name is None else getattr(claim.owner, claim.name).shape[claim.axis] // had
-        gone += claim.parameters * size * (had - max(1, has))
+        removed_parameters += claim.parameters * size * (had - max(1, has))
     before = site.kv_heads if site.attention in ("decoder", "cross") else 0  # an encoder keeps no cache
     after = before if padded else max(1, len(groups.kv_ids)) if before else 0
-    return CutEffect(site.name, _mode(site, groups, padded), len(site), len(keep), gone, before, after)
+    return CutEffect(site.name, _mode(site, groups, padded), len(site), len(keep), removed_parameters, before, after)
 
 
 def _mode(site: Site, groups: KVGroups, padded: bool) -> str:

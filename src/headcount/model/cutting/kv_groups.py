@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..anatomy import STAMP, Kept, Site, Stack
+from ..anatomy import STAMP, CutRecord, Site, Stack
 from ..architectures import LAYOUTS
 from .per_head import uses_attention_interface
 
@@ -26,8 +26,8 @@ class KVGroups(NamedTuple):
 
 def survivors(site: Site | Stack, drop: Iterable[int]) -> tuple[int, ...]:
     """The positions that are left when those in `drop` go."""
-    gone = set(drop)
-    return tuple(position for position in range(len(site)) if position not in gone)
+    removed_positions = set(drop)
+    return tuple(position for position in range(len(site)) if position not in removed_positions)
 
 
 def share(site: Site, keep: tuple[int, ...]) -> KVGroups:
@@ -61,8 +61,8 @@ def _uneven(origins: list[int]) -> bool:
 
 def original_kv(site: Site) -> tuple[int, ...]:
     """The original kv head that each present one comes from."""
-    kept: Kept | None = getattr(site.writer, STAMP, None)
-    return kept.kv_ids if kept and kept.kv_ids is not None else tuple(range(site.kv_heads))
+    stamp: CutRecord | None = getattr(site.writer, STAMP, None)
+    return stamp.kv_ids if stamp and stamp.kv_ids is not None else tuple(range(site.kv_heads))
 
 
 def layout_rows(site: Site, groups: KVGroups) -> list[int]:
@@ -80,9 +80,9 @@ def used_rows(site: Site, keep: tuple[int, ...]) -> list[Tensor]:
 def sources(site: Site, groups: KVGroups) -> Iterator[Tensor]:
     """For each reader, the old row that every new row comes from."""
     kv_of = torch.tensor(groups.kv_of, dtype=torch.long)
-    new = LAYOUTS[site.spec.layout](kv_of, len(groups.kv_ids), site.widths)
-    for old_tables, new_tables, count in zip(site.tables(), new, layout_rows(site, groups), strict=True):
+    target_tables = LAYOUTS[site.spec.layout](kv_of, len(groups.kv_ids), site.widths)
+    for old_tables, new_tables, count in zip(site.tables(), target_tables, layout_rows(site, groups), strict=True):
         source = torch.empty(count, dtype=torch.long)
-        for old, now in zip(old_tables, new_tables, strict=True):
-            source[now] = old[list(groups.keep)]
+        for old_rows, now in zip(old_tables, new_tables, strict=True):
+            source[now] = old_rows[list(groups.keep)]
         yield source

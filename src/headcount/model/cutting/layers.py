@@ -54,12 +54,12 @@ def _layers_depend_on_each_other(stack: Stack, sites: tuple[Site, ...]) -> str |
             return "its layers lend keys and values to later ones"
         if site.columns is None or None in site.matrices or site.spec.layout == "per_head":
             continue
-        taken, given = site.matrices[0].shape[1], site.columns.shape[0]
-        if taken != given and site.attention != "cross":
-            return f"its layers change the width of what they take in ({taken} to {given})"
+        input_width, output_width = site.matrices[0].shape[1], site.columns.shape[0]
+        if input_width != output_width and site.attention != "cross":
+            return f"its layers change the width of what they take in ({input_width} to {output_width})"
     first = {name for name, _ in stack.blocks[0].named_parameters()}
-    others = {name for block in stack.blocks[1:] for name, _ in block.named_parameters()}
-    alone = next((name for name in sorted(first - others) if "rel_attn_embed" in name), None)
+    later_names = {name for block in stack.blocks[1:] for name, _ in block.named_parameters()}
+    alone = next((name for name in sorted(first - later_names) if "rel_attn_embed" in name), None)
     return None if alone is None else f"its first layer has {alone}, which the others depend on"
 
 
@@ -107,9 +107,9 @@ def _model_picks_layers(stack: Stack, root: nn.Module) -> str | None:
 def _config_is_shared(stack: Stack, stacks: tuple[Stack, ...], root: nn.Module) -> str | None:
     """Whether another stack takes its number of layers from the same entry of a config, which cannot be true for both."""
     mine = _single_entries(stack, root)
-    for other in stacks:
-        if other is not stack and mine & _single_entries(other, root):
-            return f"{other.name} takes its number of layers from the same entry of the config"
+    for other_stack in stacks:
+        if other_stack is not stack and mine & _single_entries(other_stack, root):
+            return f"{other_stack.name} takes its number of layers from the same entry of the config"
     return None
 
 
@@ -154,11 +154,11 @@ def delete(transaction: Transaction, root: nn.Module, stack: Stack, drop: set[in
     _move_position_bias(transaction, stack, keep)
     children = {str(n) if numbered else names[p]: stack.blocks[p] for n, p in enumerate(keep)}
     transaction.set_children(stack.container, children)
-    for new, old in enumerate(keep):
-        for module in stack.blocks[old].modules():
+    for new_position, old_position in enumerate(keep):
+        for module in stack.blocks[old_position].modules():
             for name in POSITION_NAMES:
-                if type(module.__dict__.get(name)) is int and module.__dict__[name] == old != new:
-                    transaction.set(module, name, new)
+                if type(module.__dict__.get(name)) is int and module.__dict__[name] == old_position != new_position:
+                    transaction.set(module, name, new_position)
     for config, name, value in _true_config(root, stack, keep):
         transaction.set(config, name, value)
 
@@ -238,11 +238,13 @@ def _holds(config: Any, part: Any) -> bool:
 def _count_names(stack: Stack, config: Any, is_root: bool) -> list[str]:
     """The attributes of a config that may hold the number of layers of this stack."""
     renamed = getattr(config, "attribute_map", {})
-    own, other = (DECODER_COUNTS, ENCODER_COUNTS) if "decoder" in stack.path else (ENCODER_COUNTS, DECODER_COUNTS)
+    own, opposite_names = (
+        (DECODER_COUNTS, ENCODER_COUNTS) if "decoder" in stack.path else (ENCODER_COUNTS, DECODER_COUNTS)
+    )
     sided = [name for name in own if hasattr(config, name)]
     if is_root and sided and "decoder" in stack.path:
         return sided
-    return [name for name in (*sided, *(renamed.get(n, n) for n in COUNT_NAMES)) if name not in other]
+    return [name for name in (*sided, *(renamed.get(n, n) for n in COUNT_NAMES)) if name not in opposite_names]
 
 
 def _staged(stack: Stack, values: dict[str, Any]) -> tuple[str, int] | None:

@@ -82,12 +82,12 @@ def per_head_tensors(site: Site) -> list[PerHeadTensor]:
     if site.kind != "head" or not len(site):
         return []
     counts = {"head": len(site), "kv": site.kv_heads}
-    found = []
+    claims = []
     for _, owner in site.module.named_modules():
         if isinstance(owner, nn.ModuleList):
             per = next((per for per, count in counts.items() if len(owner) == count), None)
             if per is not None:
-                found.append(PerHeadTensor(owner, None, 0, per))
+                claims.append(PerHeadTensor(owner, None, 0, per))
     shared_bias = makes_bias_for_all(site.module)
     for path, owner, name, tensor in other_tensors(site):
         where = f"{path}.{name}".lstrip(".")
@@ -95,12 +95,12 @@ def per_head_tensors(site: Site) -> list[PerHeadTensor]:
             continue  # stays whole: layers above are given all of it
         axis = next((axis for end, axis in PER_HEAD.items() if where == end or where.endswith("." + end)), None)
         if axis is not None and axis < tensor.dim() and tensor.shape[axis] % len(site) == 0:
-            found.append(PerHeadTensor(owner, name, axis))
+            claims.append(PerHeadTensor(owner, name, axis))
         elif "norm" in type(owner).__name__.lower() and tensor.dim() == 2:
             per = next((per for per, count in counts.items() if tensor.shape[0] == count), None)
             if per is not None:  # a norm with weights of its own for every head
-                found.append(PerHeadTensor(owner, name, 0, per))
-    return found
+                claims.append(PerHeadTensor(owner, name, 0, per))
+    return claims
 
 
 def other_tensors(site: Site) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
@@ -167,15 +167,15 @@ class Counts:
         return out | dict.fromkeys(TOTAL_WIDTHS, self.heads * self.width)
 
 
-def stale_numbers(site: Site, new: Counts) -> Iterator[tuple[nn.Module, str, int]]:
+def stale_numbers(site: Site, new_counts: Counts) -> Iterator[tuple[nn.Module, str, int]]:
     """(module, attribute, value) of every number about heads, in the attention and below it, that the cut makes untrue."""
     group = 1 if getattr(site.module, "headcount_kv_of", None) is not None else len(site) // max(1, site.kv_heads)
-    old, now = Counts(len(site), site.kv_heads, site.width, group).named(), new.named()
+    old_values, now = Counts(len(site), site.kv_heads, site.width, group).named(), new_counts.named()
     for module in site.module.modules():
         for name, value in now.items():
-            if type(module.__dict__.get(name)) is int and module.__dict__[name] == old[name] != value:
+            if type(module.__dict__.get(name)) is int and module.__dict__[name] == old_values[name] != value:
                 yield module, name, value
-        if hasattr(module, "input_linear") and getattr(module, "hidden_size", None) == old["inner_dim"]:
+        if hasattr(module, "input_linear") and getattr(module, "hidden_size", None) == old_values["inner_dim"]:
             yield module, "hidden_size", now["inner_dim"]  # mixture of attention heads: what its experts write
 
 
@@ -228,10 +228,10 @@ def outside_biases(module: nn.Module, root: nn.Module) -> tuple[Outside, ...]:
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     alibi = any("alibi" in name for kind in {type(part) for part in root.modules()} for name in names_used(kind))
     made_outside = not _has_bias_maker(module) and _has_bias_maker(root)
-    found = {"attention_mask": 1} if alibi or made_outside else {}
-    found |= {"position_bias": 0 if alibi else 1, "alibi": 0}
-    found |= dict.fromkeys(("relative_position_bias", "rel_pos", "rel_2d_pos"), 1)
-    return tuple(Outside(name, names.index(name), axis) for name, axis in found.items() if name in names)
+    axes = {"attention_mask": 1} if alibi or made_outside else {}
+    axes |= {"position_bias": 0 if alibi else 1, "alibi": 0}
+    axes |= dict.fromkeys(("relative_position_bias", "rel_pos", "rel_2d_pos"), 1)
+    return tuple(Outside(name, names.index(name), axis) for name, axis in axes.items() if name in names)
 
 
 def _has_bias_maker(module: nn.Module) -> bool:

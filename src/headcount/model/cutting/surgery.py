@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import BadPlan, CheckFailed
 from ...plans import Plan, Unit
-from ..anatomy import STAMP, Anatomy, Kept, Site, Stack, Whole
+from ..anatomy import STAMP, Anatomy, CutRecord, OriginalShape, Site, Stack
 from ..architectures import ModuleSpec
 from ..discovery import find, unwrap
 from ..equivalence import block_outputs, differs, first_difference, run
@@ -27,10 +27,11 @@ from .transaction import Transaction
 
 def cut(
     model: nn.Module,
-    what: str | Unit | Plan | Iterable[str | Unit],
+    units: str | Unit | Plan | Iterable[str | Unit],
     *,
     check: Any = None,
     scale: Mapping[str, Tensor] | None = None,
+    dry_run: bool = False,
     specs: Iterable[ModuleSpec] = (),
 ) -> Plan:
     """Remove units from the model, in place; returns the plan that was carried out.
@@ -39,12 +40,33 @@ def cut(
     on the spot: on any difference the model is put back bit for bit and `CheckFailed` says where they part. `scale`
     maps site names to gates `(units,)`, folded into the writers of the units that stay. What cannot be cut exactly
     is `Refused` with its reason, before anything is changed.
+
+    Args:
+        model: The model, which is changed in place.
+        units: Units such as `"3:7 5:0-3"`, or a plan.
+        check: A batch on which the cut model is compared with the masked one.
+        scale: Gates `(units,)` by site name, folded into the weights that stay.
+        dry_run: Look for reasons to refuse, and change nothing.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The plan that was carried out.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> plan = hc.cut(model, "0:1 2:0-3 4.mlp:0-99")
+        >>> len(plan)
+        105
+        >>> model.bert.encoder.layer[0].attention.output.dense.weight.shape
+        torch.Size([192, 168])
     """
     root, rows = unwrap(model), tuple(specs)
     anatomy = find(root, rows)
-    plan = anatomy.plan(what)
+    plan = anatomy.plan(units)
     scales = _checked_scales(anatomy, scale or {})
     rules.refuse(root, anatomy, plan, scales)
+    if dry_run:
+        return plan
     gates = gates_of(anatomy, plan)
     for name, values in scales.items():
         gates[name] = values * gates.get(name, torch.ones(len(values)))
@@ -69,12 +91,25 @@ def cut(
 
 
 def removed(model: nn.Module) -> Plan:
-    """Everything that has been cut from this model so far, by original names; an empty plan if nothing has."""
+    """Everything that has been cut from this model so far, by original names; an empty plan if nothing has.
+
+    Args:
+        model: A model, cut or not.
+
+    Returns:
+        The plan of all cuts so far.
+
+    Example:
+        >>> model = hc.load("my-model")
+        >>> plan = hc.cut(model, "0:1 0:5")
+        >>> sorted(str(unit) for unit in hc.removed(model))
+        ['0:1', '0:5']
+    """
     units: set[Unit] = set()
     for module in unwrap(model).modules():
-        kept: Kept | None = getattr(module, STAMP, None)
-        if kept is not None:
-            units |= {Unit(kept.name, index) for index in set(range(kept.of)) - set(kept.ids)}
+        stamp: CutRecord | None = getattr(module, STAMP, None)
+        if stamp is not None:
+            units |= {Unit(stamp.name, index) for index in set(range(stamp.of)) - set(stamp.ids)}
     return Plan(frozenset(units))
 
 
@@ -122,7 +157,7 @@ def _carry_out(
             drop = set(stack.positions(chosen[stack.name]))
             ids = tuple(index for position, index in enumerate(stack.ids) if position not in drop)
             layers.delete(transaction, root, stack, drop)
-            transaction.set(stack.container, STAMP, Kept(stack.name, ids, stack.of))
+            transaction.set(stack.container, STAMP, CutRecord(stack.name, ids, stack.of))
     _write_record(transaction, root, plan.why, rows, before)
 
 
@@ -130,10 +165,10 @@ def _stamp_all(transaction: Transaction, anatomy: Anatomy) -> None:
     """Write every site's name and original indices on it, because paths and counts are about to change."""
     for site in anatomy:
         if not hasattr(site.writer, STAMP):
-            transaction.set(site.writer, STAMP, Kept(site.name, site.ids, site.of, site.width))
+            transaction.set(site.writer, STAMP, CutRecord(site.name, site.ids, site.of, site.width))
     for stack in anatomy.stacks:
         if not hasattr(stack.container, STAMP):
-            transaction.set(stack.container, STAMP, Kept(stack.name, stack.ids, stack.of))
+            transaction.set(stack.container, STAMP, CutRecord(stack.name, stack.ids, stack.of))
 
 
 def _cut_site(
@@ -150,15 +185,15 @@ def _cut_site(
     index = torch.tensor(keep, dtype=torch.long)
     columns = torch.arange(len(site) * site.width).view(-1, site.width)[index].flatten()
     tensors = writer.columns(columns, None if scale is None else scale[index].repeat_interleave(site.width))
-    stamp = Kept(site.name, tuple(site.ids[position] for position in keep), site.of, site.width)
+    stamp = CutRecord(site.name, tuple(site.ids[position] for position in keep), site.of, site.width)
     home = site.writer
     if len(keep) == len(site):
         _replace(transaction, writer, tensors)
         return
     if rules.is_padded(site, keep):
         home = _pad(transaction, site, keep, columns, tensors, parents)
-        whole = Whole(tuple(site.ids), tuple(site.kv_of), site.kv_heads, site.widths)
-        transaction.set(home, STAMP, replace(stamp, whole=site.whole or whole))
+        full_shape = OriginalShape(tuple(site.ids), tuple(site.kv_of), site.kv_heads, site.widths)
+        transaction.set(home, STAMP, replace(stamp, whole=site.whole or full_shape))
         return
     groups = share(site, keep)
     _cut_per_head_tensors(transaction, site, groups)
@@ -241,8 +276,8 @@ def _empty(
 ) -> nn.Module:
     """Replace the matrices of a site that loses every unit; returns the new writer."""
     none = torch.zeros(0, dtype=torch.long)
-    one = KVGroups((0,), (0,), (0,))
-    for reader, rows in zip(site.matrices, layout_rows(site, one), strict=True):
+    single_group = KVGroups((0,), (0,), (0,))
+    for reader, rows in zip(site.matrices, layout_rows(site, single_group), strict=True):
         assert reader is not None
         if reader.owner is site.module:
             _replace(transaction, reader, reader.rows(none))
@@ -323,16 +358,16 @@ def _write_record(
     transaction: Transaction, root: nn.Module, why: str, rows: tuple[ModuleSpec, ...], before: dict[str, Any]
 ) -> None:
     """Write down what has been removed, in the config where there is one: any folder saved from the model can be loaded."""
-    old = record(root)
+    previous_record = record(root)
     after = _config_values(root)
     changed = {name: value for name, value in before.items() if after.get(name) != value}
-    new = {
-        **Plan(removed(root).units, why or old["why"]).to_json(),
-        "dialects": old["dialects"] or [row.to_json() for row in rows],
-        "config": {**changed, **old["config"]},
+    new_record = {
+        **Plan(removed(root).units, why or previous_record["why"]).to_json(),
+        "dialects": previous_record["dialects"] or [row.to_json() for row in rows],
+        "config": {**changed, **previous_record["config"]},
     }
     config = getattr(root, "config", None)
-    transaction.set(config if hasattr(config, "to_dict") else root, "headcount", new)
+    transaction.set(config if hasattr(config, "to_dict") else root, "headcount", new_record)
 
 
 def record(model: nn.Module) -> dict[str, Any]:

@@ -18,31 +18,37 @@ class Transaction:
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute (a plain one, a parameter, a buffer or a submodule)."""
-        old = getattr(owner, name, _MISSING) if _has_own(owner, name) else _MISSING
-        self._back.append(lambda: delattr(owner, name) if old is _MISSING else setattr(owner, name, old))
+        previous_value = getattr(owner, name, _MISSING) if _has_own(owner, name) else _MISSING
+        self._back.append(
+            lambda: delattr(owner, name) if previous_value is _MISSING else setattr(owner, name, previous_value)
+        )
         setattr(owner, name, value)
 
     def set_tensor(self, owner: nn.Module, name: str, value: Tensor) -> None:
         """Replace a parameter (or a buffer) by another tensor of its kind; the old object is kept for the way back."""
-        old = getattr(owner, name)
-        new = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
-        self.set(owner, name, new)
+        previous_tensor = getattr(owner, name)
+        new_tensor = (
+            nn.Parameter(value, requires_grad=previous_tensor.requires_grad)
+            if isinstance(previous_tensor, nn.Parameter)
+            else value
+        )
+        self.set(owner, name, new_tensor)
 
-    def set_class(self, owner: nn.Module, new: type) -> None:
+    def set_class(self, owner: nn.Module, new_class: type) -> None:
         """Change the class of a module."""
-        old = type(owner)
-        self._back.append(lambda: setattr(owner, "__class__", old))
-        owner.__class__ = new
+        previous_class = type(owner)
+        self._back.append(lambda: setattr(owner, "__class__", previous_class))
+        owner.__class__ = new_class
 
     def set_children(self, owner: nn.Module, children: dict[str, nn.Module]) -> None:
         """Replace all children of a container."""
-        old = dict(owner._modules)
+        previous_children = dict(owner._modules)
 
         def fill(modules: dict[str, Any]) -> None:
             owner._modules.clear()
             owner._modules.update(modules)
 
-        self._back.append(lambda: fill(old))
+        self._back.append(lambda: fill(previous_children))
         fill(children)
 
     def add_hook(self, handle: Any) -> None:

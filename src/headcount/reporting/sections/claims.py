@@ -78,7 +78,7 @@ class ExperimentResult(NamedTuple):
     def statements(self) -> Table:
         """The statements as a table that can be copied."""
         titles = ("the paper", "here", "verdict", "rule")
-        rows = tuple((one.paper, one.here, one.verdict, one.rule) for one in self.claims)
+        rows = tuple((claim.paper, claim.here, claim.verdict, claim.rule) for claim in self.claims)
         return Table("claims", f"{self.source}, and here.", tuple(map(Column, titles)), rows)
 
     @property
@@ -89,9 +89,11 @@ class ExperimentResult(NamedTuple):
 
 def retold(folders: Sequence[Path]) -> list[ExperimentResult]:
     """Every experiment in run folders, or in folders that hold run folders one level down; in their order."""
-    found = [document for record in records_of(folders) if is_of_a_paper(record) for document in documents_of(record)]
-    found = [document for document in found if isinstance(document.data, ClaimsDocument)]
-    return [_told(document, f"p{n}") for n, document in enumerate(found, 1)]
+    documents = [
+        document for record in records_of(folders) if is_of_a_paper(record) for document in documents_of(record)
+    ]
+    documents = [document for document in documents if isinstance(document.data, ClaimsDocument)]
+    return [_told(document, f"p{n}") for n, document in enumerate(documents, 1)]
 
 
 def _told(document: Document[ClaimsDocument], anchor: str) -> ExperimentResult:
@@ -125,40 +127,47 @@ def _table(sheet: Sheet) -> Table:
 # -- in words --------------------------------------------------------------------------------------------------------------
 
 
-def summary(told: Sequence[ExperimentResult]) -> str:
+def summary(experiments: Sequence[ExperimentResult]) -> str:
     """How many statements there are, and what became of them: "Of 9 statements 5 are confirmed, 2 differ and ..."."""
-    found = [claim.verdict for one in told for claim in one.claims]
-    if not found:
+    verdicts = [claim.verdict for experiment in experiments for claim in experiment.claims]
+    if not verdicts:
         return "Nothing can be said about the statements yet: no run that they could be read off has come to its end."
-    counts = {word: found.count(word) for word in VERDICTS if word in found}
-    those = "the one statement" if len(found) == 1 else f"the {len(found)} statements"
+    counts = {word: verdicts.count(word) for word in VERDICTS if word in verdicts}
+    subject = "the one statement" if len(verdicts) == 1 else f"the {len(verdicts)} statements"
     if list(counts) == [UNTOLD]:
-        return f"Whether {those} {'holds' if len(found) == 1 else 'hold'} cannot be told."
-    if len(found) == 1:
-        return f"The one statement {VERDICTS[found[0]].one}."
+        return f"Whether {subject} {'holds' if len(verdicts) == 1 else 'hold'} cannot be told."
+    if len(verdicts) == 1:
+        return f"The one statement {VERDICTS[verdicts[0]].one}."
     if len(counts) == 1:
-        return f"{'Both' if len(found) == 2 else f'All {len(found)}'} statements {VERDICTS[found[0]].many}."
+        return f"{'Both' if len(verdicts) == 2 else f'All {len(verdicts)}'} statements {VERDICTS[verdicts[0]].many}."
     parts = [f"{n} {VERDICTS[word].one if n == 1 else VERDICTS[word].many}" for word, n in counts.items()]
-    return f"Of {len(found)} statements {listed(parts)}."
+    return f"Of {len(verdicts)} statements {listed(parts)}."
 
 
-def title(told: Sequence[ExperimentResult]) -> str:
+def title(experiments: Sequence[ExperimentResult]) -> str:
     """What a page about these experiments is called."""
-    papers = {one.paper for one in told}
+    papers = {experiment.paper for experiment in experiments}
     if len(papers) > 1:
         return "The papers, again"
-    return f"{told[0].source if len({one.shows for one in told}) == 1 else told[0].paper}, again"
+    shows = {experiment.shows for experiment in experiments}
+    return f"{experiments[0].source if len(shows) == 1 else experiments[0].paper}, again"
 
 
-def markdown(told: Sequence[ExperimentResult]) -> str:
+def markdown(experiments: Sequence[ExperimentResult]) -> str:
     """The statements of all experiments as one table in Markdown, under the sentence that counts them and what it was run on."""
-    rows = [(one.source, claim.paper, claim.here, claim.verdict) for one in told for claim in one.claims]
+    rows = [
+        (experiment.source, claim.paper, claim.here, claim.verdict)
+        for experiment in experiments
+        for claim in experiment.claims
+    ]
     columns = tuple(map(Column, ("paper", "published", "here", "verdict")))
     ran: dict[str, list[str]] = {}
-    for one in told:
-        ran.setdefault(f"on {one.material}, {one.size} size, {one.drawn}", []).append(one.name)
+    for experiment in experiments:
+        ran.setdefault(f"on {experiment.material}, {experiment.size} size, {experiment.drawn}", []).append(
+            experiment.name
+        )
     lines = [
-        summary(told),
+        summary(experiments),
         "",
         *(f"- {markdown_text(listed(names, 99))}: {markdown_text(on)}" for on, names in ran.items()),
     ]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...documents.prune import Budget, PruneDocument, Recovery, TunedDocument
-from ...formatting import Column, Table, counted, fixed, flops_text, listed, percent, signed, three, whole
+from ...formatting import Column, Table, counted, fixed, flops_text, listed, percent, signed, three, with_commas
 from ...plans import kind_of, type_of
 from .. import charts
 from ..charts import Chart, Rows, tip, values, where
@@ -41,15 +41,15 @@ def place_of(name: str, layer: int | None = None) -> Place:
     """The place of a site, by its name: "decoder.3.cross" is in layer 3 of the stack "decoder"."""
     parts = name.split(".")
     first = next((n for n, part in enumerate(parts) if part.isdecimal()), len(parts))
-    found = int(parts[first][:9]) if first < len(parts) else 0
+    index = int(parts[first][:9]) if first < len(parts) else 0
     neurons, cross = kind_of(f"{name}:0") == "neuron", type_of(name) == "cross"
     series = "neurons" if neurons else "cross-attention heads" if cross else "heads"
-    return Place(".".join(parts[:first]), found if layer is None else layer, series)
+    return Place(".".join(parts[:first]), index if layer is None else layer, series)
 
 
-def _called(part: Part, one: Document[PruneDocument], section: Section) -> Section:
+def _called(part: Part, document: Document[PruneDocument], section: Section) -> Section:
     """A section about one `prune`, with its folder in the title where there are several."""
-    return section._replace(title=section.title + called_of(one, part.prunes))
+    return section._replace(title=section.title + called_of(document, part.prunes))
 
 
 # -- widths ----------------------------------------------------------------------------------------------------------------
@@ -57,18 +57,22 @@ def _called(part: Part, one: Document[PruneDocument], section: Section) -> Secti
 
 def layers(part: Part) -> list[Section]:
     """How many heads and neurons each layer has left."""
-    return [_called(part, one, _layers(one.data)) for one in part.prunes if one.data.structure]
+    return [_called(part, document, _layers(document.data)) for document in part.prunes if document.data.structure]
 
 
 def _layers(data: PruneDocument) -> Section:
     widths = [Width(place_of(site.name, site.layer), site.units, site.left) for site in data.structure]
-    gone = {(stack.name.removesuffix("layers").rstrip("."), layer) for stack in data.layers for layer in stack.gone}
+    deleted_layers = {
+        (stack.name.removesuffix("layers").rstrip("."), layer) for stack in data.layers for layer in stack.gone
+    }
     touched = [series for series in SERIES if any(w.left < w.units for w in widths if w.place.series == series)]
-    shown = [w for w in widths if w.place.series in (touched or SERIES)]
-    stacks = list(dict.fromkeys(w.place.stack for w in shown))
-    drawn = tuple(_widths_chart([w for w in shown if w.place.stack == stack], gone, stack) for stack in stacks)
+    shown_widths = [w for w in widths if w.place.series in (touched or SERIES)]
+    stacks = list(dict.fromkeys(w.place.stack for w in shown_widths))
+    drawn = tuple(
+        _widths_chart([w for w in shown_widths if w.place.stack == stack], deleted_layers, stack) for stack in stacks
+    )
     about = "The share of each layer's units that stay, with their number where there is room."
-    if gone:
+    if deleted_layers:
         about += " × marks a layer that is gone: nothing of it is left, and the one before hands on to the one after."
     notes = []
     for series in SERIES:
@@ -76,28 +80,28 @@ def _layers(data: PruneDocument) -> Section:
         had, has = sum(w.units for w in own), sum(w.left for w in own)
         if own:
             still = (
-                f"all {whole(had)} stay"
+                f"all {with_commas(had)} stay"
                 if had == has
-                else f"{whole(has)} of {whole(had)} stay ({percent(has / max(1, had))})"
+                else f"{with_commas(has)} of {with_commas(had)} stay ({percent(has / max(1, had))})"
             )
             notes.append(f"{series.capitalize()}: {still}.")
-    table = _widths_table(shown, gone, stacks)
+    table = _widths_table(shown_widths, deleted_layers, stacks)
     return Section("structure", "What is left of each layer", about, "", drawn, (table,), (" ".join(notes),))
 
 
-def _widths_chart(widths: Sequence[Width], gone: set[tuple[str, int]], stack: str) -> Chart:
+def _widths_chart(widths: Sequence[Width], deleted_layers: set[tuple[str, int]], stack: str) -> Chart:
     rows = []
     for w in widths:
         share = w.left / w.units if w.units else 0.0
-        deleted = (stack, w.place.layer) in gone
-        what = f"{w.place.series} {whole(w.left)} of {whole(w.units)} ({percent(share)})"
-        text = f"layer {w.place.layer}: {'deleted' if deleted else what}"
-        told = {"layer": w.place.layer, "series": w.place.series, "left": "" if deleted else _short(w.left)}
-        rows.append({**told, "share": share, "text": text})
+        deleted = (stack, w.place.layer) in deleted_layers
+        amount = f"{w.place.series} {with_commas(w.left)} of {with_commas(w.units)} ({percent(share)})"
+        text = f"layer {w.place.layer}: {'deleted' if deleted else amount}"
+        fields = {"layer": w.place.layer, "series": w.place.series, "left": "" if deleted else _short(w.left)}
+        rows.append({**fields, "share": share, "text": text})
     crosses = [
         {"layer": n, "text": f"layer {n}: deleted"}
         for n in sorted({w.place.layer for w in widths})
-        if (stack, n) in gone
+        if (stack, n) in deleted_layers
     ]
     title = f"units left, {stack}" if stack else "units left"
     return bars("structure", rows, crosses, title=title)
@@ -121,20 +125,20 @@ def bars(name: str, rows: Rows, crosses: Rows, *, title: str) -> Chart:
         axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
     )
     legend = alt.Legend(symbolType="square", offset=34) if len(series) > 1 else None
-    colours = alt.Scale(domain=series, range=[f"theme:{SERIES[one]}" for one in series])
-    shown = alt.Chart(values(rows)).encode(
+    colours = alt.Scale(domain=series, range=[f"theme:{SERIES[kind]}" for kind in series])
+    base_chart = alt.Chart(values(rows)).encode(
         x=x, xOffset=alt.XOffset("series:N", scale=alt.Scale(domain=series)), tooltip=tip("text")
     )
     # numbers only where a bar is wide enough for them
-    each = f"width / {max(1, count * len(series))}"
+    bar_width = f"width / {max(1, count * len(series))}"
     layers = [
-        shown.mark_bar(color="theme:faint").encode(y=y, y2=alt.Y2Datum(1)),
-        shown.mark_bar().encode(y=y, color=alt.Color("series:N", scale=colours, legend=legend)),
-        shown.mark_text(
+        base_chart.mark_bar(color="theme:faint").encode(y=y, y2=alt.Y2Datum(1)),
+        base_chart.mark_bar().encode(y=y, color=alt.Color("series:N", scale=colours, legend=legend)),
+        base_chart.mark_text(
             baseline="bottom",
             dy=-3,
-            fontSize=alt.ExprRef(f"min(11, {each} * 0.4)"),
-            opacity=alt.ExprRef(f"{each} < 24 ? 0 : 1"),
+            fontSize=alt.ExprRef(f"min(11, {bar_width} * 0.4)"),
+            opacity=alt.ExprRef(f"{bar_width} < 24 ? 0 : 1"),
         ).encode(y=y, text="left:N"),
     ]
     if crosses:
@@ -146,19 +150,19 @@ def bars(name: str, rows: Rows, crosses: Rows, *, title: str) -> Chart:
     return charts.finished(name, words, alt.layer(*layers), 250)
 
 
-def _widths_table(widths: Sequence[Width], gone: set[tuple[str, int]], stacks: Sequence[str]) -> Table:
-    series = [one for one in SERIES if any(w.place.series == one for w in widths)]
-    found = {w.place: w for w in widths}
+def _widths_table(widths: Sequence[Width], deleted_layers: set[tuple[str, int]], stacks: Sequence[str]) -> Table:
+    series = [kind for kind in SERIES if any(w.place.series == kind for w in widths)]
+    widths_by_place = {w.place: w for w in widths}
     rows = []
     for stack, layer in dict.fromkeys(
         (w.place.stack, w.place.layer) for w in sorted(widths, key=lambda w: stacks.index(w.place.stack))
     ):
-        own = [found.get(Place(stack, layer, one)) for one in series]
+        own = [widths_by_place.get(Place(stack, layer, kind)) for kind in series]
         cells = [value for w in own for value in ((w.left, w.units) if w else (None, None))]
-        rows.append((f"{stack} {layer}".strip() + (", deleted" if (stack, layer) in gone else ""), *cells))
+        rows.append((f"{stack} {layer}".strip() + (", deleted" if (stack, layer) in deleted_layers else ""), *cells))
     columns = [Column("layer")]
-    for one in series:
-        columns += [Column(f"{one} left", whole, True), Column("of", whole, True)]
+    for kind in series:
+        columns += [Column(f"{kind} left", with_commas, True), Column("of", with_commas, True)]
     return Table("structure", "What is left of each layer.", tuple(columns), tuple(rows))
 
 
@@ -168,14 +172,14 @@ def _widths_table(widths: Sequence[Width], gone: set[tuple[str, int]], stacks: S
 def budgets(part: Part) -> list[Section]:
     """What was asked, what that allows, what the plan was reckoned to take, and what it takes."""
     return [
-        _called(part, one, _budget(one.data, one.data.steps.budget))
-        for one in part.prunes
-        if one.data.steps.budget is not None
+        _called(part, document, _budget(document.data, document.data.steps.budget))
+        for document in part.prunes
+        if document.data.steps.budget is not None
     ]
 
 
 def _budget(data: PruneDocument, budget: Budget) -> Section:
-    what, whole_one = budget.what, budget.whole
+    quantity, whole_one = budget.what, budget.whole
     amounts = [
         ("whole model", budget.whole),
         ("allowed", budget.allowed),
@@ -185,10 +189,12 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
     rows = [
         (label, amount, amount / whole_one if whole_one else None) for label, amount in amounts if amount is not None
     ]
-    noun = {"flops": "FLOPs of one example", "params": "parameters", "time": "seconds of one pass"}.get(what, what)
+    noun = {"flops": "FLOPs of one example", "params": "parameters", "time": "seconds of one pass"}.get(
+        quantity, quantity
+    )
     columns = (
         Column(""),
-        Column(noun, partial(amount_text, what), True),
+        Column(noun, partial(amount_text, quantity), True),
         Column("of the whole model", lambda share: f"{100 * share:.1f}\u00a0%", True),
     )
     about = (
@@ -196,13 +202,15 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
         "first, "
     )
     about += (
-        "by times measured here, site by site." if what == "time" else "and what stays never costs more than allowed."
+        "by times measured here, site by site."
+        if quantity == "time"
+        else "and what stays never costs more than allowed."
     )
     multiples = {kind: n for kind, n in budget.multiples.items() if n > 1}
     notes = []
     if multiples:
-        each = listed([f"{kind}s by {n}" for kind, n in multiples.items()])
-        notes.append(f"Widths are whole multiples, because the hardware likes them: {each}.")
+        multiples_text = listed([f"{kind}s by {n}" for kind, n in multiples.items()])
+        notes.append(f"Widths are whole multiples, because the hardware likes them: {multiples_text}.")
     if data.steps.rearranged:
         notes.append(
             f"{counted(data.steps.rearranged, 'unit')} changed places with others of the same site afterwards: what "
@@ -223,12 +231,16 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
 
 def tuned(part: Part) -> list[Section]:
     """How far least squares brought each site back to what the whole model writes there."""
-    return [_called(part, one, _tuned(one.data.steps.tuned)) for one in part.prunes if one.data.steps.tuned is not None]
+    return [
+        _called(part, document, _tuned(document.data.steps.tuned))
+        for document in part.prunes
+        if document.data.steps.tuned is not None
+    ]
 
 
-def _tuned(found: TunedDocument) -> Section:
-    rows = [(fit.name, fit.error, fit.tuned, fit.low, fit.high, fit.used) for fit in found.sites]
-    used = found.used
+def _tuned(tuning: TunedDocument) -> Section:
+    rows = [(fit.name, fit.error, fit.tuned, fit.low, fit.high, fit.used) for fit in tuning.sites]
+    used = tuning.used
     about = (
         "Without any training, the units that stay are multiplied by numbers that bring what goes on from a site as near as can "
         "be to what goes on there in the whole model. The numbers are folded into the weights, so that they cost nothing. "
@@ -240,22 +252,22 @@ def _tuned(found: TunedDocument) -> Section:
     else:
         fell = "it helped nowhere on held-out examples"
     notes = [
-        f"{len(used)} of {counted(len(rows), 'site')} were tuned on {whole(found.examples)} examples "
-        f"({whole(found.positions)} positions); {fell}."
+        f"{len(used)} of {counted(len(rows), 'site')} were tuned on {with_commas(tuning.examples)} examples "
+        f"({with_commas(tuning.positions)} positions); {fell}."
         + " The others stay as they were cut."
         * (len(used) < len(rows)),
         "The error is the squared distance between what goes on from the site in the whole model and in the cut one, as a share "
         "of what the site itself writes, on positions that had no part in the fit. Errors of earlier sites are in it, so it "
         "can be more than 100 %.",
     ]
-    notes += [f"Left out: {one.name}: {one.why}" for one in found.skipped[:3]]
+    notes += [f"Left out: {site.name}: {site.why}" for site in tuning.skipped[:3]]
     stacks: dict[str, list[dict[str, Any]]] = {}
     for name, error, fit, low, high, use in rows:
         place = place_of(name)
         span = f"numbers from {fixed(low, 2)} to {fixed(high, 2)}" if use else "left as it was cut"
         text = f"{name}: {percent(error)} as cut, {percent(fit)} tuned; {span}"
-        told = {"layer": place.layer, "series": place.series, "error": error, "fit": fit, "used": use, "text": text}
-        stacks.setdefault(place.stack, []).append(told)
+        row = {"layer": place.layer, "series": place.series, "error": error, "fit": fit, "used": use, "text": text}
+        stacks.setdefault(place.stack, []).append(row)
     drawn = tuple(_tuned_chart(own, f"error, {stack}" if stack else "error") for stack, own in stacks.items())
     share = Column("error as cut", lambda value: f"{100 * value:.1f}\u00a0%", True)
     columns = (
@@ -280,7 +292,7 @@ def _by_layer(rows: Rows) -> tuple[list[str], Any]:
     order = sorted({row["layer"] for row in rows})
     scale = alt.Scale(domain=order, paddingInner=0.22, paddingOuter=0.1)
     x = alt.X("layer:O", title="layer", scale=scale, axis=alt.Axis(labelAngle=0, ticks=False))
-    return [one for one in SERIES if any(row["series"] == one for row in rows)], x
+    return [kind for kind in SERIES if any(row["series"] == kind for row in rows)], x
 
 
 def _tuned_chart(rows: Rows, title: str) -> Chart:
@@ -289,19 +301,19 @@ def _tuned_chart(rows: Rows, title: str) -> Chart:
 
     series, x = _by_layer(rows)
     y = alt.Y("error:Q", title=title, axis=alt.Axis(format="%"), scale=alt.Scale(zero=True))
-    colours = alt.Scale(domain=series, range=[f"theme:{SERIES[one]}" for one in series])
+    colours = alt.Scale(domain=series, range=[f"theme:{SERIES[kind]}" for kind in series])
     colour = alt.Color(
         "series:N",
         scale=colours,
         legend=alt.Legend(symbolType="circle", symbolOpacity=1, offset=34) if len(series) > 1 else None,
     )
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=x, xOffset=alt.XOffset("series:N", scale=alt.Scale(domain=series)), color=colour, tooltip=tip("text")
     )
     layers = [
-        shown.mark_rule(strokeWidth=2, opacity=0.7).encode(y=y, y2="fit:Q"),
-        shown.mark_point(filled=False, size=50, strokeWidth=2, fill="theme:paper", opacity=1).encode(y=y),
-        shown.mark_point(filled=True, size=60).encode(y=alt.Y("fit:Q", title=title), opacity=where("datum.used")),
+        base_chart.mark_rule(strokeWidth=2, opacity=0.7).encode(y=y, y2="fit:Q"),
+        base_chart.mark_point(filled=False, size=50, strokeWidth=2, fill="theme:paper", opacity=1).encode(y=y),
+        base_chart.mark_point(filled=True, size=60).encode(y=alt.Y("fit:Q", title=title), opacity=where("datum.used")),
     ]
     words = f"{title} of each site as cut and tuned, by layer"
     return charts.finished("tuned", words, alt.layer(*layers), 240)
@@ -313,26 +325,25 @@ def _tuned_chart(rows: Rows, title: str) -> Chart:
 def recovered(part: Part) -> list[Section]:
     """What training gave back after the cut."""
     return [
-        _called(part, one, _recovered(one.data, one.data.recovered))
-        for one in part.prunes
-        if one.data.recovered is not None
+        _called(part, document, _recovered(document.data, document.data.recovered))
+        for document in part.prunes
+        if document.data.recovered is not None
     ]
 
 
-def _recovered(data: PruneDocument, found: Recovery) -> Section:
-    before, cut, after = data.before.value, found.before, data.after.value
+def _recovered(data: PruneDocument, recovery: Recovery) -> Section:
+    before, cut, after = data.before.value, recovery.before, data.after.value
     metric = data.before.metric
-    how = "to say what the whole model says (distillation)" if found.distilled else "on the labels"
+    how = "to say what the whole model says (distillation)" if recovery.distilled else "on the labels"
     about = f"After the cut the smaller model was trained {how}"
-    if found.epochs is not None and found.examples is not None and found.steps is not None:
-        about += (
-            f" for {counted(found.epochs, 'epoch')}: {whole(found.examples)} examples, {counted(found.steps, 'step')}"
-        )
+    if recovery.epochs is not None and recovery.examples is not None and recovery.steps is not None:
+        about += f" for {counted(recovery.epochs, 'epoch')}: {with_commas(recovery.examples)} examples, "
+        about += counted(recovery.steps, "step")
     about += "."
-    shown = partial(fixed, digits=3 if abs(before) < 10 else 1)
+    format_value = partial(fixed, digits=3 if abs(before) < 10 else 1)
     columns = (
         Column("model"),
-        Column(metric, shown, True),
+        Column(metric, format_value, True),
         Column("difference", lambda value: signed(value, 3 if abs(before) < 10 else 1), True),
     )
     rows = (("whole", before, None), ("as cut", cut, cut - before), ("recovered", after, after - before))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...documents.lottery import LotteryDocument, LotterySite, NetworkMean, SearchStep, WeightStep
-from ...formatting import Column, Table, counted, fixed, listed, percent, probability, whole
+from ...formatting import Column, Table, counted, fixed, listed, percent, probability, with_commas
 from ...plans import by_place
 from ...stats.results import difference_columns, in_points
 from .. import charts, training_charts
@@ -28,15 +28,15 @@ RANK = {"encoder": 0, "decoder": 1, "cross": 2}
 def lottery(part: Part) -> list[Section]:
     """Everything about each lottery: what the sub-networks are worth, who survives, overlaps, agreement, the search."""
     out = []
-    for one in part.of(LotteryDocument):
-        called = f" ({one.run.folder.name})" if len(part.of(LotteryDocument)) > 1 else ""
-        out += checked(one, partial(_sections, called))
+    for document in part.of(LotteryDocument):
+        called = f" ({document.run.folder.name})" if len(part.of(LotteryDocument)) > 1 else ""
+        out += checked(document, partial(_sections, called))
     return out
 
 
 def _sections(called: str, data: LotteryDocument) -> list[Section]:
-    made = [_networks(data), _survivors(data), *_overlap(data), *_agreement(data), _search(data), _every(data)]
-    return [one._replace(title=one.title + called) for one in made]
+    sections = [_networks(data), _survivors(data), *_overlap(data), *_agreement(data), _search(data), _every(data)]
+    return [section._replace(title=section.title + called) for section in sections]
 
 
 def _names(data: LotteryDocument) -> list[str]:
@@ -50,9 +50,9 @@ def _seeds(data: LotteryDocument) -> str:
 
 def _filled(name: str, caption: str, columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> Table:
     """A table without the columns that have nothing to show: deviations of one seed, a metric that is the same everywhere."""
-    kept = [n for n in range(len(columns)) if any(row[n] is not None for row in rows) or not rows]
-    cells = tuple(tuple(row[n] for n in kept) for row in rows[:MOST_ROWS])
-    return Table(name, caption, tuple(columns[n] for n in kept), cells)
+    indices = [n for n in range(len(columns)) if any(row[n] is not None for row in rows) or not rows]
+    cells = tuple(tuple(row[n] for n in indices) for row in rows[:MOST_ROWS])
+    return Table(name, caption, tuple(columns[n] for n in indices), cells)
 
 
 def _digits(values: Iterable[float | None]) -> partial[str]:
@@ -60,15 +60,15 @@ def _digits(values: Iterable[float | None]) -> partial[str]:
     return partial(fixed, digits=3 if max((abs(v) for v in values if v is not None), default=0.0) < 10 else 1)
 
 
-def _with_spread(value: float, spread: float | None, shown: Any) -> str:
-    return shown(value) + ("" if spread is None else f" ± {shown(spread)}")
+def _with_spread(value: float, spread: float | None, format_value: Any) -> str:
+    return format_value(value) + ("" if spread is None else f" ± {format_value(spread)}")
 
 
 # -- what the sub-networks are worth ---------------------------------------------------------------------------------------
 
 
 def _networks(data: LotteryDocument) -> Section:
-    shown, metrics = _digits(row.mean for row in data.table), {task.name: task.metric for task in data.tasks}
+    format_value, metrics = _digits(row.mean for row in data.table), {task.name: task.metric for task in data.tasks}
     drawn, kinds = [], [kind for kind in KINDS if any(row.kind == kind and row.how in HOWS for row in data.table)]
     for kind in kinds:
         for metric in dict.fromkeys(metrics.values()):
@@ -80,13 +80,13 @@ def _networks(data: LotteryDocument) -> Section:
                 drawn.append(
                     training_charts.networks(
                         "lottery",
-                        [_point(row, shown) for row in parts],
+                        [_point(row, format_value) for row in parts],
                         [
-                            _told(row.task, row.mean, f"full model: {_with_spread(row.mean, row.sd, shown)}")
+                            _told(row.task, row.mean, f"full model: {_with_spread(row.mean, row.sd, format_value)}")
                             for row in bases
                         ],
                         [
-                            _told(task.name, task.majority, f"most frequent label: {shown(task.majority)}")
+                            _told(task.name, task.majority, f"most frequent label: {format_value(task.majority)}")
                             for task in data.tasks
                             if task.metric == metric and task.majority is not None
                         ],
@@ -111,26 +111,26 @@ def _networks(data: LotteryDocument) -> Section:
         notes.append("Single weights: the smallest go first, wherever they are; no matrix becomes smaller by that.")
     used = tuple((task.name, task.sets) for task in data.tasks if task.sets)
     sets = Table("sets", "Which examples were used for what.", (Column("task"), Column("used")), used)
-    made = (_networks_table(data, metrics, kinds, shown), *((sets,) if used else ()))
+    tables = (_networks_table(data, metrics, kinds, format_value), *((sets,) if used else ()))
     source = f"{PRASANNA}."
-    return Section("lottery", "Good, bad and random", about, source, tuple(drawn), made, tuple(notes))
+    return Section("lottery", "Good, bad and random", about, source, tuple(drawn), tables, tuple(notes))
 
 
 def _left(data: LotteryDocument, task: str) -> str:
     """How much the searches of a task left: "40 of 72 heads and 5 of 6 MLPs"."""
     draws = [draw for draw in data.draws if draw.task == task]
-    told = []
+    parts = []
     for kind, noun in NOUNS.items():
         if draws and draws[0].of.of(kind):
             mean = sum(draw.left.of(kind) for draw in draws) / len(draws)
-            told.append(f"{_rounded(mean)} of {whole(draws[0].of.of(kind))} {noun}")
-    return " and ".join(told) or "nothing yet"
+            parts.append(f"{_rounded(mean)} of {with_commas(draws[0].of.of(kind))} {noun}")
+    return " and ".join(parts) or "nothing yet"
 
 
-def _point(row: NetworkMean, shown: Any) -> dict[str, Any]:
+def _point(row: NetworkMean, format_value: Any) -> dict[str, Any]:
     reach = row.sd or 0.0
     span = {"low": row.mean - reach, "high": row.mean + reach}
-    text = f"{row.what}, {HOWS[row.how]}: {_with_spread(row.mean, row.sd, shown)}"
+    text = f"{row.what}, {HOWS[row.how]}: {_with_spread(row.mean, row.sd, format_value)}"
     return {**_told(row.task, row.mean, text), **span, "what": row.what, "again": row.how == "retrained"}
 
 
@@ -138,35 +138,37 @@ def _told(task: str, mean: float, text: str) -> dict[str, Any]:
     return {"task": task, "mean": mean, "text": f"{task}, {text}"}
 
 
-def _networks_table(data: LotteryDocument, metrics: Mapping[str, str], kinds: Sequence[str], shown: Any) -> Table:
+def _networks_table(
+    data: LotteryDocument, metrics: Mapping[str, str], kinds: Sequence[str], format_value: Any
+) -> Table:
     """A row per task and sub-network, as found and retrained side by side, between the full model and the majority."""
     by = {(row.task, row.kind, row.what, row.how): row for row in data.table}
     rows: list[tuple[Any, ...]] = []
     one_metric = len(set(metrics.values())) == 1
 
-    def line(task: str, what: str, goes: str | None, *cells: NetworkMean | None) -> None:
+    def line(task: str, network: str, goes: str | None, *cells: NetworkMean | None) -> None:
         numbers = [value for cell in cells for value in ((cell.mean, cell.sd) if cell else (None, None))]
         seeds = max((cell.seeds for cell in cells if cell and cell.seeds), default=None)
         metric = None if one_metric else metrics[task]
-        rows.append((task, metric, what, goes if len(kinds) > 1 else None, *numbers, seeds))
+        rows.append((task, metric, network, goes if len(kinds) > 1 else None, *numbers, seeds))
 
     for task in data.tasks:
         name = task.name
         whole_one = next((r for r in data.table if r.task == name and r.how == "whole" and r.what == "full"), None)
         line(name, "full", None, whole_one, None)
         for kind in kinds:
-            for what in WHATS:
-                pair = [by.get((name, kind, what, how)) for how in HOWS]
+            for network in WHATS:
+                pair = [by.get((name, kind, network, how)) for how in HOWS]
                 if any(pair):
-                    line(name, what, KINDS[kind], *pair)
+                    line(name, network, KINDS[kind], *pair)
         if task.majority is not None:
             about = {"task": name, "kind": "", "what": "", "how": ""}
             line(name, "most frequent label", None, NetworkMean(**about, mean=task.majority, sd=None, seeds=0), None)
-    spread = Column("sd", shown, True)
+    spread = Column("sd", format_value, True)
     columns = (
         *(Column("task"), Column("metric"), Column("sub-network"), Column("what goes")),
-        *(Column("as found", shown, True), spread, Column("retrained", shown, True), spread),
-        Column("seeds", whole, True),
+        *(Column("as found", format_value, True), spread, Column("retrained", format_value, True), spread),
+        Column("seeds", with_commas, True),
     )
     metric = f" ({next(iter(metrics.values()))})" if one_metric else ""
     caption = f"What sub-networks are worth{metric} on the examples of the report{_seeds(data)}."
@@ -178,12 +180,12 @@ def _networks_table(data: LotteryDocument, metrics: Mapping[str, str], kinds: Se
 
 def _survivors(data: LotteryDocument) -> Section:
     tasks, seeds = len(data.tasks), len(data.seeds)
-    what = "the number of tasks in which it survives" if tasks > 1 else "whether it survives"
+    meaning = "the number of tasks in which it survives" if tasks > 1 else "whether it survives"
     if seeds > 1:
-        what = f"{what}, mean over {seeds} seeds" if tasks > 1 else "the share of seeds in which it survives"
+        meaning = f"{meaning}, mean over {seeds} seeds" if tasks > 1 else "the share of seeds in which it survives"
     small = " and below it the standard deviation over seeds" if seeds > 1 else ""
-    told = f"Each cell is a head, a row per layer, and the MLP of the layer stands beside them. The number is {what}{small}."
-    about = f"{told} The stronger the colour, the more often it is in the good sub-network."
+    intro = f"Each cell is a head, a row per layer, and the MLP of the layer stands beside them. The number is {meaning}{small}."
+    about = f"{intro} The stronger the colour, the more often it is in the good sub-network."
     drawn = [_survivors_chart(data, title, sites) for title, sites in _groups(data.sites)]
     return Section("survivors", "Who survives", about, f"{PRASANNA}.", tuple(drawn))
 
@@ -196,7 +198,7 @@ def _groups(sites: Sequence[LotterySite]) -> list[tuple[str, dict[str, list[str]
     for site in sorted(heads, key=lambda site: RANK.get(str(site.type), len(RANK))):
         name = site.name
         beside = [f"{name}.mlp"] if f"{name}.mlp" in mlps else []
-        mlps = [one for one in mlps if one not in beside]
+        mlps = [mlp for mlp in mlps if mlp not in beside]
         groups.setdefault(site.type, []).append([name, *beside])
     for name in mlps:  # of layers without attention
         groups.setdefault("mlp", []).append([name])
@@ -222,23 +224,23 @@ class Fate(NamedTuple):
 
 def _fates(data: LotteryDocument, name: str) -> list[Fate]:
     """What becomes of the units of a site; an MLP is one unit, and has the name of its site."""
-    found, head = data.survivors[name], any(site.kind == "head" for site in data.sites if site.name == name)
-    spreads = found.sd or [None] * len(found.mean)
-    pairs = enumerate(zip(found.mean, spreads, strict=True))
+    survivors, head = data.survivors[name], any(site.kind == "head" for site in data.sites if site.name == name)
+    spreads = survivors.sd or [None] * len(survivors.mean)
+    pairs = enumerate(zip(survivors.mean, spreads, strict=True))
     return [Fate(f"{name}:{n}", str(n), *pair) if head else Fate(name, "MLP", *pair) for n, pair in pairs]
 
 
 def _survivors_chart(data: LotteryDocument, title: str, sites: Mapping[str, Sequence[str]]) -> charts.Chart:
     most, rows = len(data.tasks), []
     for row, names in sites.items():
-        for one in (one for name in names for one in _fates(data, name)):
-            text = f"{one.unit}: survives in {_rounded(one.mean, 2)} of {counted(most, 'task')}"
-            text += "" if one.sd is None else f", ± {fixed(one.sd, 2)} over seeds"
-            place = {"row": row, "column": one.column, "value": one.mean, "unit": one.unit}
-            rows.append({**place, **_cell(one.mean, one.sd), "text": text})
-    found = dict.fromkeys(row["column"] for row in rows)
-    heads = sorted((column for column in found if column != "MLP"), key=int)
-    columns = [*heads, *([""] if heads and "MLP" in found else []), *(["MLP"] if "MLP" in found else [])]
+        for fate in (fate for name in names for fate in _fates(data, name)):
+            text = f"{fate.unit}: survives in {_rounded(fate.mean, 2)} of {counted(most, 'task')}"
+            text += "" if fate.sd is None else f", ± {fixed(fate.sd, 2)} over seeds"
+            place = {"row": row, "column": fate.column, "value": fate.mean, "unit": fate.unit}
+            rows.append({**place, **_cell(fate.mean, fate.sd), "text": text})
+    column_names = dict.fromkeys(row["column"] for row in rows)
+    heads = sorted((column for column in column_names if column != "MLP"), key=int)
+    columns = [*heads, *([""] if heads and "MLP" in column_names else []), *(["MLP"] if "MLP" in column_names else [])]
     words = f"{title}: in how many of {counted(most, 'task')} each head and MLP survives"
     return charts.numbers("survivors", rows, columns=columns, most=most, across=title, down="layer", words=words)
 
@@ -260,22 +262,22 @@ def _overlap(data: LotteryDocument) -> list[Section]:
         return []
     drawn, rows = [], []
     for kind, noun in NOUNS.items():
-        found, of = data.overlap.get(kind), max((draw.of.of(kind) for draw in data.draws), default=0)
-        if not found or not of:
+        overlap, of = data.overlap.get(kind), max((draw.of.of(kind) for draw in data.draws), default=0)
+        if not overlap or not of:
             continue
-        spreads = found.sd or [[None] * len(names)] * len(names)
+        spreads = overlap.sd or [[None] * len(names)] * len(names)
         cells = []
-        for a, one in enumerate(names):
-            for b, other in enumerate(names):
-                mean, sd = found.mean[a][b], spreads[a][b]
-                both = f"survive in {one}" if a == b else f"survive in {one} and in {other}"
-                text = f"{_with_spread(mean, sd, _rounded)} of {whole(of)} {noun} {both}"
-                cells.append({"row": one, "column": other, "value": mean, **_cell(mean, sd), "text": text})
+        for a, first in enumerate(names):
+            for b, second in enumerate(names):
+                mean, sd = overlap.mean[a][b], spreads[a][b]
+                tasks_text = f"survive in {first}" if a == b else f"survive in {first} and in {second}"
+                text = f"{_with_spread(mean, sd, _rounded)} of {with_commas(of)} {noun} {tasks_text}"
+                cells.append({"row": first, "column": second, "value": mean, **_cell(mean, sd), "text": text})
                 if b > a:
-                    sizes = [found.mean[n][n] for n in (a, b)]
-                    rows.append((one, other, noun, *sizes, mean, sd, _by_chance(data, one, other, kind)))
+                    sizes = [overlap.mean[n][n] for n in (a, b)]
+                    rows.append((first, second, noun, *sizes, mean, sd, _by_chance(data, first, second, kind)))
         words = f"how many {noun} survive in each pair of tasks"
-        across = f"{noun} that survive in both, of {whole(of)}"
+        across = f"{noun} that survive in both, of {with_commas(of)}"
         drawn.append(charts.numbers("overlap", cells, columns=names, most=of, across=across, down="", words=words))
     short = partial(fixed, digits=1)
     columns = (
@@ -290,16 +292,16 @@ def _overlap(data: LotteryDocument) -> list[Section]:
     return [Section("overlap", "Do tasks keep the same ones?", about, PRASANNA + ".", tuple(drawn), (table,))]
 
 
-def _by_chance(data: LotteryDocument, one: str, other: str, kind: str) -> float | None:
+def _by_chance(data: LotteryDocument, first: str, second: str, kind: str) -> float | None:
     """The units that random sets of the sizes found would share: their product over all units, mean over seeds."""
     sizes = {(draw.task, draw.seed): draw.left.of(kind) for draw in data.draws}
     of = max((draw.of.of(kind) for draw in data.draws), default=0)
-    found = [
-        sizes[one, seed] * sizes[other, seed] / of
+    overlaps = [
+        sizes[first, seed] * sizes[second, seed] / of
         for seed in data.seeds
-        if of and (one, seed) in sizes and (other, seed) in sizes
+        if of and (first, seed) in sizes and (second, seed) in sizes
     ]
-    return sum(found) / len(found) if found else None
+    return sum(overlaps) / len(overlaps) if overlaps else None
 
 
 # -- agreement -------------------------------------------------------------------------------------------------------------
@@ -311,12 +313,12 @@ def _agreement(data: LotteryDocument) -> list[Section]:
         return []
     rows = []
     for row in data.agreement:
-        told = (row.task, NOUNS.get(row.kind, row.kind))
-        rows.append((*told, row.size.mean, row.size.sd, row.in_all, row.kappa, row.q, row.p))
+        labels = (row.task, NOUNS.get(row.kind, row.kind))
+        rows.append((*labels, row.size.mean, row.size.sd, row.in_all, row.kappa, row.q, row.p))
     short = partial(fixed, digits=1)
     columns = (
         *(Column("task"), Column("units"), Column("survive, mean", short, True), Column("sd", short, True)),
-        *(Column(f"in all {seeds} seeds", whole, True), Column("Fleiss' kappa", partial(fixed, digits=2), True)),
+        *(Column(f"in all {seeds} seeds", with_commas, True), Column("Fleiss' kappa", partial(fixed, digits=2), True)),
         *(Column("Cochran's Q", partial(fixed, digits=2), True), Column("p", probability, True)),
     )
     about = (
@@ -351,21 +353,21 @@ def _search(data: LotteryDocument) -> Section:
             _course(run, [WeightStep(1.0, full, True), *magnitude.steps], full, better[name]) if magnitude else []
         )
         had, has = draw.parameters
-        left = (draw.left.heads, draw.left.mlps)
+        units_left = (draw.left.heads, draw.left.mlps)
         share = None if not had or has is None else has / had
         light = magnitude.left if magnitude else None
-        rows.append((name, str(draw.seed), full, draw.full.report, *left, share, len(draw.steps), light))
+        rows.append((name, str(draw.seed), full, draw.full.report, *units_left, share, len(draw.steps), light))
     drawn = [
-        training_charts.search("search", found, noun=noun, shares=found is weights, threshold=threshold)
-        for found, noun in ((joint, "heads left"), (weights, "weights left"))
-        if found
+        training_charts.search("search", points, noun=noun, shares=points is weights, threshold=threshold)
+        for points, noun in ((joint, "heads left"), (weights, "weights left"))
+        if points
     ]
-    shown = _digits(row[2] for row in rows)
+    format_value = _digits(row[2] for row in rows)
     columns = (
         *(Column("task"), Column("seed", str, True)),
-        *(Column(title, shown, True) for title in ("full, when chosen", "full, reported")),
-        *(Column(title, whole, True) for title in ("heads", "MLPs")),
-        *(Column("parameters", percent, True), Column("steps", whole, True), Column("weights", percent, True)),
+        *(Column(title, format_value, True) for title in ("full, when chosen", "full, reported")),
+        *(Column(title, with_commas, True) for title in ("heads", "MLPs")),
+        *(Column("parameters", percent, True), Column("steps", with_commas, True), Column("weights", percent, True)),
     )
     table = _filled("search", "The full model of each search, and how much the search left.", columns, rows)
     pace = (
@@ -392,11 +394,11 @@ def _course(
             continue
         if isinstance(step, SearchStep):
             place: float = step.heads
-            told = f"{whole(step.heads)} heads and {whole(step.mlps)} MLPs"
+            amount = f"{with_commas(step.heads)} heads and {with_commas(step.mlps)} MLPs"
         else:
             place = step.left
-            told = f"{percent(step.left)} of the weights"
-        text = f"{run['run']}: {told} left, {fixed(step.value, 3)} ({percent(over / under)} of the full model)"
+            amount = f"{percent(step.left)} of the weights"
+        text = f"{run['run']}: {amount} left, {fixed(step.value, 3)} ({percent(over / under)} of the full model)"
         text += "" if step.kept else ", taken back"
         out.append({**run, "n": n, "left": place, "share": over / under, "kept": step.kept, "text": text})
     return out
@@ -407,24 +409,24 @@ def _course(
 
 def _every(data: LotteryDocument) -> Section:
     """Every unit and every sub-network of every seed."""
-    units = [(one.unit, one.mean, one.sd) for site in data.sites for one in _fates(data, site.name)]
+    units = [(fate.unit, fate.mean, fate.sd) for site in data.sites for fate in _fates(data, site.name)]
     rows, compared = [], []
     for draw in data.draws:
         by_weights = draw.magnitude.networks if draw.magnitude else ()
         for kind, networks in (("structured", draw.networks), ("magnitude", by_weights)):
-            for one in networks:
-                size = (one.heads, one.mlps, one.left)
-                told = (draw.task, str(draw.seed), one.what, HOWS.get(one.how, one.how))
+            for network in networks:
+                size = (network.heads, network.mlps, network.left)
+                labels = (draw.task, str(draw.seed), network.what, HOWS.get(network.how, network.how))
                 difference: tuple[float | None, ...] = (None,) * 4
-                if one.comparison is not None:
-                    compared.append(one.comparison)
-                    difference = (*in_points(one.comparison), one.comparison.p)
-                rows.append((*told, KINDS[kind], *size, one.value, one.n, *difference))
-    shown = _digits(row[8] for row in rows)
+                if network.comparison is not None:
+                    compared.append(network.comparison)
+                    difference = (*in_points(network.comparison), network.comparison.p)
+                rows.append((*labels, KINDS[kind], *size, network.value, network.n, *difference))
+    format_value = _digits(row[8] for row in rows)
     columns = (
         *(Column("task"), Column("seed", str, True), Column("sub-network"), Column("how"), Column("what goes")),
-        *(Column("heads", whole, True), Column("MLPs", whole, True), Column("weights", percent, True)),
-        *(Column("value", shown, True), Column("n", whole, True)),
+        *(Column("heads", with_commas, True), Column("MLPs", with_commas, True), Column("weights", percent, True)),
+        *(Column("value", format_value, True), Column("n", with_commas, True)),
         *difference_columns(compared),
         Column("p", probability, True),
     )
@@ -432,5 +434,7 @@ def _every(data: LotteryDocument) -> Section:
     short = partial(fixed, digits=2)
     survive = f"In how many of {listed(_names(data))} each head and MLP survives{_seeds(data)}."
     numbers = (Column("unit"), Column("tasks", short, True), Column("sd", short, True))
-    made = (_filled("networks", about, columns, rows), _filled("survivors", survive, numbers, units))
-    return Section("networks", "Every sub-network and unit", "The numbers behind the charts.", tables=made, folded=True)
+    tables = (_filled("networks", about, columns, rows), _filled("survivors", survive, numbers, units))
+    return Section(
+        "networks", "Every sub-network and unit", "The numbers behind the charts.", tables=tables, folded=True
+    )

@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 
 from ...documents.ablation import AllButOneDocument, TransferDocument
 from ...documents.curves import CurvesDocument
-from ...formatting import Column, Table, counted, digits_for, fixed, percent, probability, result_text, three, whole
+from ...formatting import (
+    Column,
+    Table,
+    counted,
+    digits_for,
+    fixed,
+    percent,
+    probability,
+    result_text,
+    three,
+    with_commas,
+)
 from ...stats.results import Comparison, difference_columns, difference_text, in_points
 from .. import charts, head_map
 from ..charts import Chart
@@ -40,20 +51,20 @@ class Section(NamedTuple):
 def curve_chart(part: Part, document: Document[CurvesDocument], name: str = "curve") -> Chart:
     """The curves of one run in one chart."""
     data = document.data
-    told = data.scored or list(data.curves[:1])
+    line_curves = data.scored or list(data.curves[:1])
     lines = []
-    for curve in told:
+    for curve in line_curves:
         for point in curve.points:
             result = point.result
             text = f"{curve.by}, {point.removed} removed: {result_text(result)}; {difference_text(point.comparison)}"
             numbers = {"value": result.value, "low": result.low, "high": result.high}
             lines.append({"order": curve.by, "removed": point.removed, **numbers, "text": text})
     band = []
-    for points in zip(*(curve.points for curve in data.random if curve not in told), strict=False):
+    for points in zip(*(curve.points for curve in data.random if curve not in line_curves), strict=False):
         values = [point.result.value for point in points]
         mean = sum(values) / len(values)
         band.append({"removed": points[0].removed, "low": min(values), "mean": mean, "high": max(values)})
-    first = told[0]
+    first = line_curves[0]
     return charts.curve(
         name,
         lines,
@@ -84,7 +95,7 @@ def curves(part: Part) -> list[Section]:
         width = digits_for(point.result.high - point.result.low for point in points)
         columns = (
             Column("order"),
-            Column("removed", whole, True),
+            Column("removed", with_commas, True),
             Column("share", percent, True),
             Column(compared[0].metric if compared else "value", partial(fixed, digits=width), True),
             *(Column(title, partial(fixed, digits=width), True) for title in ("low", "high")),
@@ -123,15 +134,15 @@ def _curve_rows(data: CurvesDocument) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for curve in data.scored:
         for point in curve.points:
-            one, result = point.comparison, point.result
-            values = (result.value, result.low, result.high, one.difference * one.points)
-            rows.append((curve.by, point.removed, point.removed / curve.of, *values, one.p))
+            comparison, result = point.comparison, point.result
+            values = (result.value, result.low, result.high, comparison.difference * comparison.points)
+            rows.append((curve.by, point.removed, point.removed / curve.of, *values, comparison.p))
     drawn = data.random
     for points in zip(*(curve.points for curve in drawn), strict=False):
-        found = [point.result.value for point in points]
-        gone = points[0].removed
-        spread = (sum(found) / len(found), min(found), max(found))
-        rows.append((f"random, mean of {len(drawn)}", gone, gone / drawn[0].of, *spread, None, None))
+        random_values = [point.result.value for point in points]
+        removed = points[0].removed
+        spread = (sum(random_values) / len(random_values), min(random_values), max(random_values))
+        rows.append((f"random, mean of {len(drawn)}", removed, removed / drawn[0].of, *spread, None, None))
     return rows
 
 
@@ -139,17 +150,19 @@ def rankings(part: Part) -> list[Section]:
     """How sure the order is: scores with their standard errors."""
     out = []
     small = {unit for grid in part.grids if not grid.large for unit in grid.units}
-    seen: set[tuple[str, str]] = set()
-    for name, one in zip(head_map.score_names(part), part.scores, strict=True):
-        values = {unit: value for unit, value in one.values.items() if unit in small}
+    used_keys: set[tuple[str, str]] = set()
+    for name, scores in zip(head_map.score_names(part), part.scores, strict=True):
+        values = {unit: value for unit, value in scores.values.items() if unit in small}
         noun = head_map.noun(values, part)
-        if len(values) < 2 or (one.by, noun) in seen:  # one such chart is enough; the map shows all of them
+        if len(values) < 2 or (scores.by, noun) in used_keys:  # one such chart is enough; the map shows all of them
             continue
-        seen.add((one.by, noun))
+        used_keys.add((scores.by, noun))
         rows = []
         for rank, unit in enumerate(sorted(values, key=lambda unit: values[unit]), 1):
-            reach = 2 * one.errors.get(unit, 0.0)
-            text = f"{unit}: {three(values[unit])}" + (f" ± {three(one.errors[unit])}" if unit in one.errors else "")
+            reach = 2 * scores.errors.get(unit, 0.0)
+            text = f"{unit}: {three(values[unit])}" + (
+                f" ± {three(scores.errors[unit])}" if unit in scores.errors else ""
+            )
             span = {"low": values[unit] - reach, "high": values[unit] + reach}
             rows.append(
                 {"unit": unit, "rank": rank, "score": values[unit], **span, "gone": unit in part.removed, "text": text}
@@ -161,7 +174,9 @@ def rankings(part: Part) -> list[Section]:
             if any(row["low"] < row["high"] for row in rows)
             else "How sure the order is cannot be told from one run: compare seeds."
         )
-        out.append(Section("ranking", f"The order by {name}", about, _criterion(one), (chart,), notes=_stability(one)))
+        out.append(
+            Section("ranking", f"The order by {name}", about, _criterion(scores), (chart,), notes=_stability(scores))
+        )
     return out
 
 
@@ -170,8 +185,8 @@ def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows[:: math.ceil(len(rows) / charts.MOST_MARKS)] if len(rows) > charts.MOST_MARKS else rows
 
 
-def _criterion(one: Measured) -> str:
-    known = {
+def _criterion(scores: Measured) -> str:
+    sources = {
         "taylor": f"Expected sensitivity to a gate on each head: {MICHEL}, equation 2.",
         "ablation": f"The loss without the unit, measured: {MICHEL}, section 3.",
         "confidence": "Mean of the largest attention weight: Voita et al. 2019.",
@@ -179,11 +194,11 @@ def _criterion(one: Measured) -> str:
         "subset": "The logit of a learned gate: Li, Cotterell and Sachan 2021.",
         "movement": "How far training moved a gate away from zero: Sanh, Wolf and Rush 2020.",
     }
-    return known.get(one.by, "")
+    return sources.get(scores.by, "")
 
 
-def _stability(one: Measured) -> tuple[str, ...]:
-    rows = one.document.data.stability
+def _stability(scores: Measured) -> tuple[str, ...]:
+    rows = scores.document.data.stability
     if not rows:
         return ()
     last = rows[-1]
@@ -199,10 +214,10 @@ def spreads(part: Part) -> list[Section]:
     for grid in part.grids:
         if not grid.large:
             continue
-        for name, one in zip(head_map.score_names(part), part.scores, strict=True):
+        for name, scores in zip(head_map.score_names(part), part.scores, strict=True):
             rows = []
             for site, units in grid.rows.items():
-                values = sorted(one.values[unit] for unit in units if unit in one.values)
+                values = sorted(scores.values[unit] for unit in units if unit in scores.values)
                 if values:
                     five = {key: values[round(share * (len(values) - 1))] for key, share in _FIVE.items()}
                     text = f"{site}: {len(values):,} units, median {three(five['mid'])}, highest {three(five['high'])}"
@@ -210,7 +225,7 @@ def spreads(part: Part) -> list[Section]:
             if not rows:
                 continue
             noun = head_map.NOUNS.get(grid.kind, "units")
-            columns = (Column("site"), Column("units", whole, True), *(Column(c, three, True) for c in _FIVE))
+            columns = (Column("site"), Column("units", with_commas, True), *(Column(c, three, True) for c in _FIVE))
             table = Table(
                 "spread",
                 f"Scores of {noun} by {name}.",
@@ -269,10 +284,10 @@ def effects(part: Part) -> list[Section]:
     return out
 
 
-def _verdict(one: Comparison) -> str:
-    if not beyond_chance(one):
+def _verdict(comparison: Comparison) -> str:
+    if not beyond_chance(comparison):
         return "chance"
-    return "worse" if one.worse else "better"
+    return "worse" if comparison.worse else "better"
 
 
 def _counted(effects: Sequence[Effect]) -> str:
@@ -282,7 +297,7 @@ def _counted(effects: Sequence[Effect]) -> str:
         if all(getattr(e.comparison, field) is None for e in effects):
             continue  # not corrected that way
         low = [e.comparison for e in effects if beyond_chance(e.comparison, field)]
-        worse = sum(one.worse for one in low)
+        worse = sum(comparison.worse for comparison in low)
         parts.append(f"{title} {len(low)} ({worse} worse, {len(low) - worse} better)")
     return f"Significant at {ALPHA} ({first.test}, n = {first.n}): {'; '.join(parts)}."
 
@@ -294,8 +309,8 @@ def one_head(part: Part) -> list[Section]:
         sets, base = document.data.sets, document.data.base
         rows = []
         for row in document.data.attentions:
-            one = row.comparison
-            rows.append((row.site, row.head, row.chosen_on, *in_points(one), one.p, one.p_holm))
+            comparison = row.comparison
+            rows.append((row.site, row.head, row.chosen_on, *in_points(comparison), comparison.p, comparison.p_holm))
         columns = (
             Column("attention"),
             Column("head kept", str, True),
@@ -318,30 +333,32 @@ def transfers(part: Part) -> list[Section]:
     """The same ablation on two data sets."""
     out = []
     for document in part.of(TransferDocument):
-        one, other = (head_map.data_name(document, side) for side in ("one", "other"))
-        out.append(_transfer(part, document.data, one, other))
+        first_data, second_data = (head_map.data_name(document, side) for side in ("one", "other"))
+        out.append(_transfer(part, document.data, first_data, second_data))
     return out
 
 
-def _transfer(part: Part, data: TransferDocument, one: str, other: str) -> Section:
-    shown = partial(fixed, digits=digits_for((*data.damage.one, *data.damage.other)))
+def _transfer(part: Part, data: TransferDocument, first_data: str, second_data: str) -> Section:
+    format_value = partial(fixed, digits=digits_for((*data.damage.one, *data.damage.other)))
     pairs = zip(data.units, data.damage.one, data.damage.other, strict=True)
-    rows = [{"unit": u, "x": x, "y": y, "text": f"{u}: {shown(x)} and {shown(y)}"} for u, x, y in pairs]
+    rows = [{"unit": u, "x": x, "y": y, "text": f"{u}: {format_value(x)} and {format_value(y)}"} for u, x, y in pairs]
     noun = head_map.noun(data.units, part)
-    chart = charts.scatter("transfer", _thinned(rows), one=one, other=other, metric=data.one.metric, noun=noun)
+    chart = charts.scatter(
+        "transfer", _thinned(rows), first_data=first_data, second_data=second_data, metric=data.one.metric, noun=noun
+    )
     columns = (
         Column("correlation"),
         *(Column(title, lambda value: fixed(value, 2), True) for title in ("value", "low", "high")),
         Column("p", probability, True),
-        Column(noun, whole, True),
+        Column(noun, with_commas, True),
     )
     cells = tuple((r.name, r.value, r.low, r.high, r.p, r.n) for r in (data.pearson, data.spearman))
-    caption = f"Damage of masking each unit on {one} and on {other}."
+    caption = f"Damage of masking each unit on {first_data} and on {second_data}."
     about = (
-        f"Each point is one of the {len(rows)} {noun}: what is lost without it on {one}, and on {other}. Where the "
+        f"Each point is one of the {len(rows)} {noun}: what is lost without it on {first_data}, and on {second_data}. Where the "
         "points lie along a line, the same ones matter on both."
     )
-    sides = ((one, data.one), (other, data.other))
+    sides = ((first_data, data.one), (second_data, data.other))
     wholes = [f"{name}: {result.metric} {result_text(result)}, n = {result.n}" for name, result in sides]
     note = "Whole model on " + "; on ".join(wholes) + "."
     table = Table("transfer", caption, columns, cells)
@@ -351,17 +368,17 @@ def _transfer(part: Part, data: TransferDocument, one: str, other: str) -> Secti
 
 def every_unit(part: Part) -> list[Section]:
     """All that is known about every unit, as one table."""
-    found = head_map.build(part)
-    if found is None or not (part.scores or part.effects):
+    unit_map = head_map.build(part)
+    if unit_map is None or not (part.scores or part.effects):
         return []
     columns = [Column("unit")]
-    values: list[Mapping[str, Any]] = [dict(zip(found.units, found.units, strict=True))]
-    for name, one in zip(head_map.score_names(part), part.scores, strict=True):
-        columns += [Column(f"score ({name})", three, True), Column(f"rank ({name})", whole, True)]
-        values += [one.values, head_map.ranks(one)]
-        if one.errors:
+    values: list[Mapping[str, Any]] = [dict(zip(unit_map.units, unit_map.units, strict=True))]
+    for name, scores in zip(head_map.score_names(part), part.scores, strict=True):
+        columns += [Column(f"score ({name})", three, True), Column(f"rank ({name})", with_commas, True)]
+        values += [scores.values, head_map.ranks(scores)]
+        if scores.errors:
             columns.append(Column(f"s.e. ({name})", three, True))
-            values.append(one.errors)
+            values.append(scores.errors)
     for name, (_, effects) in zip(head_map.ablation_names(part), part.effects, strict=True):
         called = name.removeprefix("ablation")
         columns += difference_columns([e.comparison for e in effects], called)
@@ -373,14 +390,16 @@ def every_unit(part: Part) -> list[Section]:
         values.append(part.roles)
     if part.removed:
         columns.append(Column("removed"))
-        values.append({unit: "yes" if unit in part.removed else "no" for unit in found.units})
-    rows = [tuple(column.get(unit) for column in values) for unit in found.units]
+        values.append({unit: "yes" if unit in part.removed else "no" for unit in unit_map.units})
+    rows = [tuple(column.get(unit) for column in values) for unit in unit_map.units]
     rows = [row for row in rows if any(value is not None for value in row[1:])]
-    shown = rows
+    table_rows = rows
     if len(rows) > MOST_ROWS:
-        shown = sorted(rows, key=lambda row: -(row[1] if isinstance(row[1], int | float) else 0))[:MOST_ROWS]
+        table_rows = sorted(rows, key=lambda row: -(row[1] if isinstance(row[1], int | float) else 0))[:MOST_ROWS]
     caption = (
-        f"All {len(rows):,} units." if len(shown) == len(rows) else f"The first {len(shown):,} of {len(rows):,} units."
+        f"All {len(rows):,} units."
+        if len(table_rows) == len(rows)
+        else f"The first {len(table_rows):,} of {len(rows):,} units."
     )
-    table = Table("units", caption, tuple(columns), tuple(shown))
+    table = Table("units", caption, tuple(columns), tuple(table_rows))
     return [Section("units", "Every unit", "The numbers behind the map.", "", (), (table,), folded=True)]

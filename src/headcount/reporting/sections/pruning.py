@@ -21,7 +21,7 @@ from ...formatting import (
     speed_text,
     three,
     times,
-    whole,
+    with_commas,
 )
 from ...plans import ranges
 from ...stats.guarantee import least_in_words, unit_of
@@ -46,9 +46,9 @@ MANNERS = {
 def guarantee(part: Part) -> list[Section]:
     """The sequence tested by each `prune` that was asked for a largest drop."""
     return [
-        _guarantee(one.data, one.data.guarantee, called_of(one, part.prunes))
-        for one in part.prunes
-        if one.data.guarantee is not None
+        _guarantee(document.data, document.data.guarantee, called_of(document, part.prunes))
+        for document in part.prunes
+        if document.data.guarantee is not None
     ]
 
 
@@ -57,49 +57,47 @@ def called_of(document: Document[Any], among: Sequence[Document[Any]]) -> str:
     return f" ({document.run.folder.name})" if len(among) > 1 else ""
 
 
-def _guarantee(data: PruneDocument, found: GuaranteeDocument, called: str) -> Section:
-    unit, drop = unit_of(found.metric).removeprefix("in "), found.drop
+def _guarantee(data: PruneDocument, promise: GuaranteeDocument, called: str) -> Section:
+    unit, drop = unit_of(promise.metric).removeprefix("in "), promise.drop
     lost = counted(drop, "point") if unit == "points" else f"{drop:g} in {unit}"
-    shown = partial(signed, digits=digits_for((step.bound for step in found.steps), more=1))
+    format_value = partial(signed, digits=digits_for((step.bound for step in promise.steps), more=1))
     rows = []
-    for step in found.steps:
+    for step in promise.steps:
         word = "shown" if step.shown else "not shown"
         text = (
-            f"{step.removed} removed: {shown(-step.damage)} {unit}, at most "
-            f"{shown(step.bound).lstrip('+')} lost, p = {probability(step.p)}: {word}"
+            f"{step.removed} removed: {format_value(-step.damage)} {unit}, at most "
+            f"{format_value(step.bound).lstrip('+')} lost, p = {probability(step.p)}: {word}"
         )
-        told = {"removed": step.removed, "value": step.value, "outcome": word, "text": text}
-        rows.append({**told, "damage": step.damage, "bound": step.bound, "p": step.p})
-    sure = percent(1 - found.alpha)
-    chart = charts.guarantee("guarantee", rows, drop=drop, metric=found.metric, unit=unit, noun=data.units)
+        row = {"removed": step.removed, "value": step.value, "outcome": word, "text": text}
+        rows.append({**row, "damage": step.damage, "bound": step.bound, "p": step.p})
+    sure = percent(1 - promise.alpha)
+    chart = charts.guarantee("guarantee", rows, drop=drop, metric=promise.metric, unit=unit, noun=data.units)
     columns = (
-        Column("removed", whole, True),
-        Column(found.metric, three, True),
-        Column("points lost" if unit == "points" else f"worse by, in {unit}", shown, True),
-        Column("upper bound", shown, True),
+        Column("removed", with_commas, True),
+        Column(promise.metric, three, True),
+        Column("points lost" if unit == "points" else f"worse by, in {unit}", format_value, True),
+        Column("upper bound", format_value, True),
         Column("p", probability, True),
         Column("outcome"),
     )
     cells = tuple((r["removed"], r["value"], r["damage"], r["bound"], r["p"], r["outcome"]) for r in rows)
-    groups = "" if found.groups is None else f" in {found.groups} groups"
-    caption = (
-        f"Plans tested one after the other against a loss of {lost} (n = {found.n}{groups}, {SURENESS[found.test]})."
-    )
+    groups = "" if promise.groups is None else f" in {promise.groups} groups"
+    caption = f"Plans tested one after the other against a loss of {lost} (n = {promise.n}{groups}, {SURENESS[promise.test]})."
     about = (
-        f"Plans are tested from the mildest on, on {found.n} examples that had no part in choosing the order. Each must "
+        f"Plans are tested from the mildest on, on {promise.n} examples that had no part in choosing the order. Each must "
         f"show, with {sure} confidence, that it loses less than {lost}; the first that cannot ends the sequence. "
         "That keeps the error rate without any further correction."
     )
     stopped = f"It went on to the end: {'the one plan' if len(rows) == 1 else f'all {len(rows)} plans'} could be shown."
     if rows and rows[-1]["outcome"] == "not shown":
         stopped = f"It stopped at {rows[-1]['removed']} because a loss of {lost} could not be ruled out there."
-    beyond = [step.beyond for step in found.steps if step.shown][-1:]
+    beyond = [step.beyond for step in promise.steps if step.shown][-1:]
     notes = [
-        _sentence(found.sentence),
+        _sentence(promise.sentence),
         stopped if rows else "",
-        f"About {whole(found.needed)} examples would be needed to show more." if found.needed else "",
-        "" if found.least is None else _sentence(least_in_words(found.n, found.least, found.metric)),
-        _capped(found, beyond[0]) if beyond and found.cap is not None else "",
+        f"About {with_commas(promise.needed)} examples would be needed to show more." if promise.needed else "",
+        "" if promise.least is None else _sentence(least_in_words(promise.n, promise.least, promise.metric)),
+        _capped(promise, beyond[0]) if beyond and promise.cap is not None else "",
         f"The interval of the difference on the {data.comparison.n} examples of the report is a separate, two-sided "
         "check on other, often fewer examples; it is wider than the tested bound and may reach beyond the allowed drop.",
     ]
@@ -110,10 +108,10 @@ def _guarantee(data: PruneDocument, found: GuaranteeDocument, called: str) -> Se
     return Section("guarantee", title, about, source, (chart,) if rows else (), (table,), told_notes)
 
 
-def _capped(found: GuaranteeDocument, beyond: int) -> str:
+def _capped(promise: GuaranteeDocument, beyond: int) -> str:
     """How many examples counted for less than they changed by, in the plan that was kept."""
-    whose = "example" if found.groups is None else "group"
-    return f"In the plan kept, {counted(beyond, whose)} changed by more than {found.cap:g} and counted as that."
+    whose = "example" if promise.groups is None else "group"
+    return f"In the plan kept, {counted(beyond, whose)} changed by more than {promise.cap:g} and counted as that."
 
 
 def _sentence(text: str) -> str:
@@ -127,11 +125,11 @@ def _sentence(text: str) -> str:
 def speeds(part: Part) -> list[Section]:
     """Each `bench`, and what each `prune` measured itself."""
     benches = part.of(Bench)
-    out = [_speed(one.data, "Speed and size" + called_of(one, benches)) for one in benches]
-    for one in part.prunes:
-        if one.data.speed is not None:
+    out = [_speed(document.data, "Speed and size" + called_of(document, benches)) for document in benches]
+    for document in part.prunes:
+        if document.data.speed is not None:
             title = "Speed and size, as prune measured them" if benches else "Speed and size"
-            out.append(_speed(one.data.speed, title + called_of(one, part.prunes)))
+            out.append(_speed(document.data.speed, title + called_of(document, part.prunes)))
     return out
 
 
@@ -144,23 +142,23 @@ def _speed(data: Bench, title: str) -> Section:
         text = f"{row.model}, {where}: {times(row.ratio)}, limit {times(row.limit)}"
         span = {"ratio": row.ratio, "low": row.ratio_low, "high": row.ratio_high}
         if row.model != first:
-            told = {"place": where, "model": row.model, "limit": row.limit, "text": text}
-            rows.append({**told, **span})
+            fields = {"place": where, "model": row.model, "limit": row.limit, "text": text}
+            rows.append({**fields, **span})
         where_at = (row.model, row.batch, row.length)
         speed = (row.examples_per_second, row.low, row.high)
         limit = (row.limit, row.arrived, row.peak_memory)
         cells.append((*where_at, *speed, *span.values(), *limit))
     columns: tuple[Column, ...] = (
         Column("model"),
-        Column("batch", whole, True),
-        Column("tokens", whole, True),
+        Column("batch", with_commas, True),
+        Column("tokens", with_commas, True),
         *(Column(heading, speed_text, True) for heading in ("examples/s", *QUARTILES)),
         *(Column(heading, times, True) for heading in ("times as fast", *QUARTILES)),
         Column("limit", times, True),
         Column("arrived", percent, True),
         Column("peak memory", memory_text, True),
     )
-    kept = [n for n in range(len(columns)) if any(row[n] is not None for row in cells)]  # what was measured at all
+    indices = [n for n in range(len(columns)) if any(row[n] is not None for row in cells)]  # what was measured at all
     compiled = ", compiled" if data.compile else ""
     caption = (
         f"{data.device}, {data.dtype}{compiled}, torch {data.torch}: medians and quartiles of "
@@ -169,8 +167,8 @@ def _speed(data: Bench, title: str) -> Section:
     table = Table(
         "speed",
         caption,
-        tuple(columns[n] for n in kept),
-        tuple(tuple(row[n] for n in kept) for row in cells),
+        tuple(columns[n] for n in indices),
+        tuple(tuple(row[n] for n in indices) for row in cells),
     )
     sizes = Table(
         "models",
@@ -178,7 +176,7 @@ def _speed(data: Bench, title: str) -> Section:
         (
             Column("model"),
             Column("class"),
-            Column("parameters", whole, True),
+            Column("parameters", with_commas, True),
             Column("weights in memory", memory_text, True),
         ),
         tuple((model.name, model.kind, model.parameters, model.bytes) for model in data.models),
@@ -199,20 +197,20 @@ def removed(part: Part) -> list[Section]:
     """Site by site, what each `prune` took away."""
 
     def build(data: PruneDocument, called: str) -> Section:
-        gone = {site: ranges(indices) for site, indices in data.plan.by_site().items()}
+        removed_ranges = {site: ranges(indices) for site, indices in data.plan.by_site().items()}
         rows = [
-            (site.name, gone.get(site.name, ""), site.units, site.left, site.manner, site.parameters)
+            (site.name, removed_ranges.get(site.name, ""), site.units, site.left, site.manner, site.parameters)
             for site in data.sites
         ]
         columns = (
             Column("site"),
             Column("removed", shortened),
-            Column("units", whole, True),
-            Column("left", whole, True),
+            Column("units", with_commas, True),
+            Column("left", with_commas, True),
             Column("manner"),
-            Column("parameters saved", whole, True),
+            Column("parameters saved", with_commas, True),
         )
-        gone_of = listed([f"{whole(had - has)} of {whole(had)} {noun}" for noun, had, has in counts(data)])
+        gone_of = listed([f"{with_commas(had - has)} of {with_commas(had)} {noun}" for noun, had, has in counts(data)])
         caption = f"What was removed from {data.model}: {gone_of}."
         about = (
             "The weights of these units are no longer in the checkpoint: matrices are smaller, nothing is masked. Indices are "
@@ -229,12 +227,12 @@ def removed(part: Part) -> list[Section]:
             tuple(f"Manner “{name}”: {words}." for name, words in MANNERS.items() if name in {row[4] for row in rows}),
         )
 
-    return [build(one.data, called_of(one, part.prunes)) for one in part.prunes]
+    return [build(document.data, called_of(document, part.prunes)) for document in part.prunes]
 
 
 def _sets(data: PruneDocument) -> Table:
     """Which examples were used for what."""
-    columns = (Column("used"), Column("data"), Column("examples", whole, True))
-    rows = tuple((one.what or one.role, one.data, one.n) for one in data.sets)
+    columns = (Column("used"), Column("data"), Column("examples", with_commas, True))
+    rows = tuple((data_set.what or data_set.role, data_set.data, data_set.n) for data_set in data.sets)
     note = f" Note: {data.sets_note}." if data.sets_note else ""
     return Table("sets", f"Which examples were used for what.{note}", columns, rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...documents.curves import CurvesDocument
-from ...formatting import Column, Table, counted, fixed, listed, probability, whole
+from ...formatting import Column, Table, counted, fixed, listed, probability, with_commas
 from ...plans import site_of, type_of
 from ...stats.paired_tests import holm
 from .. import head_map
@@ -57,28 +57,28 @@ def survival(part: Part) -> list[Section]:
     """How many heads of each role are left along every order (the figure of Voita et al. 2019)."""
     out = []
     for cast in casts(part):
-        found = courses(part, cast.mains)
-        if found:
-            out.append(_section(cast, found))
+        orders = courses(part, cast.mains)
+        if orders:
+            out.append(_section(cast, orders))
     return out
 
 
-def odds(mains: Mapping[str, str], heads: frozenset[str], left: frozenset[str]) -> list[Odds]:
+def odds(mains: Mapping[str, str], heads: frozenset[str], survivors: frozenset[str]) -> list[Odds]:
     """For each role, Fisher's exact test of whether its heads are left more or less often than others; Holm over the roles.
 
     Twice the smaller tail of the hypergeometric distribution, and never more than 1.
     """
     from scipy.stats import hypergeom  # slow to import, and few reports need it
 
-    all_, kept = (by_role({unit: mains[unit] for unit in heads}, some) for some in (heads, left))
-    n, k = len(heads), len(left)
+    head_counts, survivor_counts = (by_role({unit: mains[unit] for unit in heads}, some) for some in (heads, survivors))
+    n, k = len(heads), len(survivors)
     ps = []
-    for role, own in all_.items():
+    for role, own in head_counts.items():
         chance = hypergeom(n, own, k)
-        at_most, at_least = chance.cdf(kept[role]), chance.sf(kept[role] - 1)
+        at_most, at_least = chance.cdf(survivor_counts[role]), chance.sf(survivor_counts[role] - 1)
         ps.append(min(1.0, 2 * float(min(at_most, at_least))))
-    rows = zip(all_.items(), ps, holm(ps).tolist(), strict=True)
-    return [Odds(role, own, kept[role], own * k / n, p, corrected) for (role, own), p, corrected in rows]
+    rows = zip(head_counts.items(), ps, holm(ps).tolist(), strict=True)
+    return [Odds(role, own, survivor_counts[role], own * k / n, p, corrected) for (role, own), p, corrected in rows]
 
 
 # -- orders ----------------------------------------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ def courses(part: Part, mains: Mapping[str, str]) -> list[Course]:
     """Every order that a part knows, of heads whose roles are known: curves, gates that learned, ablation, prune, scores."""
     out: dict[str, Course] = {}
     learned, first = list(_learned(part, mains)), _first_seeds(part)
-    early, late = ([one for one in learned if (one[0] in first) is when] for when in (True, False))
+    early, late = ([track for track in learned if (track[0] in first) is when] for when in (True, False))
     for name, heads, lefts in (*_curves(part, mains), *early, *_orders(part, mains), *late):
-        stops = {len(left): left for left in lefts if left}
+        stops = {len(survivors): survivors for survivors in lefts if survivors}
         ordered = tuple(stops[n] for n in sorted(stops, reverse=True))
         if len(heads) > 1 and len(ordered) > 1 and any(len(stop) < len(heads) for stop in ordered):
             out.setdefault(name, Course(name, heads, _few(ordered, len(heads))))
@@ -104,19 +104,21 @@ def _curves(part: Part, mains: Mapping[str, str]) -> _Found:
     for document in part.of(CurvesDocument):
         for curve in document.data.scored:
             plans = [{*point.units} for point in curve.points]
-            scored = [one.values for one in part.scores if one.document.run is document.run and one.by == curve.by]
-            known = _in_play(plans[-1], scored[0].keys() if scored else mains.keys(), curve.of)
-            heads = frozenset(unit for unit in known if unit in mains)
+            scored = [
+                scores.values for scores in part.scores if scores.document.run is document.run and scores.by == curve.by
+            ]
+            candidates = _in_play(plans[-1], scored[0].keys() if scored else mains.keys(), curve.of)
+            heads = frozenset(unit for unit in candidates if unit in mains)
             yield curve.by, heads, [heads - plan for plan in plans]
 
 
-def _in_play(gone: set[str], known: Iterable[str], of: int) -> set[str]:
+def _in_play(removed_units: set[str], candidates: Iterable[str], of: int) -> set[str]:
     """The units that a curve could remove: those gone at its end, or all of the types that went; none if that is not `of`.
 
     Heads that were never meant to go would seem to survive.
     """
-    types = {type_of(site_of(unit)) for unit in gone}
-    for some in (gone, {*known}, {unit for unit in known if type_of(site_of(unit)) in types}):
+    types = {type_of(site_of(unit)) for unit in removed_units}
+    for some in (removed_units, {*candidates}, {unit for unit in candidates if type_of(site_of(unit)) in types}):
         if len(some) == of:
             return some
     return set()
@@ -130,9 +132,9 @@ def _orders(part: Part, mains: Mapping[str, str]) -> _Found:
         orders.append((name, sorted(damage, key=lambda unit: damage[unit])))
     for document in part.prunes:
         orders.append((str(document.data.by), list(document.data.order)))
-    for name, one in zip(head_map.score_names(part), part.scores, strict=True):
-        if one.by != "random" and part.lesson_of(one.document) is None:
-            orders.append((name, sorted(one.values, key=lambda unit: one.values[unit])))
+    for name, scores in zip(head_map.score_names(part), part.scores, strict=True):
+        if scores.by != "random" and part.lesson_of(scores.document) is None:
+            orders.append((name, sorted(scores.values, key=lambda unit: scores.values[unit])))
     for name, order in orders:
         own = [unit for unit in order if unit in mains]
         yield name, frozenset(own), [frozenset(own[round(len(own) * n / STEPS) :]) for n in range(STEPS)]
@@ -140,20 +142,20 @@ def _orders(part: Part, mains: Mapping[str, str]) -> _Found:
 
 def _learned(part: Part, mains: Mapping[str, str]) -> _Found:
     tracks: dict[str, list[tuple[frozenset[str], frozenset[str]]]] = {}
-    for one in (one for runs in part.places.values() for one in runs if one.gated):
-        known = part.scored_by(one) or mains.keys()
-        heads = frozenset(unit for unit in known if unit in mains)
-        tracks.setdefault(head_map.track_name(one, part), []).append((heads, heads - {*one.gone}))
-    for name, found in tracks.items():
-        heads = frozenset.union(*(all_ for all_, _ in found))
-        yield name, heads, [heads, *(left for _, left in found)]
+    for lesson in (lesson for runs in part.places.values() for lesson in runs if lesson.gated):
+        candidates = part.scored_by(lesson) or mains.keys()
+        heads = frozenset(unit for unit in candidates if unit in mains)
+        tracks.setdefault(head_map.track_name(lesson, part), []).append((heads, heads - {*lesson.gone}))
+    for name, stops in tracks.items():
+        heads = frozenset.union(*(gated_heads for gated_heads, _ in stops))
+        yield name, heads, [heads, *(survivors for _, survivors in stops)]
 
 
 def _first_seeds(part: Part) -> set[str]:
     """The track of one seed of each method that learned; the others come last."""
     first: dict[Any, str] = {}
-    for one in (one for runs in part.places.values() for one in sorted(runs, key=lambda one: one.seed)):
-        first.setdefault((one.place, one.label), head_map.track_name(one, part))
+    for lesson in (lesson for runs in part.places.values() for lesson in sorted(runs, key=lambda lesson: lesson.seed)):
+        first.setdefault((lesson.place, lesson.label), head_map.track_name(lesson, part))
     return set(first.values())
 
 
@@ -169,8 +171,8 @@ def _few(stops: tuple[frozenset[str], ...], of: int) -> tuple[frozenset[str], ..
 # -- the section -----------------------------------------------------------------------------------------------------------
 
 
-def _section(cast: Cast, found: Sequence[Course]) -> Section:
-    tested = [(one, odds(cast.mains, one.heads, one.last)) for one in found if one.last]
+def _section(cast: Cast, orders: Sequence[Course]) -> Section:
+    tested = [(course, odds(cast.mains, course.heads, course.last)) for course in orders if course.last]
     about = (
         "How many heads of each main role are left as heads go: a bar for each number of heads kept, from the whole model on the "
         "left. A role that matters keeps its part of the bar for longer than its share."
@@ -180,13 +182,13 @@ def _section(cast: Cast, found: Sequence[Course]) -> Section:
         "Counted among the last third of an order, or the stop nearest to it. p is exact (hypergeometric, both sides) and "
         "corrected by Holm for the roles of one order, not for the number of orders."
     )
-    if len(found) > MOST:
+    if len(orders) > MOST:
         notes.append(
-            f"{counted(len(found) - MOST, 'order')} more {'is' if len(found) == MOST + 1 else 'are'} in the tables."
+            f"{counted(len(orders) - MOST, 'order')} more {'is' if len(orders) == MOST + 1 else 'are'} in the tables."
         )
     title = "Which roles survive" + (f" ({cast.called})" if cast.called else "")
-    charts = tuple(_chart(cast.mains, one) for one in found[:MOST])
-    tables = (_odds_table(tested), _counts_table(cast.mains, found))
+    charts = tuple(_chart(cast.mains, course) for course in orders[:MOST])
+    tables = (_odds_table(tested), _counts_table(cast.mains, orders))
     source = "Voita et al. 2019, the figure on the functions of heads that are retained; Fisher 1935; Holm 1979."
     return Section("survival", title, about, source, charts, tables, tuple(notes))
 
@@ -196,13 +198,17 @@ def told(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> list[str]:
     sentences, nothing = [], []
     for course, rows in tested:
         k, n = len(course.last), len(course.heads)
-        parts = [
-            f"{NOUNS.get(one.role, f'{one.role} heads')} go {'late' if one.left > one.expected else 'early'}: of {one.heads}, "
-            f"{one.left} {'is' if one.left == 1 else 'are'} among the last {k} of {n} ({fixed(one.expected, 1)} expected by "
-            f"chance, p {_equals(one.p_holm)})"
-            for one in rows
-            if one.p_holm < ALPHA
-        ]
+        parts = []
+        for odds in rows:
+            if odds.p_holm >= ALPHA:
+                continue
+            noun = NOUNS.get(odds.role, f"{odds.role} heads")
+            when = "late" if odds.left > odds.expected else "early"
+            are = "is" if odds.left == 1 else "are"
+            parts.append(
+                f"{noun} go {when}: of {odds.heads}, {odds.left} {are} among the last {k} of {n} "
+                f"({fixed(odds.expected, 1)} expected by chance, p {_equals(odds.p_holm)})"
+            )
         if parts:
             sentences.append(f"By {course.name}, " + "; ".join(parts) + ".")
         else:
@@ -221,26 +227,39 @@ def _odds_table(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> Table:
     columns = (
         Column("order"),
         Column("role"),
-        Column("heads", whole, True),
-        Column("left", whole, True),
+        Column("heads", with_commas, True),
+        Column("left", with_commas, True),
         Column("by chance", lambda value: fixed(value, 1), True),
-        Column("of the last", whole, True),
+        Column("of the last", with_commas, True),
         Column("p", probability, True),
         Column("p (Holm)", probability, True),
     )
     rows = [
-        (course.name, one.role, one.heads, one.left, one.expected, len(course.last), one.p, one.p_holm)
-        for course, found in tested
-        for one in found
+        (
+            course.name,
+            role_odds.role,
+            role_odds.heads,
+            role_odds.left,
+            role_odds.expected,
+            len(course.last),
+            role_odds.p,
+            role_odds.p_holm,
+        )
+        for course, course_odds in tested
+        for role_odds in course_odds
     ]
     return Table("survival", "Heads of each role among the last third of each order.", columns, tuple(rows[:MOST_ROWS]))
 
 
-def _counts_table(mains: Mapping[str, str], found: Sequence[Course]) -> Table:
+def _counts_table(mains: Mapping[str, str], orders: Sequence[Course]) -> Table:
     roles = list(by_role(mains))
-    columns = (Column("order"), Column("heads kept", whole, True), *(Column(role, whole, True) for role in roles))
+    columns = (
+        Column("order"),
+        Column("heads kept", with_commas, True),
+        *(Column(role, with_commas, True) for role in roles),
+    )
     rows = []
-    for course in found:
+    for course in orders:
         for stop in course.stops:
             counts = by_role(mains, stop)
             rows.append((course.name, len(stop), *(counts[role] for role in roles)))
@@ -267,28 +286,28 @@ def stacked(name_of_file: str, rows: Rows, *, of: int, name: str) -> Chart:
     import altair as alt
 
     roles = [role for role, label in NAMES.items() if any(row["role"] == label for row in rows)]
-    kept = list(dict.fromkeys(row["kept"] for row in rows))
+    kept_counts = list(dict.fromkeys(row["kept"] for row in rows))
     colours = alt.Scale(domain=[NAMES[role] for role in roles], range=[f"theme:{COLOURS[role]}" for role in roles])
     legend = alt.Legend(columns=3, offset=34, symbolType="square", symbolOpacity=1)
-    shown = alt.Chart(values(rows)).encode(
+    base_chart = alt.Chart(values(rows)).encode(
         x=alt.X(
             "kept:O",
             title="heads kept",
-            sort=kept,
+            sort=kept_counts,
             axis=alt.Axis(labelAngle=0, ticks=False),
-            scale=alt.Scale(paddingInner=0.18, paddingOuter=min(1.0, max(0.1, (7 - len(kept)) / 4))),
+            scale=alt.Scale(paddingInner=0.18, paddingOuter=min(1.0, max(0.1, (7 - len(kept_counts)) / 4))),
         ),
         tooltip=tip("text"),
     )
     title = f"heads left, by {name}"
     y = alt.Y("low:Q", title=title, scale=alt.Scale(domain=[0, of], nice=False), axis=alt.Axis(tickMinStep=1))
-    made = alt.layer(
-        shown.mark_bar(stroke="theme:paper", strokeWidth=1).encode(
+    chart = alt.layer(
+        base_chart.mark_bar(stroke="theme:paper", strokeWidth=1).encode(
             y=y, y2="high:Q", color=alt.Color("role:N", scale=colours, legend=legend)
         ),
-        shown.mark_text(color="theme:on-role", fontSize=11, fontWeight=600, baseline="middle").encode(
+        base_chart.mark_text(color="theme:on-role", fontSize=11, fontWeight=600, baseline="middle").encode(
             y=alt.Y("middle:Q", title=title), text="mark:N"
         ),
     )
     words = f"how many heads of each role are left against the number of heads kept, by {name}"
-    return finished(name_of_file, words, made, HEIGHT)
+    return finished(name_of_file, words, chart, HEIGHT)

@@ -9,7 +9,18 @@ from typing import Any
 
 from ...documents.curves import Curve, CurvesDocument, OverDocument
 from ...documents.training import TrainingDocument
-from ...formatting import Column, Table, counted, digits_for, fixed, percent, probability, result_text, three, whole
+from ...formatting import (
+    Column,
+    Table,
+    counted,
+    digits_for,
+    fixed,
+    percent,
+    probability,
+    result_text,
+    three,
+    with_commas,
+)
 from ...stats.results import difference_columns, difference_text, in_points
 from .. import charts, head_map, training_charts
 from ..charts import Chart
@@ -35,7 +46,7 @@ def learned(part: Part) -> list[Section]:
     out = []
     for place, lessons in part.places.items():
         sets = lessons[0].document.data.sets
-        gated, chosen = any(one.gated for one in lessons), any(not one.gated for one in lessons)
+        gated, chosen = any(lesson.gated for lesson in lessons), any(not lesson.gated for lesson in lessons)
         about = (
             f"Gates that learn which {place.units} to keep" if gated else f"Which {place.units} to keep, chosen first"
         )
@@ -47,7 +58,7 @@ def learned(part: Part) -> list[Section]:
             else ""
         )
         about += f" {sets[:1].upper()}{sets[1:]}." if sets else ""
-        methods = dict.fromkeys(one.document.data.method for one in lessons)
+        methods = dict.fromkeys(lesson.document.data.method for lesson in lessons)
         source = "; ".join(SOURCES[name] for name in methods if name in SOURCES)
         table = Table(
             "learned",
@@ -85,15 +96,17 @@ def learned_chart(part: Part, lessons: Sequence[Lesson]) -> Chart:
     several = _several(lessons)
     for group in _ordered(lessons):
         alone = len(group) == 1 and not several
-        for one in group:
-            text = f"{one.label}, {one.kept} kept, seed {one.seed}: {result_text(one.result)}; {_difference(one)}"
-            place = {"line": one.label, "kept": one.kept, "alone": alone, "text": text}
-            span = {"value": one.result.value, "low": one.result.low, "high": one.result.high}
-            runs.append({**place, **span, "removed": one.of - one.kept, "track": head_map.track_name(one, part)})
-        found = [one.result.value for one in group]
-        mean = sum(found) / len(found)
+        for lesson in group:
+            text = f"{lesson.label}, {lesson.kept} kept, seed {lesson.seed}: {result_text(lesson.result)}; {_difference(lesson)}"
+            place = {"line": lesson.label, "kept": lesson.kept, "alone": alone, "text": text}
+            span = {"value": lesson.result.value, "low": lesson.result.low, "high": lesson.result.high}
+            runs.append(
+                {**place, **span, "removed": lesson.of - lesson.kept, "track": head_map.track_name(lesson, part)}
+            )
+        run_values = [lesson.result.value for lesson in group]
+        mean = sum(run_values) / len(run_values)
         if len(group) > 1:
-            seeds = f"mean of {len(group)} seeds, {three(min(found))} to {three(max(found))}"
+            seeds = f"mean of {len(group)} seeds, {three(min(run_values))} to {three(max(run_values))}"
             text = f"{group[0].label}, {group[0].kept} kept: {three(mean)}, {seeds}"
         means.append({"line": group[0].label, "kept": group[0].kept, "value": mean, "alone": alone, "text": text})
     first = lessons[0]
@@ -119,100 +132,100 @@ def _orders(document: Document[CurvesDocument], part: Part, lessons: Sequence[Le
     first = lessons[0]
     if report_set(document) != report_set(first.document):
         return []
-    gone = {unit for one in lessons for unit in one.gone}
-    curves = [curve for curve in document.data.curves if curve.of == first.of and _fits(curve, first, gone)]
+    removed_units = {unit for lesson in lessons for unit in lesson.gone}
+    curves = [curve for curve in document.data.curves if curve.of == first.of and _fits(curve, first, removed_units)]
     several = len(part.of(CurvesDocument)) > 1
     called = f" ({document.run.folder.name})" if several else ""
     rows = []
     for curve in curves:
         for point in curve.points if curve.by != "random" else ():
-            kept = curve.of - point.removed
-            text = f"{curve.by}{called}, {kept} kept: {result_text(point.result)}"
-            rows.append({"line": f"{curve.by}{called}", "kept": kept, "value": point.result.value, "text": text})
+            kept_count = curve.of - point.removed
+            text = f"{curve.by}{called}, {kept_count} kept: {result_text(point.result)}"
+            rows.append({"line": f"{curve.by}{called}", "kept": kept_count, "value": point.result.value, "text": text})
     drawn = [curve for curve in curves if curve.by == "random"]
     name = f"random, mean of {len(drawn)}{called}" if len(drawn) > 1 else f"random{called}"
     for points in zip(*(curve.points for curve in drawn), strict=False):
-        kept = drawn[0].of - points[0].removed
+        kept_count = drawn[0].of - points[0].removed
         mean = sum(point.result.value for point in points) / len(points)
-        text = f"{name}, {kept} kept: {three(mean)}"
-        rows.append({"line": name, "kept": kept, "value": mean, "text": text})
+        text = f"{name}, {kept_count} kept: {three(mean)}"
+        rows.append({"line": name, "kept": kept_count, "value": mean, "text": text})
     return rows
 
 
-def _fits(curve: Curve, lesson: Lesson, gone: set[str]) -> bool:
+def _fits(curve: Curve, lesson: Lesson, removed_units: set[str]) -> bool:
     """Whether a curve removes units of the same kind, and the same ones where it comes to its end."""
     last = curve.points[-1]
     same = last.result.metric == lesson.full.metric and noun_of_curve(curve) == lesson.units
-    return same and (last.removed < curve.of or gone <= set(last.units))
+    return same and (last.removed < curve.of or removed_units <= set(last.units))
 
 
 def _ordered(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
     """Runs that differ in their seeds alone, by method and then from few units kept to many."""
-    places = {label: n for n, label in enumerate(dict.fromkeys(one.label for one in lessons))}
+    places = {label: n for n, label in enumerate(dict.fromkeys(lesson.label for lesson in lessons))}
     return sorted(lesson_groups(lessons), key=lambda group: (places[group[0].label], group[0].kept))
 
 
-def _difference(one: Lesson) -> str:
-    return f"{difference_text(one.comparison)}, p = {probability(one.comparison.p)}"
+def _difference(lesson: Lesson) -> str:
+    return f"{difference_text(lesson.comparison)}, p = {probability(lesson.comparison.p)}"
 
 
 def _columns(lessons: Sequence[Lesson]) -> tuple[Column, ...]:
-    digits = digits_for(one.result.high - one.result.low for one in lessons)
+    digits = digits_for(lesson.result.high - lesson.result.low for lesson in lessons)
     return (
         Column("method"),
-        Column("kept", whole, True),
+        Column("kept", with_commas, True),
         Column("share", percent, True),
-        Column("seeds", whole, True),
+        Column("seeds", with_commas, True),
         Column(lessons[0].full.metric, partial(fixed, digits=digits), True),
         *(Column(title, partial(fixed, digits=digits), True) for title in ("low", "high")),
-        *difference_columns([one.comparison for one in lessons]),
+        *difference_columns([lesson.comparison for lesson in lessons]),
         Column("p", probability, True),
     )
 
 
 def _row(group: Sequence[Lesson]) -> tuple[Any, ...]:
     """A run, or the mean, lowest and highest of several that differ in their seeds."""
-    one = group[0]
-    told = (one.label, one.kept, one.kept / one.of, len(group))
+    first = group[0]
+    labels = (first.label, first.kept, first.kept / first.of, len(group))
     if len(group) == 1:
-        span = (one.result.value, one.result.low, one.result.high)
-        return (*told, *span, *in_points(one.comparison), one.comparison.p)
-    found = [each.result.value for each in group]
-    changes = [each.comparison.difference * each.comparison.points for each in group]
-    return (*told, *_spread(found), *_spread(changes), None)
+        span = (first.result.value, first.result.low, first.result.high)
+        return (*labels, *span, *in_points(first.comparison), first.comparison.p)
+    run_values = [lesson.result.value for lesson in group]
+    changes = [lesson.comparison.difference * lesson.comparison.points for lesson in group]
+    return (*labels, *_spread(run_values), *_spread(changes), None)
 
 
-def _spread(found: Sequence[float]) -> tuple[float, float, float]:
-    return sum(found) / len(found), min(found), max(found)
+def _spread(numbers: Sequence[float]) -> tuple[float, float, float]:
+    return sum(numbers) / len(numbers), min(numbers), max(numbers)
 
 
 def gates(part: Part) -> list[Section]:
     """How the gates of every run closed while they learned, and what each run came to."""
     out = []
     groups: dict[Place, list[Lesson]] = {}
-    for one in part.lessons:  # on whichever examples
-        groups.setdefault(one.place._replace(examples="", n=0), []).append(one)
+    for lesson in part.lessons:  # on whichever examples
+        groups.setdefault(lesson.place._replace(examples="", n=0), []).append(lesson)
     names = place_names(dict.fromkeys(groups, ""))
     for place, lessons in groups.items():
         rows = []
-        for one in lessons:
-            rows += _history(one, charts.MOST_MARKS // len(lessons))
+        for lesson in lessons:
+            rows += _history(lesson, charts.MOST_MARKS // len(lessons))
         noun, of = place.units, place.of
         chart = (training_charts.closing("gates", rows, noun=noun, of=of),) if rows else ()
-        digits = digits_for(one.result.high - one.result.low for one in lessons)
+        digits = digits_for(lesson.result.high - lesson.result.low for lesson in lessons)
         columns = (
             *(
                 Column("method"),
-                Column("kept", whole, True),
+                Column("kept", with_commas, True),
                 Column("seed", str, True),
-                Column("examples", whole, True),
+                Column("examples", with_commas, True),
             ),
             Column(place.metric, partial(fixed, digits=digits), True),
-            *difference_columns([one.comparison for one in lessons]),
-            *(Column("p", probability, True), Column("steps", whole, True), Column("penalty", three, True)),
+            *difference_columns([lesson.comparison for lesson in lessons]),
+            *(Column("p", probability, True), Column("steps", with_commas, True), Column("penalty", three, True)),
             *(Column("open before the end", partial(fixed, digits=0), True), Column("run")),
         )
-        cells = [_run_row(one) for group in _ordered(lessons) for one in group]
+        cells = [_run_row(lesson) for group in _ordered(lessons) for lesson in group]
         table = Table("runs", f"Every run on {of} {noun}.", columns, tuple(cells[:MOST_ROWS]))
         about = (
             f"How many of the {of} {noun} are expected to be open at each step, a line per run. "
@@ -226,19 +239,27 @@ def gates(part: Part) -> list[Section]:
     return out
 
 
-def _history(one: Lesson, most: int) -> list[dict[str, Any]]:
-    noted = [(row.step or 0, row.open) for row in one.document.data.history if row.open is not None]
+def _history(lesson: Lesson, most: int) -> list[dict[str, Any]]:
+    noted = [(row.step or 0, row.open) for row in lesson.document.data.history if row.open is not None]
     noted = _thinned(sorted(noted), most)
-    text = f"{one.label}, {one.kept} kept, seed {one.seed}"
-    told = {"line": one.label, "run": one.document.run.folder.name, "text": text}
-    return [{**told, "step": step, "open": still} for step, still in noted]
+    text = f"{lesson.label}, {lesson.kept} kept, seed {lesson.seed}"
+    labels = {"line": lesson.label, "run": lesson.document.run.folder.name, "text": text}
+    return [{**labels, "step": step, "open": still} for step, still in noted]
 
 
-def _run_row(one: Lesson) -> tuple[Any, ...]:
-    data = one.document.data
+def _run_row(lesson: Lesson) -> tuple[Any, ...]:
+    data = lesson.document.data
     steps = (data.trained or {}).get("steps")
-    told = (one.label, one.kept, one.seed, one.place.n, one.result.value, *in_points(one.comparison), one.comparison.p)
-    return (*told, steps, data.penalty, data.open, one.document.run.folder.name)
+    cells = (
+        lesson.label,
+        lesson.kept,
+        lesson.seed,
+        lesson.place.n,
+        lesson.result.value,
+        *in_points(lesson.comparison),
+        lesson.comparison.p,
+    )
+    return (*cells, steps, data.penalty, data.open, lesson.document.run.folder.name)
 
 
 def _thinned(rows: list[Any], most: int) -> list[Any]:
@@ -267,7 +288,7 @@ def _over(by: str, only: bool, called: str, data: OverDocument) -> Section:
     stages = [(stage.name, [curve for curve in stage.curves if curve.by == by]) for stage in data.checkpoints]
     first = stages[0][1][0]
     noun, metric = noun_of_curve(first), first.whole.metric
-    rows = [row for name, made in stages for row in _stage(name, made)]
+    rows = [row for name, curves in stages for row in _stage(name, curves)]
     shares = sorted({row["share"] for row in rows})
     places = {(row["checkpoint"], row["share"]): row["relative"] for row in rows}
     bases = {row["checkpoint"]: row["value"] for row in rows if not row["share"]}
@@ -280,7 +301,7 @@ def _over(by: str, only: bool, called: str, data: OverDocument) -> Section:
         tuple((name, base, *(places.get((name, s)) for s in shares if s)) for name, base in bases.items()),
     )
     columns = (
-        *(Column("checkpoint"), Column("removed", whole, True), Column("share", percent, True)),
+        *(Column("checkpoint"), Column("removed", with_commas, True), Column("share", percent, True)),
         *(Column(title, short, True) for title in (metric, "low", "high")),
         *(Column("of the whole model", _share, True), Column("p", probability, True)),
     )
@@ -314,18 +335,18 @@ def _stage(name: str, curves: Sequence[Curve]) -> list[dict[str, Any]]:
     rows = []
     base = curves[0].whole.value
     for points in zip(*(curve.points for curve in curves), strict=False):
-        result, gone = points[0].result, points[0].removed
+        result, removed = points[0].result, points[0].removed
         value, low, high = result.value, result.low, result.high
-        told, p = result_text(result), points[0].comparison.p if gone else None
+        value_text, p = result_text(result), points[0].comparison.p if removed else None
         if len(curves) > 1:
             value, low, high = _spread([point.result.value for point in points])
-            told, p = f"{three(value)} [{three(low)}, {three(high)}]", None
+            value_text, p = f"{three(value)} [{three(low)}, {three(high)}]", None
         relative = value / base if base > 0 else None
-        share = gone / curves[0].of
-        text = f"{name}, {gone} removed: {told}" + (
+        share = removed / curves[0].of
+        text = f"{name}, {removed} removed: {value_text}" + (
             "" if relative is None else f", {_share(relative)} of its whole model"
         )
-        place = {"checkpoint": name, "removed": gone, "share": share, "relative": relative, "p": p, "text": text}
+        place = {"checkpoint": name, "removed": removed, "share": share, "relative": relative, "p": p, "text": text}
         rows.append({**place, "value": value, "low": low, "high": high})
     return rows
 
@@ -339,13 +360,13 @@ def _share(value: float) -> str:
 
 def training(part: Part) -> list[Section]:
     """How a training went, and what it came to."""
-    found = part.of(TrainingDocument)
-    names = [f" ({one.run.folder.name})" if len(found) > 1 else "" for one in found]
-    return [_training(name, one.data) for one, name in zip(found, names, strict=True)]
+    documents = part.of(TrainingDocument)
+    names = [f" ({document.run.folder.name})" if len(documents) > 1 else "" for document in documents]
+    return [_training(name, document.data) for document, name in zip(documents, names, strict=True)]
 
 
 def _training(called: str, data: TrainingDocument) -> Section:
-    ends = [(name, one) for name, one in (("before", data.before), ("after", data.after)) if one is not None]
+    ends = [(name, result) for name, result in (("before", data.before), ("after", data.after)) if result is not None]
     metric = ends[-1][1].metric if ends else "metric"
     losses = [(row.step, row.loss) for row in data.history]
     devs = [(row.epoch, row.dev) for row in data.history]
@@ -364,20 +385,26 @@ def _training(called: str, data: TrainingDocument) -> Section:
             drawn.append(training_charts.course(f"training-{field}", rows, field=field, title=title, of=of))
     tables = []
     if ends:
-        one = data.comparison
+        comparison = data.comparison
         digits = digits_for(result.high - result.low for _, result in ends)
         columns = (
             Column(""),
             *(Column(title, partial(fixed, digits=digits), True) for title in (metric, "low", "high")),
-            Column("examples", whole, True),
-            *(difference_columns([one]) if one else ()),
-            *((Column("p", probability, True),) if one else ()),
+            Column("examples", with_commas, True),
+            *(difference_columns([comparison]) if comparison else ()),
+            *((Column("p", probability, True),) if comparison else ()),
         )
         cells = []
         for name, result in ends:
-            told = (f"{name} training", result.value, result.low, result.high, result.n)
-            compared = (*in_points(one), one.p) if one and name == "after" else (None,) * 4 if one else ()
-            cells.append((*told, *compared))
+            labels = (f"{name} training", result.value, result.low, result.high, result.n)
+            compared = (
+                (*in_points(comparison), comparison.p)
+                if comparison and name == "after"
+                else (None,) * 4
+                if comparison
+                else ()
+            )
+            cells.append((*labels, *compared))
         tables.append(Table("training", f"The model before and after training, {data.sets}.", columns, tuple(cells)))
     recipe = tuple((key, str(value)) for key, value in (data.recipe or {}).items())
     if recipe:

@@ -22,7 +22,18 @@ from ..curves import (
     share_left,
     unclear,
 )
-from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Sheet, Step
+from ..experiment import (
+    CONFIRMED,
+    DIFFERS,
+    NOT_CONFIRMED,
+    UNTOLD,
+    Claim,
+    Experiment,
+    RunDocuments,
+    Setting,
+    Sheet,
+    Step,
+)
 from ..models import seeds_of
 from ..runner import named_once
 from ..seeds import COVERS, ENOUGH, Estimate, Mean, mean_of, mean_over_seeds
@@ -81,29 +92,29 @@ def _by(lines: Sequence[Line], by: str) -> list[Line]:
     return [line for line in lines if line.by == by]
 
 
-def _subjects(found: Found) -> list[Subject]:
+def _subjects(results: RunDocuments) -> list[Subject]:
     """Every task that curves are there of."""
-    setting, pairs, out = found.setting, found.setting.material.pairs, list[Subject]()
+    setting, pairs, out = results.setting, results.setting.material.pairs, list[Subject]()
     for corpus in corpora_of(setting):
-        models = [lines_of(found, f"michel-curve-{corpus.name}-{seed}") for seed in seeds_of(setting, corpus.ready)]
-        known = f"{FREE[corpus.name]} % of its heads on {corpus.name}" if corpus.name in FREE else FOUR
-        known += " (in F1)" if corpus.name == "MRPC" else ""
+        models = [lines_of(results, f"michel-curve-{corpus.name}-{seed}") for seed in seeds_of(setting, corpus.ready)]
+        published_text = f"{FREE[corpus.name]} % of its heads on {corpus.name}" if corpus.name in FREE else FOUR
+        published_text += " (in F1)" if corpus.name == "MRPC" else ""
         figure = {"MNLI": "Figure 3"}.get(corpus.name, "Figure 6" if corpus.name in FREE else "Figures 3 and 6")
-        paper = f"{figure}: BERT loses nothing visible without up to {known}."
+        paper = f"{figure}: BERT loses nothing visible without up to {published_text}."
         out.append(Subject(corpus.name, paper, FREE.get(corpus.name, min(FREE.values())), models))
     if pairs is not None:
         names = [
             (f"michel-curve-translator-{n}", f"michel-oracle-translator-{n}") for n in seeds_of(setting, pairs.ready)
         ]
-        models = [[line for name in both for line in lines_of(found, name)] for both in names]
+        models = [[line for name in run_names for line in lines_of(results, name)] for run_names in names]
         paper = "Figure 3: a large WMT translator loses nothing visible without up to 20 % of its heads."
         out.append(Subject(pairs.name, paper, FREE_WMT, models))
     return [subject for subject in out if subject.lines("taylor")]
 
 
-def _curves_claims(found: Found) -> list[Claim]:
-    subjects = _subjects(found)
-    return [_free_claim(one) for one in subjects] + _oracle_claim(subjects)
+def _curves_claims(results: RunDocuments) -> list[Claim]:
+    subjects = _subjects(results)
+    return [_free_claim(subject) for subject in subjects] + _oracle_claim(subjects)
 
 
 def _free_claim(subject: Subject) -> Claim:
@@ -119,16 +130,18 @@ def _free_claim(subject: Subject) -> Claim:
     if unclear(lines):
         return Claim(subject.paper, f"{where}: {unclear(lines)}.", UNTOLD, rule)
     lines = able(lines)
-    reached, there = free(lines), kept(lines, wanted)
-    here = f"{where}: {lines[0].whole.metric} {score_text(lines, None)}; in the order of taylor {100 * VISIBLE:.0f} % of it or "
-    here += f"more is left up to {reached} % of the heads, and {there.text} without {wanted} %; "
-    here += f"no loss is beyond chance up to {percents_text([line.shown for line in lines])}."
-    others = [f"{free(able(subject.lines(by)))} % by {by}" for by in ("ablation", "random") if subject.lines(by)]
-    here += f" In other orders: {listed(others)}." if others else ""
+    reached, kept_share = free(lines), kept(lines, wanted)
+    finding = f"{where}: {lines[0].whole.metric} {score_text(lines, None)}; in the order of taylor {100 * VISIBLE:.0f} % of it "
+    finding += f"or more is left up to {reached} % of the heads, and {kept_share.text} without {wanted} %; "
+    finding += f"no loss is beyond chance up to {percents_text([line.shown for line in lines])}."
+    other_orders = [f"{free(able(subject.lines(by)))} % by {by}" for by in ("ablation", "random") if subject.lines(by)]
+    finding += f" In other orders: {listed(other_orders)}." if other_orders else ""
     if reached + 1 >= wanted:  # 15 % of 144 heads are 14.6 %
-        return Claim(subject.paper, here, CONFIRMED if there.low > 100 * VISIBLE else UNTOLD, rule)
+        return Claim(subject.paper, finding, CONFIRMED if kept_share.low > 100 * VISIBLE else UNTOLD, rule)
     lost = sum(line.nearest(wanted) in line.lost for line in lines)
-    return Claim(subject.paper, here, UNTOLD if 2 * lost <= len(lines) else DIFFERS if reached else NOT_CONFIRMED, rule)
+    return Claim(
+        subject.paper, finding, UNTOLD if 2 * lost <= len(lines) else DIFFERS if reached else NOT_CONFIRMED, rule
+    )
 
 
 def _oracle_claim(subjects: Sequence[Subject]) -> list[Claim]:
@@ -145,7 +158,7 @@ def _oracle_claim(subjects: Sequence[Subject]) -> list[Claim]:
     tasks = {name: mean_of(gains) for name, gains in ahead.items()}
     # a task has models and examples of its own, so tasks differ by these, too, and their interval covers them
     every = mean_over_seeds(mean.value for mean in tasks.values())
-    told = [f"{name} {mean.text(signed)}" for name, mean in tasks.items()]
+    task_texts = [f"{name} {mean.text(signed)}" for name, mean in tasks.items()]
     behind, level = ([name for name, mean in tasks.items() if test(mean)] for test in (_behind, _level))
     if _behind(every):
         verdict = NOT_CONFIRMED
@@ -158,8 +171,8 @@ def _oracle_claim(subjects: Sequence[Subject]) -> list[Claim]:
             "Figures 3 and 6: the dashed curve, called the oracle, removes heads in the order of what each costs when it alone "
             "is removed; asked here is whether that order is as good as that of importance.",
             "What the ablation order keeps minus what taylor keeps, mean over 10 to 90 % removed, in percent of the whole "
-            f"model's score: {every.text(signed)} over {counted(every.seeds, 'task')}; {listed(told, 9)} (95 % intervals over "
-            f"tasks, and of a task from {ENOUGH} models on, {COVERS}).",
+            f"model's score: {every.text(signed)} over {counted(every.seeds, 'task')}; {listed(task_texts, 9)} (95 % intervals "
+            f"over tasks, and of a task from {ENOUGH} models on, {COVERS}).",
             verdict,
             f"Confirmed if the 95 % interval over tasks ({ENOUGH} or more) of each one's mean lies above {fixed(-BEHIND, 0)} %, "
             "and that of no task lies below; not confirmed if the one over tasks lies below; differs if it lies "
@@ -176,13 +189,15 @@ def _level(mean: Mean) -> bool:
     return mean.above(-BEHIND)
 
 
-def _curves_sheets(found: Found) -> list[Sheet]:
+def _curves_sheets(results: RunDocuments) -> list[Sheet]:
     sheets = []
-    for subject in _subjects(found):
+    for subject in _subjects(results):
         orders = {by: subject.lines(by) for by in ("taylor", "ablation", "random") if subject.lines(by)}
         lines = orders["taylor"]
         rows = [("0 %", *(score_text(lines, None) for _ in orders))]
-        rows += [(f"{share} %", *(score_text(one, share) for one in orders.values())) for share in SHARES]
+        rows += [
+            (f"{share} %", *(score_text(order_lines, share) for order_lines in orders.values())) for share in SHARES
+        ]
         title = (
             f"{subject.name}: {lines[0].whole.metric} without so many heads; {counted(len(lines), 'model')}, lowest to "
         )
@@ -206,16 +221,16 @@ def _types_steps(setting: Setting) -> list[Step]:
     return named_once(steps)
 
 
-def _types(found: Found) -> dict[str, list[Line]]:
+def _types(results: RunDocuments) -> dict[str, list[Line]]:
     """The curves of each type of attention, of the translators of which all three are there."""
-    pairs = found.setting.material.pairs
-    seeds = seeds_of(found.setting, pairs.ready) if pairs is not None else ()
-    read = [[lines_of(found, f"michel-{kind}-translator-{seed}") for kind in TYPES] for seed in seeds]
+    pairs = results.setting.material.pairs
+    seeds = seeds_of(results.setting, pairs.ready) if pairs is not None else ()
+    read = [[lines_of(results, f"michel-{kind}-translator-{seed}") for kind in TYPES] for seed in seeds]
     return {kind: [model[n][0] for model in read if all(model)] for n, kind in enumerate(TYPES)}
 
 
-def _types_claims(found: Found) -> list[Claim]:
-    types = _types(found)
+def _types_claims(results: RunDocuments) -> list[Claim]:
+    types = _types(results)
     lines = types["cross"]
     if not lines:
         return []
@@ -232,32 +247,34 @@ def _types_claims(found: Found) -> list[Claim]:
         "without 80 % of either type (theirs: 83 %); differs if that holds of one type, and less is left of the other; not "
         "confirmed if less is left of both.",
     )
-    pairs = found.setting.material.pairs
+    pairs = results.setting.material.pairs
     where = f"{pairs.name if pairs else ''} ({counted(len(lines), 'translator')}, n = {lines[0].whole.n})"
     if unclear(lines):
-        each = [f"{difference_text(types[kind][0].at(80))} without 80 % of {name}" for kind, name in TYPES.items()]
+        type_texts = [
+            f"{difference_text(types[kind][0].at(80))} without 80 % of {name}" for kind, name in TYPES.items()
+        ]
         why = unclear(lines) if lines[0].whole.higher_is_better else f"measured by {lines[0].whole.metric}"
         return [
-            Claim(paper, f"{where}: {why}; {listed(each)}.", UNTOLD, rule)
+            Claim(paper, f"{where}: {why}; {listed(type_texts)}.", UNTOLD, rule)
             for paper, rule in zip(papers, rules, strict=True)
         ]
-    whole = f"{where}: {lines[0].whole.metric} {score_text(lines, None)}"
+    full_score = f"{where}: {lines[0].whole.metric} {score_text(lines, None)}"
     types = {kind: able(some) for kind, some in types.items()}
     lines = types["cross"]
-    told = [f"{score_text(lines, share)} without {share} %" for share in (60, 80, 90)]
-    both = [f"{score_text(types[kind], 90)} without 90 % of {TYPES[kind]}" for kind in SELF]
-    here = f"{whole}; of encoder-decoder attention {listed(told)}; {listed(both)}."
+    cross_texts = [f"{score_text(lines, share)} without {share} %" for share in (60, 80, 90)]
+    self_texts = [f"{score_text(types[kind], 90)} without 90 % of {TYPES[kind]}" for kind in SELF]
+    finding = f"{full_score}; of encoder-decoder attention {listed(cross_texts)}; {listed(self_texts)}."
     ends = [mean_of(share_left(line, 80) for line in types[kind]) for kind in SELF]
-    each = [
+    type_texts = [
         f"{score_text(types[kind], 80)} ({end.text(lambda value: fixed(value, 1))} %) without 80 % of {TYPES[kind]}"
         for kind, end in zip(SELF, ends, strict=True)
     ]
     enough, less = sum(end.above(KEPT) for end in ends), sum(end.below(KEPT) for end in ends)
-    known = {(2, 0): CONFIRMED, (1, 1): DIFFERS, (0, 2): NOT_CONFIRMED}
-    second = known.get((enough, less), UNTOLD)
+    verdicts = {(2, 0): CONFIRMED, (1, 1): DIFFERS, (0, 2): NOT_CONFIRMED}
+    second = verdicts.get((enough, less), UNTOLD)
     return [
-        Claim(papers[0], here, _collapses(types), rules[0]),
-        Claim(papers[1], f"{whole}; {listed(each)}.", second, rules[1]),
+        Claim(papers[0], finding, _collapses(types), rules[0]),
+        Claim(papers[1], f"{full_score}; {listed(type_texts)}.", second, rules[1]),
     ]
 
 
@@ -266,27 +283,27 @@ def _collapses(types: dict[str, list[Line]]) -> str:
     at60, at90 = (mean_of(share_left(line, share) for line in types["cross"]) for share in (60, 90))
     lower = [
         mean_of(
-            share_left(one, 90).minus(share_left(other, 90))
-            for one, other in zip(types["cross"], types[kind], strict=True)
+            share_left(cross_line, 90).minus(share_left(self_line, 90))
+            for cross_line, self_line in zip(types["cross"], types[kind], strict=True)
         )
         for kind in SELF
     ]
-    if any(one.above(0) for one in lower):
+    if any(difference.above(0) for difference in lower):
         return NOT_CONFIRMED
-    if not all(one.below(0) for one in lower):
+    if not all(difference.below(0) for difference in lower):
         return UNTOLD
     if at60.above(50) and at90.below(50):
         return CONFIRMED
     return DIFFERS if at60.below(50) or at90.above(50) else UNTOLD
 
 
-def _types_sheets(found: Found) -> list[Sheet]:
-    types = _types(found)
+def _types_sheets(results: RunDocuments) -> list[Sheet]:
+    types = _types(results)
     lines = types["cross"]
     if not lines:
         return []
-    rows = [("0 %", *(score_text(one, None) for one in types.values()))]
-    rows += [(f"{share} %", *(score_text(one, share) for one in types.values())) for share in SHARES]
+    rows = [("0 %", *(score_text(type_lines, None) for type_lines in types.values()))]
+    rows += [(f"{share} %", *(score_text(type_lines, share) for type_lines in types.values())) for share in SHARES]
     rows.append(("Michel et al., 80 %, of 36 BLEU", "about 30", "collapsed", "about 30"))
     title = f"{lines[0].whole.metric} without so many heads of one type; {counted(len(lines), 'translator')}, lowest to highest"
     return [Sheet(title, ("heads of the type removed", *TYPES.values()), tuple(rows))]

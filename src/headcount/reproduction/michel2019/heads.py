@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from ...documents.ablation import AblationDocument
 from ...documents.results import ResultDocument
-from ...formatting import counted, listed, result_text, signed, whole
+from ...formatting import counted, listed, result_text, signed, with_commas
 from ...plans import site_of, type_of
 from ...stats.paired_tests import benjamini_hochberg, holm
 from ...stats.results import Comparison
-from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Sheet
+from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, RunDocuments, Setting, Sheet
 from ..inputs import Corpus
 from ..models import (
     DASH,
     MOST,
     PAPER,
-    Asked,
+    Question,
     asked,
     classifiers,
     decimals,
@@ -30,8 +30,8 @@ from ..models import (
     together,
     translators,
 )
-from .one_head import one_head_asked, one_head_claims, one_head_sheets
-from .transfer import transfer_asked, transfer_claims, transfer_sheets
+from .one_head import one_head_claims, one_head_sheets, one_head_steps
+from .transfer import transfer_claims, transfer_sheets, transfer_steps
 
 # Table 1: BLEU without each of 16 heads less the whole model's 36.05, for the 6 layers of the encoder
 TABLE_1 = (
@@ -46,75 +46,80 @@ TABLE_1 = (
 HALF = (0.25, 0.75)  # what passes for about half
 
 
-def heads_asked(setting: Setting) -> list[Asked]:
+def head_steps(setting: Setting) -> list[Question]:
     """`ablate --each` of a classifier of each corpus, and of a translator."""
     out = []
-    for one in (*classifiers(setting, setting.material.corpora), *translators(setting)):
-        data = one.source.on("dev" if isinstance(one.source, Corpus) else "test")
-        limit = setting.limit(400 if isinstance(one.source, Corpus) else 100)
-        out.append(asked(setting, one, f"michel-heads-{one.name}", ("ablate", one.folder, *data, "--each", *limit)))
+    for subject in (*classifiers(setting, setting.material.corpora), *translators(setting)):
+        data = subject.source.on("dev" if isinstance(subject.source, Corpus) else "test")
+        limit = setting.limit(400 if isinstance(subject.source, Corpus) else 100)
+        out.append(
+            asked(setting, subject, f"michel-heads-{subject.name}", ("ablate", subject.folder, *data, "--each", *limit))
+        )
     return out
 
 
 class OneLess(NamedTuple):
     """A model without each of its heads in turn; of a translator, `ours` are the heads of its encoder."""
 
-    asked: Asked
+    asked: Question
     base: ResultDocument
     every: dict[str, Comparison]
     ours: dict[str, Comparison]
 
 
-def _one_less(asked: Asked, data: AblationDocument) -> OneLess:
+def _one_less(question: Question, data: AblationDocument) -> OneLess:
     every = {row.closed: row.comparison for row in data.ablations}
     ours = {
-        unit: one for unit, one in every.items() if asked.kind == "classifier" or type_of(site_of(unit)) == "encoder"
+        unit: comparison
+        for unit, comparison in every.items()
+        if question.kind == "classifier" or type_of(site_of(unit)) == "encoder"
     }
     if not ours:
         raise ValueError("no head of an encoder")
-    return OneLess(asked, data.base, every, ours)
+    return OneLess(question, data.base, every, ours)
 
 
 def _significant(compared: Sequence[Comparison]) -> list[Comparison]:
     """Those at p < 0.01, not corrected, as in the paper."""
-    return [one for one in compared if one.p < 0.01]
+    return [comparison for comparison in compared if comparison.p < 0.01]
 
 
 def _corrected(compared: Sequence[Comparison]) -> tuple[list[Comparison], list[Comparison]]:
     """Those at 0.05 after Benjamini-Hochberg and after Holm, each over these heads."""
-    p = [one.p for one in compared]
+    p = [comparison.p for comparison in compared]
     ways = (benjamini_hochberg(p), holm(p))
-    first, second = ([one for one, q in zip(compared, way, strict=True) if q <= 0.05] for way in ways)
+    first, second = ([comparison for comparison, q in zip(compared, way, strict=True) if q <= 0.05] for way in ways)
     return first, second
 
 
-def _most_can_go(one: OneLess) -> str:
-    compared = list(one.ours.values())
-    if one.base.metric == "loss":
+def _most_can_go(ablation: OneLess) -> str:
+    compared = list(ablation.ours.values())
+    if ablation.base.metric == "loss":
         return UNTOLD
     if 2 * len(_significant(compared)) >= len(compared):
         return NOT_CONFIRMED
     return CONFIRMED if 2 * sum(excludes(c, 1) for c in compared) > len(compared) else UNTOLD
 
 
-def _told_of_heads(one: OneLess) -> str:
-    compared, encoder = list(one.ours.values()), " of the encoder" if one.asked.kind == "translator" else ""
+def _told_of_heads(ablation: OneLess) -> str:
+    compared, encoder = list(ablation.ours.values()), " of the encoder" if ablation.asked.kind == "translator" else ""
     by_bh, by_holm = _corrected(compared)
-    text = f"{one.asked.subject.title} ({one.base.metric} {result_text(one.base)}, n={whole(one.base.n)}): "
+    base = ablation.base
+    text = f"{ablation.asked.subject.title} ({base.metric} {result_text(base)}, n={with_commas(base.n)}): "
     text += f"{len(_significant(compared))} of {len(compared)} heads{encoder} at p < 0.01, "
     text += f"{sum(c.p <= 0.05 for c in compared)} at p ≤ 0.05, {len(by_bh)} after Benjamini-Hochberg, {len(by_holm)} after Holm"
-    if one.base.metric == "loss":
+    if ablation.base.metric == "loss":
         return text + "; measured by the loss, not by what the paper measures"
     return text + f"; for {sum(excludes(c, 1) for c in compared)} the interval excludes a loss of 1 point"
 
 
-def _half_are_better(ones: Sequence[OneLess]) -> Claim:
+def _half_are_better(ablations: Sequence[OneLess]) -> Claim:
     """Of translators, whose Table 1 marks heads by what they do to BLEU."""
-    seen = [c for one in ones for c in _significant(list(one.ours.values()))]
-    better = sum(not c.worse for c in seen)
-    sure = sum(not c.worse for one in ones for c in _corrected(list(one.ours.values()))[0])
-    low, high = share_interval(better, len(seen))
-    if any(one.base.metric == "loss" for one in ones):
+    significant = [c for ablation in ablations for c in _significant(list(ablation.ours.values()))]
+    better = sum(not c.worse for c in significant)
+    sure = sum(not c.worse for ablation in ablations for c in _corrected(list(ablation.ours.values()))[0])
+    low, high = share_interval(better, len(significant))
+    if any(ablation.base.metric == "loss" for ablation in ablations):
         verdict = UNTOLD
     elif high < HALF[0]:
         verdict = NOT_CONFIRMED
@@ -122,13 +127,13 @@ def _half_are_better(ones: Sequence[OneLess]) -> Claim:
         verdict = DIFFERS
     else:
         verdict = CONFIRMED if sure and low > HALF[0] and high < HALF[1] else UNTOLD
-    heads = sum(len(one.ours) for one in ones)
-    here = f"{listed([one.asked.subject.title for one in ones])}: of {counted(heads, 'head')} of the encoder, {len(seen)} at p < "
-    here += f"0.01, {better} of them better gone ({100 * low:.0f} to {100 * high:.0f} %); "
-    here += f"after Benjamini-Hochberg {sure} better gone"
+    heads = sum(len(ablation.ours) for ablation in ablations)
+    finding = f"{listed([ablation.asked.subject.title for ablation in ablations])}: of {counted(heads, 'head')} of the encoder, "
+    finding += f"{len(significant)} at p < 0.01, {better} of them better gone ({100 * low:.0f} to {100 * high:.0f} %); "
+    finding += f"after Benjamini-Hochberg {sure} better gone"
     return Claim(
         "Table 1: about half of the 8 encoder heads that make a significant difference make BLEU better by leaving.",
-        here + ("; measured by the loss." if ones[0].base.metric == "loss" else "."),
+        finding + ("; measured by the loss." if ablations[0].base.metric == "loss" else "."),
         verdict,
         f"Confirmed if the exact 95 % interval (Clopper-Pearson, heads taken as independent) of the share better gone among "
         f"those at p < 0.01 lies within {100 * HALF[0]:.0f} to {100 * HALF[1]:.0f} %, and a head is better gone after "
@@ -146,40 +151,40 @@ def share_interval(some: int, every: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def heads_claims(found: Found) -> list[Claim]:
+def heads_claims(results: RunDocuments) -> list[Claim]:
     """Whether most heads can go one at a time, and whether some of them do harm."""
-    every = read(found, heads_asked, AblationDocument, _one_less)
+    every = read(results, head_steps, AblationDocument, _one_less)
     papers = {
         "translator": "Table 1: most heads can go: of the 96 of a large translator's encoder (36.05 BLEU) 8 make a significant "
         "difference when they are removed one at a time (p < 0.01, not corrected).",
         "classifier": "Figure 1: most heads of BERT on MNLI, too, can go one at a time without a significant difference.",
     }
-    ones = {kind: [one for one in every if one.asked.kind == kind] for kind in papers}
+    by_kind = {kind: [ablation for ablation in every if ablation.asked.kind == kind] for kind in papers}
     out = [
         Claim(
             paper,
-            ". ".join(map(_told_of_heads, ones[kind])) + ".",
-            together([_most_can_go(one) for one in ones[kind]]),
+            ". ".join(map(_told_of_heads, by_kind[kind])) + ".",
+            together([_most_can_go(ablation) for ablation in by_kind[kind]]),
             "Confirmed if fewer than half of the heads differ at p < 0.01, not corrected, and for more than half the 95 % "
             "interval excludes a loss of 1 point; not confirmed if half or more differ." + MOST,
         )
         for kind, paper in papers.items()
-        if ones[kind]
+        if by_kind[kind]
     ]
-    return out + ([_half_are_better(ones["translator"])] if ones["translator"] else [])
+    return out + ([_half_are_better(by_kind["translator"])] if by_kind["translator"] else [])
 
 
-def heads_sheets(found: Found) -> list[Sheet]:
+def heads_sheets(results: RunDocuments) -> list[Sheet]:
     """How many heads make a difference, and Table 1 by layer."""
-    every = read(found, heads_asked, AblationDocument, _one_less)
+    every = read(results, head_steps, AblationDocument, _one_less)
     if not every:
         return []
     largest = signed(min(min(row) for row in TABLE_1), 2)
     theirs = (f"{PAPER}, WMT English-French", "36.05 bleu", "96, encoder", "8", "4", DASH, DASH, DASH, largest)
     rows: list[tuple[str, ...]] = [theirs]
-    for one in every:
-        rows += [_counts(one, "encoder", one.ours)] if one.asked.kind == "translator" else []
-        rows += [_counts(one, "all", one.every)]
+    for ablation in every:
+        rows += [_counts(ablation, "encoder", ablation.ours)] if ablation.asked.kind == "translator" else []
+        rows += [_counts(ablation, "all", ablation.every)]
     columns = (
         "model",
         "whole model",
@@ -191,37 +196,41 @@ def heads_sheets(found: Found) -> list[Sheet]:
         "Holm",
     )
     first = Sheet("Heads that make a difference, removed one at a time", (*columns, "largest loss"), tuple(rows))
-    return [first, *(_table_1(one) for one in every if one.asked.kind == "translator")]
+    return [first, *(_table_1(ablation) for ablation in every if ablation.asked.kind == "translator")]
 
 
-def _counts(one: OneLess, part: str, heads: dict[str, Comparison]) -> tuple[str, ...]:
+def _counts(ablation: OneLess, part: str, heads: dict[str, Comparison]) -> tuple[str, ...]:
     compared = list(heads.values())
-    seen = _significant(compared)
+    significant = _significant(compared)
     counts = (
-        len(seen),
-        sum(not c.worse for c in seen),
+        len(significant),
+        sum(not c.worse for c in significant),
         sum(c.p <= 0.05 for c in compared),
         *map(len, _corrected(compared)),
     )
-    model = (one.asked.subject.title, f"{result_text(one.base)} {one.base.metric}", f"{len(compared)}, {part}")
+    model = (
+        ablation.asked.subject.title,
+        f"{result_text(ablation.base)} {ablation.base.metric}",
+        f"{len(compared)}, {part}",
+    )
     return (*model, *map(str, counts), difference(max(compared, key=lambda c: c.damage)))
 
 
-def _table_1(one: OneLess) -> Sheet:
+def _table_1(ablation: OneLess) -> Sheet:
     """The least, the middle and the largest difference among the heads of a layer, on both sides."""
     ours: dict[int, list[float]] = {}
-    for unit, c in one.ours.items():
+    for unit, c in ablation.ours.items():
         ours.setdefault(layer_of(site_of(unit)), []).append(c.difference * c.points)
-    finer = max(map(decimals, one.ours.values()))
+    finer = max(map(decimals, ablation.ours.values()))
     rows = []
     for layer in range(max(len(TABLE_1), max(ours) + 1)):
         cells = []
         for side, digits in ((TABLE_1[layer] if layer < len(TABLE_1) else (), 2), (ours.get(layer, ()), finer)):
             cells += [signed(pick(side), digits) for pick in (min, median, max)] if side else [DASH] * 3
         rows.append((str(layer + 1), *cells))
-    what = [f"{side}: {which}" for side in ("theirs", "here") for which in ("lowest", "median", "highest")]
-    title = f"Table 1: what removing one head of the encoder changes, in bleu, and in {one.base.metric} for "
-    return Sheet(title + one.asked.subject.title, ("layer", *what), tuple(rows))
+    headings = [f"{side}: {statistic}" for side in ("theirs", "here") for statistic in ("lowest", "median", "highest")]
+    title = f"Table 1: what removing one head of the encoder changes, in bleu, and in {ablation.base.metric} for "
+    return Sheet(title + ablation.asked.subject.title, ("layer", *headings), tuple(rows))
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -230,7 +239,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         PAPER,
         "Figure 1 and Table 1",
         "How many heads make a difference when one is removed?",
-        steps_of(heads_asked),
+        steps_of(head_steps),
         heads_claims,
         heads_sheets,
     ),
@@ -239,7 +248,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         PAPER,
         "Tables 2, 3, 5 and 6",
         "Is one head per attention enough?",
-        steps_of(one_head_asked),
+        steps_of(one_head_steps),
         one_head_claims,
         one_head_sheets,
     ),
@@ -248,7 +257,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         PAPER,
         "Figure 2",
         "Do the same heads matter on other data?",
-        steps_of(transfer_asked),
+        steps_of(transfer_steps),
         transfer_claims,
         transfer_sheets,
     ),

@@ -9,7 +9,18 @@ from typing import NamedTuple
 from ...documents.bench import Bench
 from ...formatting import fixed, listed, signed, speed_text, times
 from ..curves import corpora_of
-from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Sheet, Step
+from ..experiment import (
+    CONFIRMED,
+    DIFFERS,
+    NOT_CONFIRMED,
+    UNTOLD,
+    Claim,
+    Experiment,
+    RunDocuments,
+    Setting,
+    Sheet,
+    Step,
+)
 
 # batch: examples per second whole and without half of the heads, and the gain in percent
 TABLE_4 = {1: (17.0, 17.3, 1.9), 4: (67.3, 69.1, 2.7), 16: (114.0, 134.0, 17.5), 64: (124.7, 146.6, 17.5)}
@@ -19,14 +30,14 @@ def _speed_steps(setting: Setting) -> list[Step]:
     if not corpora_of(setting):
         return []
     corpus, seed = corpora_of(setting)[0], setting.seeds[0]
-    whole, before = setting.classifier(corpus, seed)
-    score, half, bench = (f"michel-{what}-{corpus.name}-{seed}" for what in ("score", "half", "bench"))
+    full_model, before = setting.classifier(corpus, seed)
+    score, half, bench = (f"michel-{stage}-{corpus.name}-{seed}" for stage in ("score", "half", "bench"))
     on = (*corpus.on("train"), *setting.limit(300, 2000))
-    wanted = ("score", whole, *on, "--by", "taylor", "-o", setting.run(score))
+    wanted = ("score", full_model, *on, "--by", "taylor", "-o", setting.run(score))
     scores = str(Path(setting.run(score)) / "scores.json")
-    cut = ("cut", whole, "--scores", scores, "--remove", "50%", "-o", setting.model(half), "--force")
+    cut = ("cut", full_model, "--scores", scores, "--remove", "50%", "-o", setting.model(half), "--force")
     long = ("--length", setting.by_size("32", "128"), "--seconds", setting.by_size("30", "120"))
-    timed = ("bench", whole, setting.model(half), "--batch-size", ",".join(map(str, TABLE_4)), *long)
+    timed = ("bench", full_model, setting.model(half), "--batch-size", ",".join(map(str, TABLE_4)), *long)
     return [
         *before,
         Step(score, (*wanted, *setting.flags), tuple(step.name for step in before)),
@@ -48,30 +59,30 @@ class Gain(NamedTuple):
     @property
     def text(self) -> str:
         """The gain in percent, with quartiles."""
-        low, value, high = (signed(100 * (one - 1)) for one in (self.low, self.ratio, self.high))
+        low, value, high = (signed(100 * (ratio - 1)) for ratio in (self.low, self.ratio, self.high))
         return f"{value} % ({low} to {high})"
 
 
-def _gains(found: Found) -> tuple[str, dict[int, Gain]]:
+def _gains(results: RunDocuments) -> tuple[str, dict[int, Gain]]:
     """Where it was measured, and the gain at each batch size."""
-    name = next((step.name for step in _speed_steps(found.setting) if step.alone), "")
-    timed = found.read(name, Bench, _timed) if name else None
+    name = next((step.name for step in _speed_steps(results.setting) if step.alone), "")
+    timed = results.read(name, Bench, _timed) if name else None
     return timed or ("", {})
 
 
 def _timed(data: Bench) -> tuple[str, dict[int, Gain]]:
-    whole, half = (model.name for model in data.models)
+    full_model, half = (model.name for model in data.models)
     speeds = {(row.model, row.batch): row for row in data.rows}
     gains = {}
     for (model, batch), row in speeds.items():
-        if model == half and (whole, batch) in speeds:
-            before = speeds[whole, batch].examples_per_second
+        if model == half and (full_model, batch) in speeds:
+            before = speeds[full_model, batch].examples_per_second
             gains[batch] = Gain(before, row.examples_per_second, row.ratio, row.ratio_low, row.ratio_high, row.limit)
     return f"{data.device}, {data.dtype}, length {data.rows[0].length}", gains
 
 
-def _speed_claims(found: Found) -> list[Claim]:
-    device, gains = _gains(found)
+def _speed_claims(results: RunDocuments) -> list[Claim]:
+    device, gains = _gains(results)
     claims = []
     for batches, verdict, paper, rule in (
         (
@@ -91,39 +102,40 @@ def _speed_claims(found: Found) -> list[Claim]:
     ):
         if not all(batch in gains for batch in batches):
             continue
-        told = [
-            f"{gains[one].text} at batch {one}, where multiply-adds allow {times(gains[one].limit)}" for one in batches
+        gain_texts = [
+            f"{gains[batch_size].text} at batch {batch_size}, where multiply-adds allow {times(gains[batch_size].limit)}"
+            for batch_size in batches
         ]
-        where = f"{corpora_of(found.setting)[0].name}, on {device}"
-        here = f"{where}: {listed(told)} (medians and quartiles)."
-        claims.append(Claim(paper, here, verdict([gains[batch] for batch in batches]), rule))
+        where = f"{corpora_of(results.setting)[0].name}, on {device}"
+        finding = f"{where}: {listed(gain_texts)} (medians and quartiles)."
+        claims.append(Claim(paper, finding, verdict([gains[batch] for batch in batches]), rule))
     return claims
 
 
 def _hardly(gains: Sequence[Gain]) -> str:
-    if all(one.low > 0.9 and one.high < 1.1 for one in gains):
+    if all(gain.low > 0.9 and gain.high < 1.1 for gain in gains):
         return CONFIRMED
-    if any(one.high <= 0.9 for one in gains):
+    if any(gain.high <= 0.9 for gain in gains):
         return NOT_CONFIRMED
-    return DIFFERS if any(one.low >= 1.1 for one in gains) else UNTOLD
+    return DIFFERS if any(gain.low >= 1.1 for gain in gains) else UNTOLD
 
 
 def _faster(gains: Sequence[Gain]) -> str:
-    as_published = [one.low >= 1.05 and one.high <= 1.3 for one in gains]
+    as_published = [gain.low >= 1.05 and gain.high <= 1.3 for gain in gains]
     if all(as_published):
         return CONFIRMED
-    if any(as_published) or any(one.low > 1.3 for one in gains):
+    if any(as_published) or any(gain.low > 1.3 for gain in gains):
         return DIFFERS
-    return NOT_CONFIRMED if all(one.ratio <= 1 for one in gains) else UNTOLD
+    return NOT_CONFIRMED if all(gain.ratio <= 1 for gain in gains) else UNTOLD
 
 
-def _speed_sheets(found: Found) -> list[Sheet]:
-    device, gains = _gains(found)
+def _speed_sheets(results: RunDocuments) -> list[Sheet]:
+    device, gains = _gains(results)
     rows = []
-    for batch, (whole, half, gain) in TABLE_4.items():
+    for batch, (full_speed, half, gain) in TABLE_4.items():
         if batch in gains:
             ours = gains[batch]
-            theirs = (fixed(whole, 1), fixed(half, 1), f"{signed(gain)} %")
+            theirs = (fixed(full_speed, 1), fixed(half, 1), f"{signed(gain)} %")
             rows.append(
                 (str(batch), *theirs, speed_text(ours.whole), speed_text(ours.half), ours.text, times(ours.limit))
             )

@@ -25,7 +25,7 @@ from ..experiment import (
     UNTOLD,
     Claim,
     Experiment,
-    Found,
+    RunDocuments,
     Setting,
     Sheet,
     Step,
@@ -54,25 +54,28 @@ def _training_steps(setting: Setting) -> list[Step]:
 
 def _epochs(pairs: Pairs) -> tuple[str, ...]:
     """The epochs that the paper looked at, as far as they are trained, and the last; all where nothing says how many."""
-    given = dict(zip(pairs.recipe, pairs.recipe[1:], strict=False)).get("--epochs", "")
-    if not given.isdecimal():
+    last_epoch = dict(zip(pairs.recipe, pairs.recipe[1:], strict=False)).get("--epochs", "")
+    if not last_epoch.isdecimal():
         return ()
-    return ("--checkpoints", ",".join(map(str, sorted({*(one for one in IWSLT if one <= int(given)), int(given)}))))
+    return (
+        "--checkpoints",
+        ",".join(map(str, sorted({*(epoch for epoch in IWSLT if epoch <= int(last_epoch)), int(last_epoch)}))),
+    )
 
 
-def _trainings(found: Found) -> list[dict[int, Line]]:
+def _trainings(results: RunDocuments) -> list[dict[int, Line]]:
     """For each training the curve of each epoch looked at."""
-    seeds = seeds_of(found.setting, None) if found.setting.material.pairs is not None else ()
-    trainings = [found.read(f"michel-epochs-{seed}", OverDocument, _stages) for seed in seeds]
-    return [one for one in trainings if one]
+    seeds = seeds_of(results.setting, None) if results.setting.material.pairs is not None else ()
+    trainings = [results.read(f"michel-epochs-{seed}", OverDocument, _stages) for seed in seeds]
+    return [training for training in trainings if training]
 
 
 def _stages(data: OverDocument) -> dict[int, Line]:
-    return {int(one.name.rpartition("-")[2]): line_of(one.curves[0]) for one in data.checkpoints}
+    return {int(checkpoint.name.rpartition("-")[2]): line_of(checkpoint.curves[0]) for checkpoint in data.checkpoints}
 
 
-def _training_claims(found: Found) -> list[Claim]:
-    trainings = _trainings(found)
+def _training_claims(results: RunDocuments) -> list[Claim]:
+    trainings = _trainings(results)
     if not trainings:
         return []
     papers = (
@@ -89,25 +92,26 @@ def _training_claims(found: Found) -> list[Claim]:
         "above 0; not confirmed if it is below.",
     )
     last = trainings[0][max(trainings[0])]
-    pairs = found.setting.material.pairs
+    pairs = results.setting.material.pairs
     where = f"{pairs.name if pairs else ''} ({counted(len(trainings), 'training')}, n = {last.whole.n})"
     why = _unclear(trainings)
     if why:
         return [Claim(paper, f"{where}: {why}.", UNTOLD, rule) for paper, rule in zip(papers, rules, strict=True)]
-    late = [[line for epoch, line in one.items() if epoch >= LATE] for one in trainings]
+    late = [[line for epoch, line in training.items() if epoch >= LATE] for training in trainings]
     early = [
-        [line for epoch, line in one.items() if epoch < LATE and line.whole.before >= IWSLT[1]] for one in trainings
+        [line for epoch, line in training.items() if epoch < LATE and line.whole.before >= IWSLT[1]]
+        for training in trainings
     ]
-    at20, at40 = ([100 * left([line], share) for one in late for line in one] for share in (20, 40))
-    epochs = sorted({epoch for one in trainings for epoch in one if epoch >= LATE})
-    here = f"{where}: after {'epochs' if epochs[1:] else 'epoch'} {listed([str(one) for one in epochs], 9)} "
-    here += f"{percents_text(at40)} of the {last.whole.metric} are left without 40 % of the heads, "
-    here += f"{percents_text(at20)} without 20 %"
+    at20, at40 = ([100 * left([line], share) for late_lines in late for line in late_lines] for share in (20, 40))
+    epochs = sorted({epoch for training in trainings for epoch in training if epoch >= LATE})
+    finding = f"{where}: after {'epochs' if epochs[1:] else 'epoch'} {listed([str(epoch) for epoch in epochs], 9)} "
+    finding += f"{percents_text(at40)} of the {last.whole.metric} are left without 40 % of the heads, "
+    finding += f"{percents_text(at20)} without 20 %"
     parts = ((min, 40), (max, 40), (min, 20))
     least, most, fewer = (
-        mean_of(pick(share_left(line, share) for line in one) for one in late) for pick, share in parts
+        mean_of(pick(share_left(line, share) for line in late_lines) for late_lines in late) for pick, share in parts
     )
-    here += (
+    finding += (
         f"; the epoch that keeps least keeps {least.text(lambda value: fixed(value, 1))} % without 40 % ({least.how})."
     )
     if least.above(KEPT):
@@ -116,7 +120,7 @@ def _training_claims(found: Found) -> list[Claim]:
         verdict = DIFFERS
     else:
         verdict = NOT_CONFIRMED if most.below(KEPT) and fewer.below(KEPT) else UNTOLD
-    return [Claim(papers[0], here, verdict, rules[0]), Claim(papers[1], *_grown(where, early, late), rules[1])]
+    return [Claim(papers[0], finding, verdict, rules[0]), Claim(papers[1], *_grown(where, early, late), rules[1])]
 
 
 def _unclear(trainings: Sequence[dict[int, Line]]) -> str:
@@ -124,33 +128,37 @@ def _unclear(trainings: Sequence[dict[int, Line]]) -> str:
     stages = trainings[0]
     metric = stages[max(stages)].whole.metric
     if not stages[max(stages)].whole.higher_is_better:
-        told = [f"{difference_text(line.at(40))} after epoch {epoch}" for epoch, line in sorted(stages.items())]
-        return f"measured by {metric}, of which no share can be left; without 40 % of the heads {listed(told, 9)}"
-    if any(max(one) < LATE for one in trainings):
-        return f"trained for {counted(min(max(one) for one in trainings), 'epoch')} only"
-    if any(line.whole.before <= 0 for one in trainings for epoch, line in one.items() if epoch >= LATE):
+        epoch_texts = [f"{difference_text(line.at(40))} after epoch {epoch}" for epoch, line in sorted(stages.items())]
+        return (
+            f"measured by {metric}, of which no share can be left; without 40 % of the heads {listed(epoch_texts, 9)}"
+        )
+    if any(max(training) < LATE for training in trainings):
+        return f"trained for {counted(min(max(training) for training in trainings), 'epoch')} only"
+    if any(line.whole.before <= 0 for training in trainings for epoch, line in training.items() if epoch >= LATE):
         return f"a training has not come above a {metric} of 0 by epoch {LATE}"
     return ""
 
 
 def _grown(where: str, early: Sequence[Sequence[Line]], late: Sequence[Sequence[Line]]) -> tuple[str, str]:
     """How much more the later epochs keep without 40 % of the heads than the earlier ones, and the verdict."""
-    both = [pair for pair in zip(early, late, strict=True) if all(pair)]
-    if not both:
+    complete_pairs = [pair for pair in zip(early, late, strict=True) if all(pair)]
+    if not complete_pairs:
         return f"{where}: no epoch before the tenth came to {IWSLT[1]} BLEU.", UNTOLD
-    kept = [[Estimate.average(share_left(line, 40) for line in part) for part in pair] for pair in both]
-    more = mean_of(after.minus(before) for before, after in kept)
-    values = [[after.value for after in each] for each in zip(*kept, strict=True)]
-    here = f"{where}: without 40 % of the heads the epochs before the tenth keep {percents_text(values[0])} "
-    here += f"of their score, those from the tenth on {percents_text(values[1])}: {more.text(signed)} points "
-    here += f"({more.how})."
-    return here, CONFIRMED if more.above(0) else NOT_CONFIRMED if more.below(0) else UNTOLD
+    kept_shares = [
+        [Estimate.average(share_left(line, 40) for line in part) for part in pair] for pair in complete_pairs
+    ]
+    more = mean_of(after.minus(before) for before, after in kept_shares)
+    values = [[after.value for after in estimates] for estimates in zip(*kept_shares, strict=True)]
+    finding = f"{where}: without 40 % of the heads the epochs before the tenth keep {percents_text(values[0])} "
+    finding += f"of their score, those from the tenth on {percents_text(values[1])}: {more.text(signed)} points "
+    finding += f"({more.how})."
+    return finding, CONFIRMED if more.above(0) else NOT_CONFIRMED if more.below(0) else UNTOLD
 
 
-def _training_sheets(found: Found) -> list[Sheet]:
-    trainings, rows = _trainings(found), list[tuple[str, ...]]()
-    for epoch in sorted({epoch for one in trainings for epoch in one}):
-        lines = [one[epoch] for one in trainings if epoch in one]
+def _training_sheets(results: RunDocuments) -> list[Sheet]:
+    trainings, rows = _trainings(results), list[tuple[str, ...]]()
+    for epoch in sorted({epoch for training in trainings for epoch in training}):
+        lines = [training[epoch] for training in trainings if epoch in training]
         published = fixed(IWSLT[epoch], 1) if epoch in IWSLT else "–"
         rows.append((str(epoch), published, score_text(lines, None), *(_kept(lines, share) for share in GONE)))
     if not rows:
@@ -165,8 +173,8 @@ def _training_sheets(found: Found) -> list[Sheet]:
 def _kept(lines: Sequence[Line], share: int) -> str:
     if not lines[0].whole.higher_is_better:
         return over_seeds([line.at(share).difference for line in lines], lambda value: signed(value, 3))
-    known = [100 * left([line], share) for line in lines if line.whole.before > 0]
-    return percents_text(known) if known else "–"
+    kept_shares = [100 * left([line], share) for line in lines if line.whole.before > 0]
+    return percents_text(kept_shares) if kept_shares else "–"
 
 
 TRAINING = Experiment(

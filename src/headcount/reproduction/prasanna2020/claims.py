@@ -12,7 +12,7 @@ import numpy as np
 from ...documents.lottery_study import Lottery
 from ...formatting import counted, fixed, listed, percent, signed
 from ...stats.agreement import fleiss_kappa
-from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, Found, Setting, Step
+from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Experiment, RunDocuments, Setting, Step
 from ..seeds import COVERS, ENOUGH, SEEDS_ALONE, Mean, mean_of, mean_over_seeds
 from .tables import (
     EXAMPLES,
@@ -42,7 +42,7 @@ ALL = "lottery-all"
 
 def steps(setting: Setting) -> list[Step]:
     """A study for every task and seed, so that they can run side by side, and all of them joined."""
-    made = []
+    all_steps = []
     short = ("--steps", "40", "--batch-size", "16", "--lr", "1e-4", "--step", "25%")
     for corpus in corpora_drawn(setting):
         long = ("--epochs", corpus.epochs, "--batch-size", "32", "--lr", "5e-5", "--magnitude")
@@ -51,27 +51,27 @@ def steps(setting: Setting) -> list[Step]:
             words += ("--name", corpus.name, *corpus.on("train"), *setting.limit(*EXAMPLES))
             words += (*corpus.beside("--dev-data", "dev"), *setting.limit(300, flag="--dev-limit"))
             words += ("--seeds", str(seed), *setting.by_size(short, long), "-o", setting.run(run_of(corpus, seed)))
-            made.append(Step(run_of(corpus, seed), (*words, *setting.flags)))
-    if len(made) > 1:
-        names = tuple(step.name for step in made)
+            all_steps.append(Step(run_of(corpus, seed), (*words, *setting.flags)))
+    if len(all_steps) > 1:
+        names = tuple(step.name for step in all_steps)
         words = ("lottery", "--join", *map(setting.run, names), "-o", setting.run(ALL), *setting.flags)
-        made.append(Step(ALL, words, names))
-    return made
+        all_steps.append(Step(ALL, words, names))
+    return all_steps
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(results: RunDocuments) -> list[Claim]:
     """Good sub-networks; all of them; single weights; other seeds; other tasks."""
-    tasks = tasks_of(found)
-    made = [_good(found, [task for task in tasks if task.shares()])]
-    made += [_all_win(found, [task for task in tasks if task.behind("structured", "bad")])]
-    made += [_weights(found, [task for task in tasks if task.behind("magnitude", "bad")])]
-    made += [_seeds(found, tasks), _survive(found, tasks)]
-    return [claim for claim in made if claim is not None]
+    tasks = tasks_of(results)
+    possible_claims = [_good(results, [task for task in tasks if task.shares()])]
+    possible_claims += [_all_win(results, [task for task in tasks if task.behind("structured", "bad")])]
+    possible_claims += [_weights(results, [task for task in tasks if task.behind("magnitude", "bad")])]
+    possible_claims += [_seeds(results, tasks), _survive(results, tasks)]
+    return [claim for claim in possible_claims if claim is not None]
 
 
-def _where(found: Found, tasks: Sequence[Task]) -> str:
+def _where(results: RunDocuments, tasks: Sequence[Task]) -> str:
     sizes = listed([f"{task.name} ({task.metric}, n = {task.n})" for task in tasks], 9)
-    return f"{sizes}; {trained_on(found.setting)}"
+    return f"{sizes}; {trained_on(results.setting)}"
 
 
 def _how(means: Sequence[Mean]) -> str:
@@ -91,8 +91,8 @@ def _everywhere(holds: Sequence[bool], fails: Sequence[bool]) -> str:
     return DIFFERS if any(holds) and any(fails) else UNTOLD
 
 
-def _left_out(tasks: Sequence[Task], told: Sequence[Task]) -> str:
-    names = [task.name for task in tasks if task not in told]
+def _left_out(tasks: Sequence[Task], judged_tasks: Sequence[Task]) -> str:
+    names = [task.name for task in tasks if task not in judged_tasks]
     return (
         f" The verdict is not about {listed(names, 9)}: one answer to everything comes as near there." if names else ""
     )
@@ -101,22 +101,22 @@ def _left_out(tasks: Sequence[Task], told: Sequence[Task]) -> str:
 # -- what sub-networks are worth -----------------------------------------------------------------------------------------
 
 
-def _good(found: Found, tasks: Sequence[Task]) -> Claim | None:
+def _good(results: RunDocuments, tasks: Sequence[Task]) -> Claim | None:
     if not tasks:
         return None
     shares = {task.name: mean_of(task.shares()) for task in tasks}
     full = {task.name: fmean(task.values("structured", "full", "whole").values()) for task in tasks}
-    told = [task for task in tasks if task.majority < NEARLY * full[task.name]]
-    own = [shares[task.name] for task in told]
+    judged_tasks = [task for task in tasks if task.majority < NEARLY * full[task.name]]
+    own = [shares[task.name] for task in judged_tasks]
     verdict = _everywhere([share.above(NEARLY) for share in own], [share.below(NEARLY) for share in own])
-    here = f"{_where(found, tasks)}. Of the full model's score ({_how([*shares.values()])}): "
-    here += "; ".join(f"{shares[task.name].text(percent)} on {task.name}" for task in tasks)
+    finding = f"{_where(results, tasks)}. Of the full model's score ({_how([*shares.values()])}): "
+    finding += "; ".join(f"{shares[task.name].text(percent)} on {task.name}" for task in tasks)
     paper = "Good sub-networks of heads and MLPs, fine-tuned anew, come near the full model: SST-2 .87 of .93, STS-B .75 of "
     paper += f".89, and from {percent(NEARLY)} to 98 % of its score on eight tasks."
     rule = f"Confirmed if they reach more than {percent(NEARLY)} of it, the lowest published share, on every task where one "
     rule += f"answer to everything does not (95 % interval {COVERS}, at least {ENOUGH} seeds); not confirmed if they surely "
     rule += "reach less on every one, and it differs if they surely do on some and surely do not on others."
-    return Claim(paper, f"{here}.{_left_out(tasks, told)}", verdict, rule)
+    return Claim(paper, f"{finding}.{_left_out(tasks, judged_tasks)}", verdict, rule)
 
 
 def _telling(tasks: Sequence[Task], kind: str) -> list[Task]:
@@ -127,10 +127,10 @@ def _telling(tasks: Sequence[Task], kind: str) -> list[Task]:
 
 def _behind(tasks: Sequence[Task], kind: str) -> list[Mean]:
     """How far random and bad sub-networks are behind the good one, on each task that tells; metrics are not mixed."""
-    return [mean_of(task.behind(kind, what).values()) for task in _telling(tasks, kind) for what in OTHERS]
+    return [mean_of(task.behind(kind, subnetwork).values()) for task in _telling(tasks, kind) for subnetwork in OTHERS]
 
 
-def _all_win(found: Found, tasks: Sequence[Task]) -> Claim | None:
+def _all_win(results: RunDocuments, tasks: Sequence[Task]) -> Claim | None:
     if not tasks:
         return None
     means = _behind(tasks, "structured")
@@ -141,10 +141,10 @@ def _all_win(found: Found, tasks: Sequence[Task]) -> Claim | None:
     rule = f"Confirmed if random and bad ones are both less than {two(FAR)} behind good ones on every task where one answer to "
     rule += f"everything is not (95 % intervals {COVERS}, at least {ENOUGH} seeds); not confirmed if both are further "
     rule += "behind on every one, and it differs if some of them surely are close and others surely are not."
-    return Claim(paper, _told(found, tasks, "structured"), verdict, rule)
+    return Claim(paper, _retraining_text(results, tasks, "structured"), verdict, rule)
 
 
-def _weights(found: Found, tasks: Sequence[Task]) -> Claim | None:
+def _weights(results: RunDocuments, tasks: Sequence[Task]) -> Claim | None:
     if not tasks:
         return None
     means = _behind(tasks, "magnitude")
@@ -158,22 +158,23 @@ def _weights(found: Found, tasks: Sequence[Task]) -> Claim | None:
     rule += (
         "surely are not, or all are behind by less; not confirmed if none is so far behind, and one perhaps not at all."
     )
-    return Claim(paper, _told(found, tasks, "magnitude"), verdict, rule)
+    return Claim(paper, _retraining_text(results, tasks, "magnitude"), verdict, rule)
 
 
 def _published(kind: str) -> str:
     """How far random and bad sub-networks of the paper are behind good ones, mean over tasks."""
-    good, *others = (PUBLISHED[kind, what, "retrained"] for what in ("good", *OTHERS))
-    return " and ".join(two((sum(good) - sum(one)) / len(good)) for one in others)
+    good, *other_scores = (PUBLISHED[kind, subnetwork, "retrained"] for subnetwork in ("good", *OTHERS))
+    return " and ".join(two((sum(good) - sum(scores)) / len(good)) for scores in other_scores)
 
 
-def _told(found: Found, tasks: Sequence[Task], kind: str) -> str:
+def _retraining_text(results: RunDocuments, tasks: Sequence[Task], kind: str) -> str:
     """Random and bad sub-networks against good ones, fine-tuned anew, on each task."""
-    by_task = {task.name: [mean_of(task.behind(kind, what).values()) for what in OTHERS] for task in tasks}
-    told = [f"{name} {' and '.join(map(_against, pair))}" for name, pair in by_task.items()]
+    by_task = {task.name: [mean_of(task.behind(kind, subnetwork).values()) for subnetwork in OTHERS] for task in tasks}
+    task_texts = [f"{name} {' and '.join(map(_against, pair))}" for name, pair in by_task.items()]
     how = _how([mean for pair in by_task.values() for mean in pair])
-    here = f"{_where(found, tasks)}. Random and bad ones against good ones, fine-tuned anew ({how}): {'; '.join(told)}."
-    return here + _left_out(tasks, _telling(tasks, kind))
+    finding = f"{_where(results, tasks)}. Random and bad ones against good ones, fine-tuned anew ({how}): "
+    finding += f"{'; '.join(task_texts)}."
+    return finding + _left_out(tasks, _telling(tasks, kind))
 
 
 def _against(behind: Mean) -> str:
@@ -191,29 +192,29 @@ def _kappa(marks: Sequence[np.ndarray]) -> tuple[float, float, float] | None:
         return None
     heads = len(marks[0])
     drawn = np.random.default_rng(0).integers(heads, size=(RESAMPLES, heads))
-    found = [_mean_kappa([one[chosen] for one in marks]) for chosen in drawn]
-    low, high = np.percentile([one for one in (mean, *found) if one is not None], [2.5, 97.5])
+    resampled_means = [_mean_kappa([task_marks[chosen] for task_marks in marks]) for chosen in drawn]
+    low, high = np.percentile([kappa for kappa in (mean, *resampled_means) if kappa is not None], [2.5, 97.5])
     return mean, float(low), float(high)
 
 
 def _mean_kappa(marks: Iterable[np.ndarray]) -> float | None:
-    known = [one for one in map(fleiss_kappa, marks) if one is not None]
-    return math.fsum(known) / len(known) if known else None
+    kappas = [kappa for kappa in map(fleiss_kappa, marks) if kappa is not None]
+    return math.fsum(kappas) / len(kappas) if kappas else None
 
 
-def _seeds(found: Found, tasks: Sequence[Task]) -> Claim | None:
+def _seeds(results: RunDocuments, tasks: Sequence[Task]) -> Claim | None:
     marks = [task.study.marks(task.name, "heads") for task in tasks]
     over = _kappa(marks)
     if over is None:
         return None
-    told = []
-    for task, one in zip(tasks, marks, strict=True):
-        kappa, by_chance = fleiss_kappa(one), fixed(len(one) * math.prod(one.mean(0)), 1)
-        stay = f"{kept_by_all(task)} of {len(one)} heads under every seed (by chance {by_chance})"
-        told.append(f"{task.name} kappa {'–' if kappa is None else two(kappa)}, {stay}")
-    seeds = min(one.shape[1] for one in marks)
-    here = f"{_where(found, tasks)}; {counted(seeds, 'seed')}: {'; '.join(told)}. Mean kappa {two(over[0])} "
-    here += f"[{two(over[1])}, {two(over[2])}] (95 %, heads drawn again)."
+    task_texts = []
+    for task, task_marks in zip(tasks, marks, strict=True):
+        kappa, by_chance = fleiss_kappa(task_marks), fixed(len(task_marks) * math.prod(task_marks.mean(0)), 1)
+        stay = f"{kept_by_all(task)} of {len(task_marks)} heads under every seed (by chance {by_chance})"
+        task_texts.append(f"{task.name} kappa {'–' if kappa is None else two(kappa)}, {stay}")
+    seeds = min(task_marks.shape[1] for task_marks in marks)
+    finding = f"{_where(results, tasks)}; {counted(seeds, 'seed')}: {'; '.join(task_texts)}. Mean kappa {two(over[0])} "
+    finding += f"[{two(over[1])}, {two(over[2])}] (95 %, heads drawn again)."
     verdict = UNTOLD
     if seeds >= ENOUGH and over[2] <= LITTLE:
         verdict = CONFIRMED
@@ -223,7 +224,7 @@ def _seeds(found: Found, tasks: Sequence[Task]) -> Claim | None:
     paper += f"{min(IN_ALL)} to {max(IN_ALL)} of 144 heads survive under all of them."
     rule = f"Confirmed if the mean kappa over tasks is at most {two(LITTLE)} (fair) by its 95 % interval, with at least {ENOUGH} "
     rule += f"seeds; it differs if it is above that, and is not confirmed if it is above {two(MUCH)} (substantial)."
-    return Claim(paper, here, verdict, rule)
+    return Claim(paper, finding, verdict, rule)
 
 
 def _seldom(study: Lottery, kind: str) -> list[float]:
@@ -232,15 +233,17 @@ def _seldom(study: Lottery, kind: str) -> list[float]:
     return (OF * counts < SELDOM * len(study.names)).mean(0).tolist()
 
 
-def _survive(found: Found, tasks: Sequence[Task]) -> Claim | None:
+def _survive(results: RunDocuments, tasks: Sequence[Task]) -> Claim | None:
     study = in_one_study(tasks)
     if study is None or len(study.names) < 2 or not study.units("heads") or not study.units("mlps"):
         return None
     heads, mlps = (mean_over_seeds(_seldom(study, kind)) for kind in ("heads", "mlps"))
-    here = f"{_where(found, tasks)}: {heads.text(percent)} of the heads and {mlps.text(percent)} of the MLPs survive on fewer "
-    here += f"than {math.ceil(SELDOM * len(study.names) / OF)} of {len(study.names)} tasks ({heads.how})."
+    finding = (
+        f"{_where(results, tasks)}: {heads.text(percent)} of the heads and {mlps.text(percent)} of the MLPs survive on "
+    )
+    finding += f"fewer than {math.ceil(SELDOM * len(study.names) / OF)} of {len(study.names)} tasks ({heads.how})."
     shares = (heads, mlps)
-    verdict = _everywhere([one.above(0.5) for one in shares], [one.below(0.5) for one in shares])
+    verdict = _everywhere([share.above(0.5) for share in shares], [share.below(0.5) for share in shares])
     verdict = verdict if len(study.names) >= FEWEST else UNTOLD
     paper = "86 % of the heads and 57 % of the MLPs survive on fewer than seven of nine tasks."
     rule = f"Confirmed if more than half of the heads and of the MLPs survive on fewer than seven ninths of at least {FEWEST} "
@@ -248,7 +251,7 @@ def _survive(found: Found, tasks: Sequence[Task]) -> Claim | None:
         f"tasks (95 % intervals {SEEDS_ALONE}, at least {ENOUGH}: all chose on the same examples); it differs if that "
     )
     rule += "holds for one kind, and the opposite for the other."
-    return Claim(paper, here, verdict, rule)
+    return Claim(paper, finding, verdict, rule)
 
 
 EXPERIMENTS = (

@@ -18,7 +18,7 @@ from ...documents.lottery_study import Lottery
 from ...formatting import fixed, percent
 from ...plans import by_place
 from ...stats.agreement import fleiss_kappa, in_all
-from ..experiment import Found, Setting, Sheet
+from ..experiment import RunDocuments, Setting, Sheet
 from ..inputs import Corpus
 from ..seeds import Estimate
 
@@ -73,37 +73,45 @@ class Task(NamedTuple):
     n: int
     study: Lottery
 
-    def values(self, kind: str, what: str, how: str) -> dict[int, float]:
+    def values(self, kind: str, subnetwork: str, how: str) -> dict[int, float]:
         """What a sub-network, or the full model, is worth under each seed."""
-        return {draw.seed: value for draw in self.study.draws for value in _values(draw, kind, what, how)}
+        return {draw.seed: value for draw in self.study.draws for value in _values(draw, kind, subnetwork, how)}
 
-    def gains(self, kind: str, what: str) -> dict[int, Estimate]:
+    def gains(self, kind: str, subnetwork: str) -> dict[int, Estimate]:
         """How much better a sub-network, fine-tuned anew, is than the full model under each seed, on the same examples."""
-        every = {draw.seed: _networks(draw, kind, what, "retrained") for draw in self.study.draws}
-        compared = {seed: one.comparison for seed, some in every.items() for one in some if one.comparison is not None}
-        return {seed: Estimate(one.difference, one.low, one.high) for seed, one in compared.items()}
+        every = {draw.seed: _networks(draw, kind, subnetwork, "retrained") for draw in self.study.draws}
+        compared = {
+            seed: network.comparison
+            for seed, some in every.items()
+            for network in some
+            if network.comparison is not None
+        }
+        return {
+            seed: Estimate(comparison.difference, comparison.low, comparison.high)
+            for seed, comparison in compared.items()
+        }
 
     def shares(self) -> list[Estimate]:
         """Of the full model's score, what good sub-networks reach fine-tuned anew, for each seed."""
         full, good = self.values("structured", "full", "whole"), self.gains("structured", "good")
         return [Estimate(*(1 + end / full[seed] for end in good[seed])) for seed in good if full[seed] > 0]
 
-    def behind(self, kind: str, what: str) -> dict[int, Estimate]:
+    def behind(self, kind: str, subnetwork: str) -> dict[int, Estimate]:
         """How far a sub-network is behind the good one, both fine-tuned anew, under each seed."""
-        good, other = (self.gains(kind, one) for one in ("good", what))
-        return {seed: good[seed].minus(other[seed]) for seed in good if seed in other}
+        good, other_gains = (self.gains(kind, name) for name in ("good", subnetwork))
+        return {seed: good[seed].minus(other_gains[seed]) for seed in good if seed in other_gains}
 
 
-def _networks(draw: Draw, kind: str, what: str, how: str) -> list[Network]:
+def _networks(draw: Draw, kind: str, subnetwork: str, how: str) -> list[Network]:
     by_weights = () if draw.magnitude is None else draw.magnitude.networks
     every = draw.networks if kind == "structured" else by_weights
-    return [one for one in every if (one.what, one.how) == (what, how)]
+    return [network for network in every if (network.what, network.how) == (subnetwork, how)]
 
 
-def _values(draw: Draw, kind: str, what: str, how: str) -> list[float]:
-    if what == "full":
+def _values(draw: Draw, kind: str, subnetwork: str, how: str) -> list[float]:
+    if subnetwork == "full":
         return [draw.full.report] if how == "whole" else []
-    return [one.value for one in _networks(draw, kind, what, how)]
+    return [network.value for network in _networks(draw, kind, subnetwork, how)]
 
 
 def _task(studies: Sequence[Lottery]) -> Task:
@@ -119,14 +127,14 @@ def _study(data: LotteryDocument) -> Lottery:
     return _task([Lottery.of(data)]).study
 
 
-def tasks_of(found: Found) -> list[Task]:
+def tasks_of(results: RunDocuments) -> list[Task]:
     """The tasks of which there are draws."""
-    made = []
-    for corpus in corpora_drawn(found.setting):
-        parts = [found.read(run_of(corpus, seed), LotteryDocument, _study) for seed in found.setting.seeds]
-        there = [part for part in parts if part is not None]
-        made += [_task(there)] if there else []
-    return made
+    tasks = []
+    for corpus in corpora_drawn(results.setting):
+        parts = [results.read(run_of(corpus, seed), LotteryDocument, _study) for seed in results.setting.seeds]
+        studies = [part for part in parts if part is not None]
+        tasks += [_task(studies)] if studies else []
+    return tasks
 
 
 def in_one_study(tasks: Sequence[Task]) -> Lottery | None:
@@ -134,8 +142,10 @@ def in_one_study(tasks: Sequence[Task]) -> Lottery | None:
     common = set.intersection(*(set(task.study.seeds) for task in tasks)) if tasks else set()
     if not common:
         return None
-    kept = [[draw for draw in task.study.draws if draw.seed in common] for task in tasks]
-    return Lottery.joined(replace(task.study, draws=tuple(draws)) for task, draws in zip(tasks, kept, strict=True))
+    common_draws = [[draw for draw in task.study.draws if draw.seed in common] for task in tasks]
+    return Lottery.joined(
+        replace(task.study, draws=tuple(draws)) for task, draws in zip(tasks, common_draws, strict=True)
+    )
 
 
 def kept_by_all(task: Task) -> int:
@@ -146,42 +156,42 @@ def kept_by_all(task: Task) -> int:
 # -- tables --------------------------------------------------------------------------------------------------------------
 
 
-def sheets(found: Found) -> list[Sheet]:
+def sheets(results: RunDocuments) -> list[Sheet]:
     """What sub-networks are worth, who survives, and in how many tasks each unit does; theirs beside ours."""
-    tasks = tasks_of(found)
+    tasks = tasks_of(results)
     if not tasks:
         return []
     study = in_one_study(tasks)
     maps = [_map(study)] if study is not None and len(study.names) > 1 else []
-    return [_worth(found, tasks), _survivors(tasks), *maps]
+    return [_worth(results, tasks), _survivors(tasks), *maps]
 
 
-def _worth(found: Found, tasks: Sequence[Task]) -> Sheet:
+def _worth(results: RunDocuments, tasks: Sequence[Task]) -> Sheet:
     rows = []
     for task in tasks:
-        for kind, what in dict.fromkeys((kind, what) for kind, what, _ in PUBLISHED):
-            hows = ("whole", "") if what == "full" else ("pruned", "retrained")
-            ours = [list(task.values(kind, what, how).values()) for how in hows]
+        for kind, subnetwork in dict.fromkeys((kind, subnetwork) for kind, subnetwork, _ in PUBLISHED):
+            hows = ("whole", "") if subnetwork == "full" else ("pruned", "retrained")
+            ours = [list(task.values(kind, subnetwork, how).values()) for how in hows]
             if any(ours):
-                name = "full model" if what == "full" else NAMES[kind] + what
-                theirs = [_theirs(task.name, PUBLISHED.get((kind, what, how))) for how in hows]
+                name = "full model" if subnetwork == "full" else NAMES[kind] + subnetwork
+                theirs = [_theirs(task.name, PUBLISHED.get((kind, subnetwork, how))) for how in hows]
                 rows.append((task.name, name, *theirs, *map(_cell, ours)))
         rows.append((task.name, "always the same", _theirs(task.name, MAJORITY), "–", two(task.majority), "–"))
     title = "Sub-networks, theirs (BERT-base, five seeds) and ours (mean ± deviation over seeds; "
-    title += f"{trained_on(found.setting)})"
+    title += f"{trained_on(results.setting)})"
     columns = ("task", "what", "theirs, as found", "theirs, anew", "ours, as found", "ours, anew")
     return Sheet(title, columns, tuple(rows))
 
 
-def _theirs(task: str, row: Sequence[float] | None, shown: Callable[[float], str] = two) -> str:
-    return "–" if row is None or task not in TASKS else shown(row[TASKS.index(task)])
+def _theirs(task: str, row: Sequence[float] | None, format_value: Callable[[float], str] = two) -> str:
+    return "–" if row is None or task not in TASKS else format_value(row[TASKS.index(task)])
 
 
-def _cell(values: Sequence[float], shown: Callable[[float], str] = three) -> str:
+def _cell(values: Sequence[float], format_value: Callable[[float], str] = three) -> str:
     if not values:
         return "–"
-    deviation = f" ± {shown(float(np.std(values, ddof=1)))}" if len(values) > 1 else ""
-    return shown(fmean(values)) + deviation
+    deviation = f" ± {format_value(float(np.std(values, ddof=1)))}" if len(values) > 1 else ""
+    return format_value(fmean(values)) + deviation
 
 
 def _survivors(tasks: Sequence[Task]) -> Sheet:
@@ -203,7 +213,11 @@ def _survivors(tasks: Sequence[Task]) -> Sheet:
         )
     title = f"Who survives, theirs (BERT-base, five seeds; kappa {two(KAPPA[0])} to {two(KAPPA[1])}) and ours"
     pairs = ("heads", "MLPs", "heads under every seed")
-    columns = ("task", *(f"{what}, {whose}" for what in pairs for whose in ("theirs", "ours")), "kappa of heads, ours")
+    columns = (
+        "task",
+        *(f"{quantity}, {whose}" for quantity in pairs for whose in ("theirs", "ours")),
+        "kappa of heads, ours",
+    )
     return Sheet(title, columns, tuple(rows))
 
 

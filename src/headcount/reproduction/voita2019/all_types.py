@@ -18,7 +18,7 @@ from ..experiment import (
     SIZES,
     UNTOLD,
     Claim,
-    Found,
+    RunDocuments,
     Setting,
     Sheet,
     Step,
@@ -64,35 +64,35 @@ PUBLISHED = (
 def steps(setting: Setting) -> list[Step]:
     """For each seed a translator, gates on all of its heads, and what they leave trained from nothing for as long as it was."""
     pairs = setting.material.pairs
-    made: list[Step] = []
+    all_steps: list[Step] = []
     for seed in setting.seeds if pairs is not None else ():
         assert pairs is not None
         # one that the material brings could not be trained again from nothing in the same way
         model, before = setting.trained(pairs, seed)
         _, training = parted(pairs.recipe, SIZES)  # the cut model has its sizes
-        made += before
+        all_steps += before
         for share in SHARES if setting.full else SHARES[1:]:
             pruned = learning(setting, PREFIX, model, before, ("l0", share), (), seed)
             name, plan = name_of(PREFIX, "scratch", share, seed), str(Path(setting.run(pruned.name)) / "plan.json")
             words = ("learn", model, "--method", "plan", "--plan", plan, "--scratch", *data(setting), *training)
             words += ("--seed", str(seed), "--run", setting.run(name))
-            made += [pruned, Step(name, (*words, *setting.flags), (*pruned.after, pruned.name))]
-    return named_once(made)
+            all_steps += [pruned, Step(name, (*words, *setting.flags), (*pruned.after, pruned.name))]
+    return named_once(all_steps)
 
 
 # -- what came out ---------------------------------------------------------------------------------------------------------
 
 
-class Left(NamedTuple):
+class KeptHeads(NamedTuple):
     """Which heads a run kept, of which."""
 
     share: str
     heads: frozenset[str]
     kept: frozenset[str]
 
-    def counts(self, kept: bool = True) -> dict[str, int]:
+    def counts(self, kept_only: bool = True) -> dict[str, int]:
         """How many heads of each type are left, or were there."""
-        some = self.kept if kept else self.heads
+        some = self.kept if kept_only else self.heads
         return {name: sum(type_of(site_of(unit)) == name for unit in some) for name in TYPES}
 
     def parts(self) -> dict[str, float]:
@@ -101,22 +101,22 @@ class Left(NamedTuple):
 
     def height(self, name: str) -> float | None:
         """By how many layers the heads of a type that are left lie above all of its heads, in the mean; None if none is."""
-        all_, left = (
+        all_layers, kept_layers = (
             [layer_of(site_of(unit)) for unit in some if type_of(site_of(unit)) == name]
             for some in (self.heads, self.kept)
         )
-        return sum(left) / len(left) - sum(all_) / len(all_) if left else None
+        return sum(kept_layers) / len(kept_layers) - sum(all_layers) / len(all_layers) if kept_layers else None
 
 
-def left_by(found: Found, share: str) -> list[Left]:
+def left_by(results: RunDocuments, share: str) -> list[KeptHeads]:
     """What gates left under each seed; models without all three types are left out."""
     out = []
-    for seed in found.setting.seeds:
+    for seed in results.setting.seeds:
         name = name_of(PREFIX, "l0", share, seed)
-        heads, run = found.read(name, ScoresDocument, _heads), found.read(name, LearnedDocument, outcome)
+        heads, run = results.read(name, ScoresDocument, _heads), results.read(name, LearnedDocument, outcome)
         if heads is not None and run is not None:
-            out.append(Left(share, heads, heads - run.gone))
-    return [one for one in out if all(one.counts(False).values())]
+            out.append(KeptHeads(share, heads, heads - run.gone))
+    return [selection for selection in out if all(selection.counts(False).values())]
 
 
 def _heads(document: ScoresDocument) -> frozenset[str]:
@@ -130,30 +130,30 @@ def _heads(document: ScoresDocument) -> frozenset[str]:
 # -- what to make of it ----------------------------------------------------------------------------------------------------
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(results: RunDocuments) -> list[Claim]:
     """Pruned is better than trained small; the encoder goes first; where the survivors are."""
-    left = {share: some for share in SHARES if (some := left_by(found, share))}
-    return [*_scratch(found), *(_places(found, left) if left else ())]
+    selections = {share: some for share in SHARES if (some := left_by(results, share))}
+    return [*_scratch(results), *(_places(results, selections) if selections else ())]
 
 
-def _scratch(found: Found) -> list[Claim]:
+def _scratch(results: RunDocuments) -> list[Claim]:
     means, texts = [], []
     for share in SHARES:
-        pruned, fresh = runs_of(found, "l0", share, PREFIX), runs_of(found, "scratch", share, PREFIX)
+        pruned, fresh = runs_of(results, "l0", share, PREFIX), runs_of(results, "scratch", share, PREFIX)
         if gains := differences(pruned, fresh):
             means.append(mean_of(gains))
             texts.append(
                 f"with {heads_text(pruned)} {means[-1].text(gained)} {metric_of(pruned)} ({means[-1].how}; "
-                f"{where(found, pruned)})"
+                f"{where(results, pruned)})"
             )
     if not means:
         return []
     verdicts = {better(mean) for mean in means}
-    said = (
+    statement = (
         "Table 2: pruned from the trained model is better than the same heads trained from scratch, by 0.15 to 0.5 BLEU on "
         "WMT (29.36 against 28.95 with 12/21/25 heads) and by 0.01 to 0.43 on OpenSubtitles."
     )
-    here = (
+    finding = (
         f"Pruned against from scratch, minus is worse: {'; '.join(texts)}. The control trained for as long as the translator "
         "had, which does not count what the gates' training added."
     )
@@ -162,16 +162,22 @@ def _scratch(found: Found) -> list[Claim]:
         "more; it differs if that holds at one number only."
     )
     verdict = verdicts.pop() if len(verdicts) == 1 else DIFFERS if CONFIRMED in verdicts else UNTOLD
-    return [Claim(said, here, verdict, rule)]
+    return [Claim(statement, finding, verdict, rule)]
 
 
-def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
-    seeds = min(len(some) for some in left.values())
-    pairs = found.setting.material.pairs
+def _places(results: RunDocuments, selections: Mapping[str, Sequence[KeptHeads]]) -> list[Claim]:
+    seeds = min(len(some) for some in selections.values())
+    pairs = results.setting.material.pairs
     about = f"({pairs.name if pairs else 'pairs'}, {counted(seeds, 'seed')})"
-    texts = [f"{share} kept: {_parts_text(some)}" for share, some in left.items()]
-    first = _over(left, lambda one: min(one.parts()[name] for name in ("decoder", "cross")) - one.parts()["encoder"])
-    last = _over(left, lambda one: one.parts()["cross"] - max(one.parts()[name] for name in ("encoder", "decoder")))
+    texts = [f"{share} kept: {_parts_text(some)}" for share, some in selections.items()]
+    first = _over(
+        selections,
+        lambda selection: min(selection.parts()[name] for name in ("decoder", "cross")) - selection.parts()["encoder"],
+    )
+    last = _over(
+        selections,
+        lambda selection: selection.parts()["cross"] - max(selection.parts()[name] for name in ("encoder", "decoder")),
+    )
     shares = [f"{' and '.join(mean.text(_part) for mean in two)}" for two in zip(first, last, strict=True)]
     types = Claim(
         "Table 2 and the figure of all types: encoder heads are pruned first and encoder-decoder heads last (of 48 each, "
@@ -184,18 +190,19 @@ def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
         f"intervals of the differences to the next over {ENOUGH} seeds or more ({SAME}); it differs if one of the two "
         "holds, and the opposite of the other.",
     )
-    low = _over(left, lambda one: None if (height := one.height("decoder")) is None else -height)
-    high = _over(left, lambda one: one.height("cross"))
-    heights = {name: _over(left, partial(Left.height, name=name)) for name in ("decoder", "cross")}
-    told = [
+    low = _over(selections, lambda selection: None if (height := selection.height("decoder")) is None else -height)
+    high = _over(selections, lambda selection: selection.height("cross"))
+    heights = {name: _over(selections, partial(KeptHeads.height, name=name)) for name in ("decoder", "cross")}
+    height_texts = [
         f"those of {TYPES[name]} heads {listed([m.text(gained) for m in some])}"
         for name, some in heights.items()
         if some
     ]
     layers = Claim(
         "The figure of all types: decoder self-attention heads survive in low layers, encoder-decoder heads in high ones.",
-        f"How many layers survivors lie above the middle of all heads of their type, minus is below: {' and '.join(told)} "
-        f"(with {listed(list(left))} kept, mean with its 95 % interval {SEEDS_ALONE}, from {ENOUGH} on) {about}.",
+        f"How many layers survivors lie above the middle of all heads of their type, minus is below: "
+        f"{' and '.join(height_texts)} (with {listed(list(selections))} kept, mean with its 95 % interval "
+        f"{SEEDS_ALONE}, from {ENOUGH} on) {about}.",
         both_hold(low, high),
         "At every number of heads survivors lie below the middle in the decoder and above it in encoder-decoder attention, by "
         f"95 % intervals over {ENOUGH} seeds or more ({SAME}); it differs if one of the two holds, and the opposite of the "
@@ -204,18 +211,20 @@ def _places(found: Found, left: Mapping[str, Sequence[Left]]) -> list[Claim]:
     return [types, layers]
 
 
-def _over(left: Mapping[str, Sequence[Left]], value: Callable[[Left], float | None]) -> list[Mean]:
+def _over(selections: Mapping[str, Sequence[KeptHeads]], value: Callable[[KeptHeads], float | None]) -> list[Mean]:
     """The mean over seeds at each number of heads; none at one where no seed has it."""
-    known = [[found for one in some if (found := value(one)) is not None] for some in left.values()]
-    return [mean_over_seeds(some) for some in known if some]
+    values = [
+        [number for selection in some if (number := value(selection)) is not None] for some in selections.values()
+    ]
+    return [mean_over_seeds(some) for some in values if some]
 
 
-def both_hold(one: Sequence[Mean], other: Sequence[Mean]) -> str:
+def both_hold(first: Sequence[Mean], second: Sequence[Mean]) -> str:
     """Of two things that should be above zero at every number of heads: both are, one is, or neither; each for sure."""
-    if not one or not other:
+    if not first or not second:
         return UNTOLD
     above, below = (
-        [all(way(mean) for mean in some) for some in (one, other)]
+        [all(way(mean) for mean in some) for some in (first, second)]
         for way in (lambda mean: mean.above(0), lambda mean: mean.below(0))
     )
     if all(above):
@@ -227,25 +236,30 @@ def _part(value: float) -> str:
     return f"{signed(100 * value, 0)} points"
 
 
-def _parts_text(left: Sequence[Left]) -> str:
-    return " / ".join(over_seeds([one.parts()[name] for one in left], percent) for name in TYPES)
+def _parts_text(selections: Sequence[KeptHeads]) -> str:
+    return " / ".join(over_seeds([selection.parts()[name] for selection in selections], percent) for name in TYPES)
 
 
-def sheets(found: Found) -> list[Sheet]:
+def sheets(results: RunDocuments) -> list[Sheet]:
     """The paper's table, and ours below it."""
     rows: list[tuple[str, ...]] = []
     for share in SHARES:
-        pruned, left = runs_of(found, "l0", share, PREFIX), left_by(found, share)
-        if not pruned or not left:
+        pruned, selections = runs_of(results, "l0", share, PREFIX), left_by(results, share)
+        if not pruned or not selections:
             continue
-        fresh = runs_of(found, "scratch", share, PREFIX)
-        name = f"{where(found, pruned)}, {counted(len(pruned), 'seed')}, {metric_of(pruned)}"
+        fresh = runs_of(results, "scratch", share, PREFIX)
+        name = f"{where(results, pruned)}, {counted(len(pruned), 'seed')}, {metric_of(pruned)}"
         if not rows:
-            whole = over_seeds([one.compared.before for one in pruned.values()], score)
-            rows.append((name, " / ".join(str(count) for count in left[0].counts(False).values()), whole, ""))
-        counts = [over_seeds([one.counts()[type_] for one in left], lambda count: f"{count:.3g}") for type_ in TYPES]
+            full_score = over_seeds([run.compared.before for run in pruned.values()], score)
+            rows.append(
+                (name, " / ".join(str(count) for count in selections[0].counts(False).values()), full_score, "")
+            )
+        counts = [
+            over_seeds([selection.counts()[type_] for selection in selections], lambda count: f"{count:.3g}")
+            for type_ in TYPES
+        ]
         scores = [
-            over_seeds([one.compared.after for one in runs.values()], score) if runs else "" for runs in (pruned, fresh)
+            over_seeds([run.compared.after for run in runs.values()], score) if runs else "" for runs in (pruned, fresh)
         ]
         rows.append((name, " / ".join(counts), *scores))
     columns = ("data", "heads: encoder / decoder / encoder-decoder", "pruned from the trained model", "from scratch")

@@ -8,7 +8,18 @@ from typing import NamedTuple
 from ...documents.learned import LearnedDocument
 from ...formatting import counted, fixed, listed, signed
 from ...stats.results import Comparison
-from ..experiment import CONFIRMED, DIFFERS, NOT_CONFIRMED, UNTOLD, Claim, Found, Setting, Sheet, Step, over_seeds
+from ..experiment import (
+    CONFIRMED,
+    DIFFERS,
+    NOT_CONFIRMED,
+    UNTOLD,
+    Claim,
+    RunDocuments,
+    Setting,
+    Sheet,
+    Step,
+    over_seeds,
+)
 from ..runner import named_once
 from ..seeds import COVERS, ENOUGH, Estimate, Mean, mean_of
 
@@ -25,13 +36,13 @@ CONTROLS = (("taylor", TENTH), ("random", TENTH), ("taylor", ALL))  # trained as
 def steps(setting: Setting, seeds: Sequence[int] | None = None, controls: bool = True) -> list[Step]:
     """For each seed gates on the encoder of its translator at several numbers of heads, and controls trained as long."""
     pairs = setting.material.pairs
-    made: list[Step] = []
+    all_steps: list[Step] = []
     for seed in (setting.seeds if seeds is None else seeds) if pairs is not None else ():
         assert pairs is not None
         model, before = setting.translator(pairs, seed)
         arms = [("l0", share) for share in shares(setting)] + list(CONTROLS if controls else ())
-        made += [*before, *(learning(setting, PREFIX, model, before, arm, PART, seed) for arm in arms)]
-    return named_once(made)
+        all_steps += [*before, *(learning(setting, PREFIX, model, before, arm, PART, seed) for arm in arms)]
+    return named_once(all_steps)
 
 
 def shares(setting: Setting) -> tuple[str, ...]:
@@ -87,9 +98,9 @@ class Outcome(NamedTuple):
         """How much better than the whole model it is, in points, with the paired interval; negative where it is worse."""
         return Estimate.gain(self.compared)
 
-    def over(self, other: Outcome) -> Estimate:
+    def over(self, reference: Outcome) -> Estimate:
         """How much better than another one it is, in points: both were compared with the same translator."""
-        return self.gain.minus(other.gain)
+        return self.gain.minus(reference.gain)
 
 
 Runs = Mapping[int, Outcome]  # by seed; never empty where they are told about
@@ -100,17 +111,18 @@ def outcome(document: LearnedDocument) -> Outcome:
     return Outcome(document.kept, document.of, frozenset(map(str, document.plan)), document.comparison)
 
 
-def runs_of(found: Found, method: str, share: str, prefix: str = PREFIX) -> dict[int, Outcome]:
+def runs_of(results: RunDocuments, method: str, share: str, prefix: str = PREFIX) -> dict[int, Outcome]:
     """The outcome under each seed, as far as it is there."""
     read = {
-        seed: found.read(name_of(prefix, method, share, seed), LearnedDocument, outcome) for seed in found.setting.seeds
+        seed: results.read(name_of(prefix, method, share, seed), LearnedDocument, outcome)
+        for seed in results.setting.seeds
     }
-    return {seed: one for seed, one in read.items() if one is not None}
+    return {seed: run for seed, run in read.items() if run is not None}
 
 
-def differences(one: Runs, other: Runs) -> list[Estimate]:
+def differences(candidate_runs: Runs, reference_runs: Runs) -> list[Estimate]:
     """How much better the one is than the other, for seeds that have both."""
-    return [one[seed].over(other[seed]) for seed in one if seed in other]
+    return [candidate_runs[seed].over(reference_runs[seed]) for seed in candidate_runs if seed in reference_runs]
 
 
 def metric_of(runs: Runs) -> str:
@@ -121,13 +133,13 @@ def metric_of(runs: Runs) -> str:
 
 def heads_text(runs: Runs) -> str:
     """How many heads stay."""
-    one = next(iter(runs.values()))
-    return f"{one.kept} of {one.of} heads"
+    first_run = next(iter(runs.values()))
+    return f"{first_run.kept} of {first_run.of} heads"
 
 
-def where(found: Found, runs: Runs) -> str:
+def where(results: RunDocuments, runs: Runs) -> str:
     """On which data, and how many sentences of them."""
-    pairs, n = found.setting.material.pairs, next(iter(runs.values())).compared.n
+    pairs, n = results.setting.material.pairs, next(iter(runs.values())).compared.n
     return f"{counted(n, 'sentence')} of {pairs.name if pairs else 'pairs'}"
 
 
@@ -143,7 +155,7 @@ def score(value: float) -> str:
 
 def intervals(runs: Runs) -> str:
     """The paired interval of each seed."""
-    texts = [f"[{gained(one.gain.low)}, {gained(one.gain.high)}]" for one in runs.values()]
+    texts = [f"[{gained(run.gain.low)}, {gained(run.gain.high)}]" for run in runs.values()]
     return listed(texts, most=len(texts))
 
 
@@ -155,7 +167,7 @@ def better(mean: Mean) -> str:
 # -- what to make of it ----------------------------------------------------------------------------------------------------
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(results: RunDocuments) -> list[Claim]:
     """A few encoder heads are nearly enough, and it matters which."""
     published = (
         (
@@ -169,42 +181,50 @@ def claims(found: Found) -> list[Claim]:
             "Pruning encoder heads: with 4 of 48 the model loses 0.25 BLEU (OpenSubtitles).",
         ),
     )
-    told = [_enough(found, share, most, said) for share, most, said in published if runs_of(found, "l0", share)]
-    learned, lot = runs_of(found, "l0", TENTH), runs_of(found, "random", TENTH)
+    all_claims = [
+        _enough(results, share, most, statement)
+        for share, most, statement in published
+        if runs_of(results, "l0", share)
+    ]
+    learned, lot = runs_of(results, "l0", TENTH), runs_of(results, "random", TENTH)
     if gains := differences(learned, lot):
         mean = mean_of(gains)
-        here = (
+        finding = (
             f"{heads_text(learned)} that gates found against as many by lot, trained as long: {mean.text(gained)} "
-            f"{metric_of(learned)}, minus is worse ({mean.how}; {where(found, learned)})."
+            f"{metric_of(learned)}, minus is worse ({mean.how}; {where(results, learned)})."
         )
-        said = "Title: specialised heads do the heavy lifting and the rest can be pruned; so it should matter which ones stay."
-        told.append(
+        statement = (
+            "Title: specialised heads do the heavy lifting and the rest can be pruned; so it should matter which ones "
+        )
+        statement += "stay."
+        all_claims.append(
             Claim(
-                said,
-                here,
+                statement,
+                finding,
                 better(mean),
                 f"The 95 % interval of the mean, {COVERS}, lies above zero, over {ENOUGH} seeds or more.",
             )
         )
-    return told
+    return all_claims
 
 
-def _enough(found: Found, share: str, most: float, said: str) -> Claim:
-    runs, beside = runs_of(found, "l0", share), differences(runs_of(found, "l0", share), runs_of(found, "taylor", ALL))
+def _enough(results: RunDocuments, share: str, most: float, statement: str) -> Claim:
+    runs = runs_of(results, "l0", share)
+    beside = differences(runs, runs_of(results, "taylor", ALL))
     fair = mean_of(beside) if beside else None
     longer = (
         "there is no control with all heads" if fair is None else f"{fair.text(gained)} {metric_of(runs)} ({fair.how})"
     )
-    here = (
+    finding = (
         f"{heads_text(runs)}, minus is worse. Against all heads trained as long: {longer}. Against the whole translator, which "
-        f"was trained less long: {over_seeds([one.gain.value for one in runs.values()], gained)} {metric_of(runs)}, with "
-        f"paired 95 % intervals {intervals(runs)} ({where(found, runs)}, {counted(len(runs), 'seed')})."
+        f"was trained less long: {over_seeds([run.gain.value for run in runs.values()], gained)} {metric_of(runs)}, with "
+        f"paired 95 % intervals {intervals(runs)} ({where(results, runs)}, {counted(len(runs), 'seed')})."
     )
     rule = (
         f"Confirmed if the mean loss against all heads trained as long is less than {most} BLEU, by its 95 % interval {COVERS} "
         f"over {ENOUGH} seeds or more; it differs if that lies beyond {most}, and is not confirmed if it lies beyond {WIDE:g}."
     )
-    return Claim(said, here, UNTOLD if fair is None or metric_of(runs) != "BLEU" else within(fair, most), rule)
+    return Claim(statement, finding, UNTOLD if fair is None or metric_of(runs) != "BLEU" else within(fair, most), rule)
 
 
 def within(gain: Mean, most: float) -> str:
@@ -214,22 +234,22 @@ def within(gain: Mean, most: float) -> str:
     return NOT_CONFIRMED if gain.below(-WIDE) else DIFFERS if gain.below(-most) else UNTOLD
 
 
-def sheets(found: Found) -> list[Sheet]:
+def sheets(results: RunDocuments) -> list[Sheet]:
     """The figure as a table, with its controls."""
     theirs = {TENTH: ("at most 0.15 lost", ""), FEW: ("", "0.25 lost")}
     names = {"l0": "gates (L0)", "taylor": "by taylor, then trained", "random": "by lot, then trained"}
     rows: list[tuple[str, ...]] = []
     unit = ""
     for method, share in (*(("l0", share) for share in (HALF, TENTH, FEW)), *CONTROLS):
-        runs = runs_of(found, method, share)
+        runs = runs_of(results, method, share)
         if not runs:
             continue
         unit = metric_of(runs)
-        which = "none chosen, trained as long" if share == ALL else names[method]
+        choice = "none chosen, trained as long" if share == ALL else names[method]
         published = theirs.get(share, ("", "")) if method == "l0" else ("", "")
-        after = over_seeds([one.compared.after for one in runs.values()], score)
-        gain = over_seeds([one.gain.value for one in runs.values()], gained)
-        rows.append((which, heads_text(runs), *published, after, gain, intervals(runs)))
+        after = over_seeds([run.compared.after for run in runs.values()], score)
+        gain = over_seeds([run.gain.value for run in runs.values()], gained)
+        rows.append((choice, heads_text(runs), *published, after, gain, intervals(runs)))
     columns = (
         "which heads",
         "kept",
