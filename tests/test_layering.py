@@ -50,7 +50,7 @@ LATE = {
     "jinja2",
     "huggingface_hub",
 }  # imported where they are used
-LONGEST = 450  # lines of a module
+LONGEST = 480  # lines of a module, with the docstrings of verbs
 MOST = 14  # modules of a package
 
 

@@ -16,7 +16,7 @@ from headcount.cli.app import app
 from headcount.embedded import EMBEDDED
 
 VERBS = [name for name in hc.__all__ if inspect.isfunction(getattr(hc, name))]
-SECTION = re.compile(r"^(Args|Returns|Example):\n((?:    .*\n|\n)+)", re.MULTILINE)
+SECTION = re.compile(r"^(Args|Returns|Examples):\n((?:    .*\n|\n)+)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_every_parameter_of_a_verb_is_explained(name: str) -> None:
 
 @pytest.mark.parametrize("name", VERBS)
 def test_the_example_of_a_verb_runs(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    example = inspect.cleandoc(_sections(name)["Example"])
+    example = inspect.cleandoc(_sections(name)["Examples"])
     assert f"hc.{name}(" in example
     for entry in place.iterdir():
         (tmp_path / entry.name).symlink_to(entry)

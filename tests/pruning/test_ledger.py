@@ -149,7 +149,7 @@ def _sets(
     others: tuple[Any, Any, Any, Any],
     old: seen_examples.Seen | None = None,
 ) -> example_sets.Sets:
-    more = {} if old is None else {"seen": old}
+    more = {} if old is None else {"seen_examples": old}
     return sets_from(str(place / "classifier"), _model(place), given, needs, others, **more)
 
 

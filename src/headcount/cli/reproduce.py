@@ -132,7 +132,7 @@ def reproduce(
     if workers < 1:
         raise typer.BadParameter(f"--workers is a number of processes, at least 1; I got {workers}.")
     from ..reproduction import inputs, registry, verdicts
-    from ..reproduction.experiment import Found, Setting
+    from ..reproduction.experiment import RunDocuments, Setting
     from ..reproduction.seeds import collapsed
 
     own = {"encoder": encoder, "glue": glue, "tasks": _words(tasks), "classifier": classifier}
@@ -153,7 +153,7 @@ def reproduce(
         if own or not full:
             inputs.unpack(output)
         outcome = _carried_out(planned, setting, context.obj, workers, quiet=quiet or as_json)
-        failed = collapsed(Found(setting), [step for plan in planned for step in plan.steps])
+        failed = collapsed(RunDocuments(setting), [step for plan in planned for step in plan.steps])
         documents, problems = verdicts.judged(planned, setting, outcome, runs, failed)
         if as_json:
             print(

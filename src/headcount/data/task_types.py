@@ -122,7 +122,7 @@ def task(
     Returns:
         A task that every verb takes.
 
-    Example:
+    Examples:
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> len(task)
         64

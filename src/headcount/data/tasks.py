@@ -225,7 +225,7 @@ def custom_task(
     Returns:
         A task that every verb takes.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> import torch
         >>> batches = [{"input_ids": torch.tensor([[2, 9, 8, 3], [2, 7, 6, 3]]), "labels": torch.tensor([0, 1])}]

@@ -280,7 +280,7 @@ def plan(scores: Scores, remove: float | int | str, *, least: int = 0, only: str
     Returns:
         The units with the lowest scores.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> scores = hc.score(model, by="magnitude")
         >>> len(hc.plan(scores, "25%"))

@@ -169,7 +169,7 @@ def ablate(
         The full model's result, and the per-example values without each unit; `comparisons()` tests them, with
         Holm's correction.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> ablation = hc.ablate(model, task, units="layers")

@@ -55,7 +55,7 @@ def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run
     Returns:
         The metric with its confidence interval, and the values of every example.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> result = hc.evaluate(model, task)

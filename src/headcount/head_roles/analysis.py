@@ -80,7 +80,7 @@ def roles(
     Returns:
         The roles of every head, with intervals.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> passages = hc.head_roles.passages("dev.tsv", tokenizer="my-model", limit=16)
         >>> roles = hc.roles(model, passages)

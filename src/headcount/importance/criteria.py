@@ -124,7 +124,7 @@ def score(
     Returns:
         A score per unit, with standard errors where the criterion has per-example values.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> scores = hc.score(model, task, by="taylor")

@@ -122,7 +122,7 @@ def learn(
     Returns:
         The plan that was learned, and how training went.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model", dtype="float32")
         >>> task = hc.task("classification", "train.tsv", tokenizer="my-model", limit=32)
         >>> learned = hc.learn(model, task, "subset", keep=12, recipe=hc.training.Recipe(steps=2, batch_size=8))

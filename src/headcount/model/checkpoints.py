@@ -62,7 +62,7 @@ def save(
     Returns:
         The path of the folder.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> plan = hc.cut(model, "0:1 2:0-3")
         >>> folder = hc.save(model, "smaller", source="my-model")
@@ -138,7 +138,7 @@ def load(
     Returns:
         The model, of the class that was saved.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> type(model).__name__
         'BertForSequenceClassification'

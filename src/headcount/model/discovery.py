@@ -40,7 +40,7 @@ def find(model: nn.Module, specs: Iterable[ModuleSpec] = ()) -> Anatomy:
     Returns:
         The sites (attentions and MLPs) and the stacks of layers.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> anatomy = hc.find(model)
         >>> [site.name for site in anatomy.sites][:2]

@@ -42,7 +42,7 @@ def masked(
     Returns:
         The plan, as a context manager.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> with hc.masked(model, "3:7"):
@@ -83,7 +83,7 @@ def gated(
     Returns:
         The gates, as a context manager.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> import torch
         >>> gates = {"0": torch.full((8,), 0.5, requires_grad=True)}

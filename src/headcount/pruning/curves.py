@@ -145,7 +145,7 @@ def curve(
     Returns:
         The result at every point, with its comparison to the full model.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> scores = hc.score(model, by="magnitude")

@@ -124,7 +124,7 @@ def prune(
     Returns:
         Results before and after, their comparison, and what was saved.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> report = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> scored = hc.task("classification", "train.tsv", tokenizer="my-model", limit=64)

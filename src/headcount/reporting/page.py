@@ -85,7 +85,7 @@ def report(
     Returns:
         The path of the page.
 
-    Example:
+    Examples:
         >>> hc.report(["runs"], "page.html").name
         'page.html'
     """

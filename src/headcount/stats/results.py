@@ -195,7 +195,7 @@ def compare(
     Returns:
         A comparison, or one for each result where several were given.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> before = hc.evaluate(model, task)

@@ -95,7 +95,7 @@ def train(
     Returns:
         The history of the training.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model", dtype="float32")
         >>> task = hc.task("classification", "train.tsv", tokenizer="my-model", limit=32)
         >>> trained = hc.train(model, task, hc.training.Recipe(steps=2, batch_size=8))

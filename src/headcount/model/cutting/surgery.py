@@ -52,7 +52,7 @@ def cut(
     Returns:
         The plan that was carried out.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> plan = hc.cut(model, "0:1 2:0-3 4.mlp:0-99")
         >>> len(plan)
@@ -99,7 +99,7 @@ def removed(model: nn.Module) -> Plan:
     Returns:
         The plan of all cuts so far.
 
-    Example:
+    Examples:
         >>> model = hc.load("my-model")
         >>> plan = hc.cut(model, "0:1 0:5")
         >>> sorted(str(unit) for unit in hc.removed(model))
