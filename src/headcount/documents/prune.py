@@ -145,7 +145,7 @@ class StackLeft:
 
 @dataclass(frozen=True)
 class CutSite:
-    """A site that lost units: in which manner it was cut, and the parameters that this saved."""
+    """A site that lost units: in which mode it was cut, and the parameters that this saved."""
 
     name: str
     units: int

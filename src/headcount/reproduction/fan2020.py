@@ -69,7 +69,7 @@ def steps(setting: Setting) -> list[Step]:
 
 
 def _curve(setting: Setting, variant: str, model: str, seed: int, after: tuple[str, ...]) -> Step:
-    """The command that closes layers one by one; nothing is scored, so other data to score on are only named."""
+    """The command that masks layers one by one; nothing is scored, so other data to score on are only named."""
     pairs = setting.material.pairs
     assert pairs is not None
     name = name_of(variant, seed)

@@ -1,4 +1,4 @@
-"""Whether a site can be cut exactly, and in which manner: `slim`, `padded`, or refused with the reason.
+"""Whether a site can be cut exactly, and in which cut mode: `slim`, `padded`, or refused with the reason.
 
 *Slim* is the ordinary way: every matrix gets smaller and the attention runs on fewer heads. *Padded* is for code that
 counts on the original number of units (it reshapes by a fixed size, or has per-head parts that no companion rule
@@ -149,7 +149,7 @@ def _stands_between(where: str) -> bool:
 
 
 def is_padded(site: Site, keep: tuple[int, ...] | None = None) -> bool:
-    """Whether this site is cut in the padded manner (down to the units at the positions in `keep`)."""
+    """Whether this site is cut in the padded mode (down to the units at the positions in `keep`)."""
     if site.whole is not None or site.spec.layout == "sharded" or (keep is not None and needs_padding(site, keep)):
         return True
     if site.kind == "head" and (counts_on_width(type(site.module)) or _hands_bias_on(site)):

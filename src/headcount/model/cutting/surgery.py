@@ -179,7 +179,7 @@ def _cut_site(
     scale: Tensor | None,
     parents: dict[int, tuple[nn.Module, str]],
 ) -> None:
-    """Cut one site down to the units at the positions in `keep`, in its manner, and write on it what it was."""
+    """Cut one site down to the units at the positions in `keep`, in its cut mode, and write on it what it was."""
     writer = site.columns
     assert writer is not None
     index = torch.tensor(keep, dtype=torch.long)
