@@ -318,6 +318,7 @@ def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work
         if (folder / "ablation.json").exists():
             break
     _json(*asked, "-o", folder)
+    assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept, "a finished piece was written again"
     calm, killed = read(tmp_path / "calm"), read(folder)
     assert killed.finished
     assert calm.pieces == killed.pieces
