@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -163,3 +164,18 @@ def test_a_planted_bug_meets_every_case_of_a_short_test_and_a_dozen_of_a_long_on
     assert chosen[:2] == ["short[0]", "long[0]"]
     assert sorted(name for name in chosen if name.startswith("short")) == names[:6]
     assert len(chosen) == len(set(chosen)) == 18
+
+
+def test_the_tools_name_files_that_are_there() -> None:
+    """What is moved is moved there too: pytest passes over a file to leave out that is not there."""
+    import matrix
+    import mutants
+
+    assert [name for name in matrix.TEXTS.split() if not (matrix.ROOT / "tests" / name).exists()] == []
+    mutated = {name: group for group, names in mutants.GROUPS.items() for name in names.split()}
+    assert [name for name in mutated if not (mutants.SOURCE / f"{name}.py").is_file()] == []
+    reasons = tomllib.loads(mutants.EQUIVALENT.read_text(encoding="utf-8"))
+    modules = {key.partition(".")[0] for key in reasons}
+    assert modules <= mutated.keys()
+    known = {bug.key for name in modules for bug in mutants.mutants(mutated[name], name)}
+    assert [key for key in reasons if key not in known] == [], "these are equivalent no more, or moved"

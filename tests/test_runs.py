@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import says
+from helpers import processes
 
 from headcount import hashing, runs
 from headcount.errors import BadRun
@@ -96,9 +98,26 @@ def finished(child: subprocess.Popen[str]) -> str:
     return out
 
 
+def forked(code: str, output: Path, *arguments: object) -> BaseProcess:
+    """The same in a process that need not import anything again; what it complains of is in `output`.err."""
+
+    def work() -> None:
+        sys.argv = ["-c", *map(str, arguments)]
+        exec(compile(code, "-c", "exec"), {})
+
+    return processes.forked(work, output)
+
+
+def ended(child: BaseProcess, output: Path) -> int:
+    child.join(300)
+    assert child.exitcode in (0, -signal.SIGKILL), Path(f"{output}.err").read_text()
+    return child.exitcode
+
+
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     code = WORK + "work(sys.argv[1], sys.argv[2], 16, 0.002, int(sys.argv[3]))"
-    finished(start(code, tmp_path / "quiet", tmp_path / "quiet.txt", 16))
+    said = tmp_path / "said"
+    assert ended(forked(code, said, tmp_path / "quiet", tmp_path / "quiet.txt", 16), said) == 0
     assert (tmp_path / "quiet.txt").read_text().split() == [f"piece-{number}" for number in range(16)]
 
     chance, folder, counter = random.Random(7), tmp_path / "killed", tmp_path / "killed.txt"
@@ -107,18 +126,17 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_pat
     while True:
         done = runs.read(folder).pieces if folder.exists() else ()
         some, delay = chance.randint(1, 3), chance.uniform(0, 0.006)
-        child = start(code, folder, counter, some if kills < 5 else 16)
-        while child.poll() is None and len(counter.read_text().split()) < len(before) + some:
-            time.sleep(0.0005)
+        child = forked(code, said, folder, counter, some if kills < 5 else 16)
+        enough = len(before) + some
+        processes.wait_until(lambda: len(counter.read_text().split()) >= enough, child, 0.0005)  # noqa: B023
         if kills < 5:
             time.sleep(delay)
             child.kill()
-        _, err = child.communicate(timeout=300)
+        code_of_exit = ended(child, said)
         after = counter.read_text().split()
         assert not set(after[len(before) :]) & set(done), "a finished piece was computed again"
-        if child.returncode == 0:
+        if code_of_exit == 0:
             break
-        assert child.returncode == -signal.SIGKILL, err
         kills, before = kills + 1, after
     assert kills == 5
     assert len(after) <= 16 + kills  # at most the piece that was under way, each time
@@ -204,15 +222,14 @@ class Half:
 runs.open = Half
 work(sys.argv[1], sys.argv[2], 2)
 """
-    finished(start(WORK + code, tmp_path / "quiet", tmp_path / "quiet.txt", 0))
+    said = tmp_path / "said"
+    assert ended(forked(WORK + code, said, tmp_path / "quiet", tmp_path / "quiet.txt", 0), said) == 0
     for number in range(1, 6):  # the question, two pieces, the summary, the question with its end
         run = tmp_path / f"{number}", tmp_path / f"{number}.txt"
-        child = start(WORK + code, *run, number)
-        child.communicate(timeout=300)
-        assert child.returncode == -signal.SIGKILL
+        assert ended(forked(WORK + code, said, *run, number), said) == -signal.SIGKILL
         names = {path.name for path in run[0].iterdir() if path.suffix != ".draft"}
         assert len(names - {runs.LOCK}) == min(number - 1, 4), "half a file has the name of a whole one"
-        finished(start(WORK + code, *run, 0))
+        assert ended(forked(WORK + code, said, *run, 0), said) == 0
         assert timeless(run[0]) == timeless(tmp_path / "quiet")
 
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Pages, documents and command lines: no kernel changes what they say.
 TEXTS = "test_layering.py test_runs.py test_progress.py docs reporting reproduction stats/test_results.py data/test_files.py"
-TEXTS += " cli/test_app.py cli/test_demo.py cli/test_embedded.py cli/test_reproduce.py"
+TEXTS += " cli/test_app.py cli/test_demo.py cli/test_reproduce.py"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,13 +41,14 @@ GROUPS = {
     "model": "model/anatomy model/cutting/per_head model/architectures model/discovery model/gates "
     "model/cutting/transaction model/cutting/layers model/matrices model/multihead model/cutting/effects "
     "model/equivalence model/cutting/rules model/cutting/kv_groups model/cutting/surgery",
-    "statistics": "stats/agreement stats/guarantee stats/metrics stats/results stats/paired_tests",
+    "statistics": "stats/agreement stats/guarantee stats/noninferiority stats/paired_shares stats/betting_bound "
+    "stats/correlation_influence stats/metrics stats/results stats/paired_tests",
     "importance": "evaluation/ablation importance/criteria evaluation/evaluator importance/gradients "
     "importance/attention importance/lrp/rules importance/lrp/relevance evaluation/replay "
-    "importance/layer_orders learned_gates/relaxations",
+    "evaluation/call_order importance/layer_orders learned_gates/relaxations",
     "pruning": "pruning/budget pruning/selection efficiency/costs efficiency/flops pruning/curves pruning/knapsack "
     "plans pruning/pipeline pruning/mask_rearrangement documents/scores data/places data/splits pruning/plan_tests "
-    "pruning/mask_tuning",
+    "pruning/mask_tuning pruning/residual_targets pruning/ledger",
 }
 
 COMPARISONS = {
@@ -141,18 +143,23 @@ def make_map(processes: str) -> None:
 def mutants(group: str, module: str) -> Iterator[Mutant]:
     """Every mutant of a module: changes inside functions, none in docstrings, annotations or texts."""
     text = (SOURCE / f"{module}.py").read_text(encoding="utf-8")
-    tree = ast.parse(text)
+    tree, rows = ast.parse(text), text.encode().splitlines(keepends=True)
     for path, function in _functions(tree):
         for node in _mutable(function):
-            before = ast.get_source_segment(text, node)
-            if before is None:
-                continue
             for changed in _changes(node):
+                before, code = _segment(rows, node), rows[node.lineno - 1].decode().strip()
                 after = changed if isinstance(changed, str) else ast.unparse(changed)
                 if isinstance(node, ast.expr):
                     after = f"({after})" if not isinstance(node, ast.Constant) else after
-                code = text.splitlines()[node.lineno - 1].strip()
                 yield Mutant(group, module, path, node.lineno, node.col_offset, code, before, after)
+
+
+def _segment(rows: list[bytes], node: Any) -> str:
+    """The text of a node. What `ast` has for it takes the whole file apart each time."""
+    lines = rows[node.lineno - 1 : node.end_lineno]
+    lines[-1] = lines[-1][: node.end_col_offset]
+    lines[0] = lines[0][node.col_offset :]
+    return b"".join(lines).decode()
 
 
 def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:

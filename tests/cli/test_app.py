@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers import zoo
+from helpers import processes, zoo
 
 import headcount as hc
 from headcount.cli.app import main
@@ -81,7 +81,9 @@ def _process(*args: object) -> Result:
 
 
 def test_a_missing_folder_ends_a_process_with_1_and_one_sentence(tmp_path: Path) -> None:
-    result = _process("inspect", tmp_path / "none")
+    process = processes.command(["inspect", tmp_path / "none"], tmp_path / "said")
+    process.join()
+    result = Result(process.exitcode, *((tmp_path / f"said.{kind}").read_text() for kind in ("out", "err")))
     _one_sentence(result)
     assert str(tmp_path / "none") in result.err
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import processes
 from helpers import run_folders as documents
 from helpers.same import alike, close
 from helpers.small_models import WORDS, word_tokenizer
@@ -295,11 +295,6 @@ def test_every_command_on_data_has_the_same_flags_and_examples() -> None:
         assert "Examples" in shown
 
 
-def _process(arguments: list[object]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "headcount.cli", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work_twice(
     place: Path, tmp_path: Path, kills: int
@@ -309,21 +304,21 @@ def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work
     draw, kept = random.Random(0), dict[str, int]()
     folder = tmp_path / "killed"
     for _ in range(kills):
-        process = _process([*asked, "-o", folder, "--json"])
-        already = len(list(folder.glob("*.npz"))) if folder.is_dir() else 0
+        already = len(list(folder.glob("*.npz")))
         some = already + draw.randint(1, 2)
+        process = processes.command([*asked, "-o", folder, "--json"], tmp_path / "said")
         # kill it once it has done a little more than before, in the middle of whatever it is doing then
-        while process.poll() is None and len(list(folder.glob("*.npz")) if folder.is_dir() else []) < some:
-            time.sleep(0.002)
+        processes.wait_until(lambda: len(list(folder.glob("*.npz"))) >= some, process)  # noqa: B023
         time.sleep(draw.random() * 0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
         assert {name: now[name] for name in kept} == kept, "a finished piece was written again"
         kept = now
         if (folder / "ablation.json").exists():
             break
     _json(*asked, "-o", folder)
+    assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept, "a finished piece was written again"
     calm, killed = read(tmp_path / "calm"), read(folder)
     assert killed.finished
     assert calm.pieces == killed.pieces
@@ -400,13 +395,12 @@ def test_from_scores_and_from_a_curve_to_a_smaller_model(place: Path, tmp_path: 
 
 def test_control_c_says_where_the_work_is_and_the_same_command_goes_on(place: Path, tmp_path: Path) -> None:
     asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--batch-size", 1, "-o", tmp_path / "run"]
-    command = [sys.executable, "-m", "headcount.cli", *map(str, asked)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while child.poll() is None and not list((tmp_path / "run").glob("*.npz")):
-        time.sleep(0.002)
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate()
-    assert child.returncode == 130
+    child = processes.command(asked, tmp_path / "said")
+    processes.wait_until(lambda: bool(list((tmp_path / "run").glob("*.npz"))), child)
+    os.kill(child.pid, signal.SIGINT)
+    child.join()
+    assert child.exitcode == 130
+    said = (tmp_path / "said.err").read_text()
     assert said.count("\n") == 1
     assert f"{tmp_path / 'run'} keeps what is done: the same command goes on" in said
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.npz")}

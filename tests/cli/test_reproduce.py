@@ -6,10 +6,7 @@ import json
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 import torch
 import typer
 from conftest import says
+from helpers import processes
 from helpers.planted_paper import PLANTED
 from helpers.planted_paper import steps as planted_steps
 from helpers.small_models import WEATHER, ran, weather, word_tokenizer
@@ -202,30 +200,12 @@ def test_a_document_that_no_command_wrote_is_a_sentence_and_other_experiments_ar
     assert "result.json cannot be read" in done.stderr
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, sys.argv.pop(1))
-from headcount.reproduction import registry
-from helpers.planted_paper import PLANTED
-registry.EXPERIMENTS = (PLANTED,)
-from headcount.cli.app import main
-if __name__ == "__main__":
-    main()
-"""
-
-
 def test_killed_in_the_middle_it_goes_on_and_says_the_same(words, expected, tmp_path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(Path(__file__).parents[1]), *words, "--quiet"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    first, end = tmp_path / "out" / "done", time.monotonic() + 120
-    while not (first.is_dir() and any(first.glob("*.json"))):
-        assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process, first = processes.command([*words, "--quiet"], tmp_path / "said"), tmp_path / "out" / "done"
+    processes.wait_until(lambda: any(first.glob("*.json")), process)
+    assert process.is_alive(), (tmp_path / "said.err").read_text()
+    process.kill()
+    process.join()
     noted = {path.stem: path.stat().st_mtime_ns for path in first.glob("*.json")}
     assert "planted-each" not in noted  # it was in the middle
     assert not read(tmp_path / "out" / "planted-heads").finished

@@ -8,6 +8,7 @@ to come to the same result from the model alone.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -47,11 +48,18 @@ class Family:
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Inputs]:
-    """Make the model of a family and a batch for it, the same ones each time."""
-    family = ZOO[name]
+    """Make the model of a family and a batch for it, the same ones each time, and nobody else's."""
+    model, inputs = copy.deepcopy(_model(name)), ZOO[name].inputs()
+    floats = {key: value.to(dtype) for key, value in inputs.items() if value.is_floating_point()}
+    return model.to(dtype), inputs | floats
+
+
+@functools.cache
+def _model(name: str) -> nn.Module:
+    """The model that is copied for each test: to make one takes twice as long as to copy it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = family.make().eval()
+        model = ZOO[name].make().eval()
         with torch.no_grad():
             # The usual initialisations (std .02, zero biases, unit norms) make tiny models nearly linear, and
             # blind to the loss of a head or of a per-head parameter. Frozen parameters are tables of
@@ -63,9 +71,7 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Inp
                     parameter.normal_(std=0.15)
                 else:
                     parameter.add_(torch.randn_like(parameter), alpha=0.05)
-    inputs = family.inputs()
-    floats = {key: value.to(dtype) for key, value in inputs.items() if value.is_floating_point()}
-    return model.to(dtype), inputs | floats
+    return model
 
 
 def output(model: nn.Module, inputs: Inputs) -> Tensor:

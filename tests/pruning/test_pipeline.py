@@ -8,10 +8,6 @@ import random
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ import pytest
 import torch
 import yaml
 from conftest import Fingerprint, says
+from helpers import processes
 from helpers.same import alike
 from helpers.small_models import classifier, refuses, word_tokenizer
 from helpers.small_models import ran as _run
@@ -632,16 +629,13 @@ def test_killed_at_any_moment_it_leaves_no_finished_folder_and_comes_to_the_same
     place: Path, tmp_path: Path
 ) -> None:
     more = ("--max-drop", 60, "--step", 2, "--limit", 150, "--batch-size", 2, "--no-report")
-    asked = [*_asked(place, tmp_path, *more), "--json"]
-    command = [sys.executable, "-m", "headcount.cli", *map(str, asked)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    run = tmp_path / "run"
-    while process.poll() is None and len(list(run.glob("*.npz")) if run.is_dir() else []) < 5:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    asked = _asked(place, tmp_path, *more)
+    process = processes.command([*asked, "--json"], tmp_path / "said")
+    processes.wait_until(lambda: len(list((tmp_path / "run").glob("*.npz"))) >= 5, process)
+    process.kill()
+    process.join()
     assert not (tmp_path / "smaller").exists()
-    found = _json(*asked[:-1])
+    found = _json(*asked)
     calm = _json(*_asked(place, tmp_path / "calm", *more))
     for name in ("plan", "guarantee", "before", "after"):
         assert alike(found[name], calm[name])
