@@ -169,7 +169,7 @@ def test_what_is_missing_is_said_with_the_columns_that_are_there(write: Any) -> 
     with says(BadData, about="no column 'mood'; its columns are 'index', 'sentence'"):
         read_table(test, "label", label="mood")
     with says(BadData, about="which column of"):
-        read_table(write("a.tsv", "great film\t1\nbad film\t0\n"), "label")
+        read_table(write("a.tsv", "7\tgreat film\t1\n8\tbad film\t0\n"), "label")
     with says(BadData, about="names 3 columns"):
         read_table(test, "label", text=("index", "sentence", "index"))
     with says(BadData, about="two columns called 'label'"):

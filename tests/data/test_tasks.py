@@ -665,7 +665,7 @@ def test_fingerprints_tell_tasks_apart_and_nothing_else_does() -> None:
 
 def test_what_a_task_needs_is_said() -> None:
     with says(BadData, about="choose one of classification, regression, translation"):
-        task("sentiment", _data(), tokenizer=_tokenizer())
+        task("poetry", _data(), tokenizer=_tokenizer())
     with says(BadData, about="needs a tokenizer"):
         task("classification", _data())
     with says(BadData, about="no tokenizer in"):
