@@ -186,7 +186,7 @@ def _label_place(rows: Sequence[Sequence[str]], expected: Collection[str]) -> in
     places = []
     for place in (0, 1):
         cells, others = [row[place].strip() for row in rows], [row[1 - place] for row in rows]
-        few = len(set(cells)) <= max(2, MOST_LABELS * len(cells)) and cells[0] in cells[1:]
+        few = 2 <= len(set(cells)) <= max(2, MOST_LABELS * len(cells)) and cells[0] in cells[1:]
         texts = any(" " in text.strip() for text in others)
         if texts and (few or all(_is_number(cell) for cell in cells)):
             places.append(place)
