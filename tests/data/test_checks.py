@@ -98,6 +98,17 @@ def test_tokens_beyond_the_embedding_are_refused_wherever_in_the_data_they_are()
     model_fit.check_tokens(hc.task("classification", data[:5], tokenizer=word_tokenizer(WORDS)), "small", small)
 
 
+def test_verbs_say_so_too() -> None:
+    data = [{"text": " ".join(WORDS[-3:]), "label": 0}] * 4
+    task = hc.task("classification", data, tokenizer=word_tokenizer(WORDS))
+    small = classifier(vocab_size=8)
+    with says(BadData, about="knows 8; make the task with the model's own tokenizer"):
+        hc.evaluate(small, task)
+    small.bert.embeddings.position_embeddings = nn.Embedding(1, small.config.hidden_size)
+    with pytest.raises(IndexError):  # what has another reason stays as it is
+        hc.evaluate(small, hc.task("classification", [{"text": "", "label": 0}], tokenizer=word_tokenizer(WORDS)))
+
+
 def test_words_that_the_tokenizer_does_not_know_are_refused_or_said() -> None:
     known, foreign = " ".join(WORDS[:10]), " ".join(f"x{number}" for number in range(10))
     tokenizer = word_tokenizer(WORDS)

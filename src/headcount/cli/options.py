@@ -417,7 +417,8 @@ def _first_notes(command: str, model: Any, flags: Running, tasks: Mapping[str, T
     if not isinstance(task, Task) or command in ("train", "lottery") or missing_weights(model):
         return []
     if (run.folder / "notes.json").is_file():  # looked at before
-        return list(run.read_json("notes")["first_batch"])
+        notes = run.read_json("notes")
+        return [str(note) for note in notes.get("first_batch", ())] if isinstance(notes, dict) else []
     return first_batch.warnings(model, task, flags.seed)
 
 

@@ -12,7 +12,7 @@ from ..errors import BadData
 
 PACKINGS = (".gz", ".xz")
 MOST_UNPACKED = 2**30  # bytes of one compressed file: a file of some megabytes may unpack to more than any memory holds
-ENOUGH_TO_DRAW = 2**26  # bytes of a compressed file from which a limited number of examples is drawn
+ENOUGH_TO_DRAW = 2**24  # bytes of a compressed file from which a limited number of examples is drawn
 PIECE = 2**20  # bytes that are unpacked at a time
 
 
