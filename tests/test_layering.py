@@ -34,9 +34,15 @@ BELOW = {
     "lottery_ticket": "pruning training",
 }
 BELOW["cli"] = " ".join(BELOW)
-ALSO = {("reproduction.inputs", "data.files")}  # reads files, and needs no torch for it
+ALSO = {("reproduction.inputs", "data.text_files")}  # reads files, and needs no torch for it
 NO_TORCH = {"root", "stats", "documents", "embedded", "reporting", "reproduction"}
-NO_TORCH |= {"data.files", "data.sentences.conllu", "data.sentences.word_alignment", "head_roles.rules"}
+NO_TORCH |= {
+    "data.files",
+    "data.text_files",
+    "data.sentences.conllu",
+    "data.sentences.word_alignment",
+    "head_roles.rules",
+}
 NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.demo"}
 # what modules without torch may use
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock", "altair", "vl_convert", "jinja2", "markupsafe"}

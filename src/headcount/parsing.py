@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+
+from .errors import BadData
 
 
 def words_in(text: str, *, keep_empty: bool = False) -> list[str]:
@@ -28,3 +31,20 @@ def by_number(text: str) -> list[tuple[int, str]]:
         digits = part.lstrip("0")
         key.append((len(digits), digits) if place % 2 else (0, part))
     return key
+
+
+class AllExamples(int):
+    """A limit that limits nothing, written `all`."""
+
+    def __str__(self) -> str:
+        return "all"
+
+
+def count_or_all(text: str) -> int:
+    """A number of examples, or all of them."""
+    if text.strip().lower() == "all":
+        return AllExamples(sys.maxsize)
+    try:
+        return int(text)
+    except ValueError:
+        raise BadData(f"A limit is a number of examples, or all; I got {text[:40]!r}.") from None

@@ -482,7 +482,7 @@ def test_flags_are_arguments_of_the_library_with_the_same_defaults() -> None:
         (["new-marian", "--text", "source", "--target", "nowhere"], "nowhere"),
         (["base", "--task", "classification", "--text", "source"], "no column of labels"),
         (["base"], "--task classification"),
-        (["base", "--task", "translation"], "encoder-decoder"),
+        (["base", "--task", "translation"], "unknown to the tokenizer"),
     ],
 )
 def test_what_cannot_be_trained_is_said_in_a_sentence_and_leaves_nothing(

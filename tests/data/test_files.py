@@ -11,6 +11,7 @@ import pytest
 from conftest import says
 from helpers.small_models import ran_json
 
+from headcount.data import text_files
 from headcount.data.columns import Table, drawn_numbers, read_table
 from headcount.data.files import read_sheet
 from headcount.data.labels import Labels, model_labels, outputs_of
@@ -169,7 +170,7 @@ def test_what_is_missing_is_said_with_the_columns_that_are_there(write: Any) -> 
     with says(BadData, about="no column 'mood'; its columns are 'index', 'sentence'"):
         read_table(test, "label", label="mood")
     with says(BadData, about="which column of"):
-        read_table(write("a.tsv", "great film\t1\nbad film\t0\n"), "label")
+        read_table(write("a.tsv", "7\tgreat film\t1\n8\tbad film\t0\n"), "label")
     with says(BadData, about="names 3 columns"):
         read_table(test, "label", text=("index", "sentence", "index"))
     with says(BadData, about="two columns called 'label'"):
@@ -562,3 +563,120 @@ def test_few_examples_may_lack_a_class_and_named_ones_always_may() -> None:
     assert Labels("x", {"0": 3, "4": 2}).size == 5
     assert Labels("x", {"a": 3}, given=("a", "b", "c")).size == 3
     assert Labels("x", {"b": 1, "a": 1}).outputs_for(_Config("B", "A"), 2) == (1, 0)
+
+
+# --- other delimiters, no header, large and damaged files -----------------------------------------------------------
+
+SENTENCES = ["a good film", "a bad film", "quite good, really", "very bad", "so good", "so bad"]
+
+
+@pytest.mark.parametrize(("delimiter", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars"), (",", "")])
+def test_the_delimiter_of_a_csv_file_is_told_and_said(write: Any, delimiter: str, name: str) -> None:
+    rows = [("sentence", "label"), *((f'"{text}"', number % 2) for number, text in enumerate(SENTENCES))]
+    table = read_table(write("a.csv", "".join(f"{text}{delimiter}{label}\n" for text, label in rows)), "label")
+    assert _seen(table) == [(text, str(number % 2)) for number, text in enumerate(SENTENCES)]
+    assert [f"parted by {name}" in note for note in table.notes] == [True] * bool(name)
+
+
+def test_commas_part_the_cells_where_they_can(write: Any) -> None:
+    table = read_table(write("a.csv", "text,label\na;b,1\nc;d,0\n"), "label")
+    assert (_seen(table), table.notes) == ([("a;b", "1"), ("c;d", "0")], ())
+    with says(BadData, about="Line 2 of"):  # neither parts the rows evenly
+        read_table(write("a.csv", "text,label\na,b,1\nc;d,0\n"), "label")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("labels", ["01", "10.5", ("good", "bad")], ids=["numbers", "scores", "words"])
+@pytest.mark.parametrize("first", [True, False])
+def test_two_columns_without_a_header_are_a_text_and_a_label(write: Any, name: str, labels: Any, first: bool) -> None:
+    delimiter = "," if name == "a.csv" else "\t"
+    values = ["1", "0.5"] if labels == "10.5" else list(labels)
+    rows = [(f'"{text}"' if name == "a.csv" else text, values[number % 2]) for number, text in enumerate(SENTENCES)]
+    content = "".join(delimiter.join(row[::-1] if first else row) + "\n" for row in rows)
+    table = read_table(write(name, content), "label")
+    assert _seen(table) == [(text, values[number % 2]) for number, text in enumerate(SENTENCES)]
+    (note,) = table.notes
+    assert note.endswith(
+        f"has no header: column {1 + first} is taken for the text and column {2 - first} for the label"
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "utterance\tmood\na film\tgood\nthe film\tbad\nfilm it is\tgood\n",  # a header, with names that nobody knows
+        "a film\tthe war\na song\tthe war\n",  # nothing says which is the label
+        "7\tgood film\t1\n8\tbad film\t0\n",  # three columns
+        "7\t1\n8\t0\n",  # no text
+        "good film\t1\nbad film\tbad\n",  # a label that no other example has
+    ],
+    ids=["header", "two texts", "three columns", "numbers alone", "labels alone"],
+)
+def test_what_is_not_plain_to_see_is_not_guessed(write: Any, content: str) -> None:
+    with says(BadData, about="which column of"):
+        read_table(write("a.tsv", content), "label")
+
+
+def test_rows_of_texts_and_labels_are_taken_as_such() -> None:
+    pairs = [("a good film", 1), ("a bad film", 0)]
+    assert _seen(read_table(pairs, "label")) == [("a good film", "1"), ("a bad film", "0")]
+    assert read_table([list(row) for row in pairs], "number").labels == [1.0, 0.0]
+    assert _seen(read_table([("a", "b", "yes")], "label")) == [("a", "b", "yes")]
+    assert _seen(read_table([("ein Film", "a film")], "target")) == [("ein Film", "a film")]
+    for data, wants in (([("a", 1), ("b",)], "label"), ([(1, "a")], "label"), ([("a", 1)], "text")):
+        with says(BadData, about="what stands where"):
+            read_table(data, wants)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, '{"text": "a", "label": ' + "[" * 100_000])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_json_that_is_nested_too_deeply_is_refused_in_a_sentence(write: Any, name: str, content: str) -> None:
+    with says(BadData, about="nested too deeply for a table"):
+        read_table(write(name, content), "label")
+
+
+@pytest.fixture
+def small_caps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("MOST_UNPACKED", 40_000), ("ENOUGH_TO_DRAW", 8_000), ("PIECE", 1_000)):
+        monkeypatch.setattr(text_files, name, size)
+
+
+ROWS = "sentence\tlabel\n" + "".join(f"film {number:05}\t{number % 2}\n" for number in range(9_000))  # 126 kB
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gz", "xz"])
+@pytest.mark.usefixtures("small_caps")
+def test_a_compressed_file_is_unpacked_no_further_than_is_needed(write: Any, pack: Any) -> None:
+    path = write("a.tsv.packed", pack(ROWS.encode()))
+    with says(BadData, about="unpacks to more than"):
+        read_table(path, "label")
+    table = read_table(path, "label", limit=16)
+    assert 16 < len(table) < 700, "some rows to draw from"
+    assert _seen(table)[-1][0] == f"film {len(table) - 1:05}", "whole lines"
+    assert "the examples are drawn from these" in table.notes[0]
+    more = read_table(path, "label", limit=2_000)
+    assert 2_000 <= len(more) < 2_200
+    with says(BadData, about="unpacks to more than"):
+        read_table(path, "label", limit=8_000)
+    plain = write("a.tsv", ROWS)
+    assert (len(read_table(plain, "label", limit=16)), read_table(plain, "label", limit=16).notes) == (9_000, ())
+    short = write("b.tsv.packed", pack("\n".join(ROWS.split("\n")[:30]).encode()))
+    assert read_table(short, "label", limit=16).notes == ()
+
+
+@pytest.mark.usefixtures("small_caps")
+def test_one_endless_line_and_json_are_refused_too(write: Any) -> None:
+    for name, content in (("a.txt", "a " * 100_000), ("a.json", '[{"text": "a",\n"label": 1}' + "\n" * 100_000 + "]")):
+        with says(BadData, about="unpacks to more than"):
+            read_table(write(f"{name}.gz", gzip.compress(content.encode())), "text", limit=3)
+
+
+@pytest.mark.parametrize("longer", range(0, 40, 3))
+@pytest.mark.usefixtures("small_caps")
+def test_a_row_of_csv_that_is_broken_off_is_left_out(write: Any, longer: int) -> None:
+    """Wherever in it the piece that was read ends: a line is no row where a cell has a line break."""
+    rows = [f'"{"x" * longer}"', *(f'"line one\nline two of {number}"' for number in range(3_000))]
+    content = "text,label\n" + "".join(f"{text},{number % 2}\n" for number, text in enumerate(rows))
+    table = read_table(write("a.csv.gz", gzip.compress(content.encode())), "label", limit=4)
+    assert len(table) < 400
+    assert table.texts[0][-1] == f"line one\nline two of {len(table) - 2}"

@@ -26,8 +26,8 @@ from headcount.cli import options
 from headcount.cli.training_options import held_out
 from headcount.data import seen_examples as seeing
 from headcount.data import splits
+from headcount.data.checks.near_copies import near_copies
 from headcount.data.columns import Table, read_table
-from headcount.data.near_copies import near_copies
 from headcount.data.places import place as place_of
 from headcount.data.running_text import FEWEST, documents, grouped_blocks
 from headcount.data.tasks import clustered
@@ -574,10 +574,10 @@ def test_few_documents_leave_blocks_on_their_own_and_it_is_said(tmp_path: Path) 
     (tmp_path / "few.txt").write_text(_articles(FEWEST - 1))
     few = hc.task("language-modelling", tmp_path / "few.txt", **options)
     assert few.clusters is None
-    assert f"are from {FEWEST - 1} documents, too few" in few.note
+    assert f"are from {FEWEST - 1} documents, too few" in few.notes[0]
     (tmp_path / "short.txt").write_text("\n\n".join(_sentences(40, 1)))
     short = hc.task("language-modelling", tmp_path / "short.txt", tokenizer=tokenizer, max_length=24)
-    assert (short.clusters, short.note) == (None, ""), "every block begins in another one"
+    assert (short.clusters, short.notes) == (None, ()), "every block begins in another one"
     names = tmp_path / "names"
     lines = (tmp_path / "few.txt").read_text().count("\n")
     names.write_text("".join(f"{n * 3 // lines}\n" for n in range(lines)))
@@ -586,7 +586,7 @@ def test_few_documents_leave_blocks_on_their_own_and_it_is_said(tmp_path: Path) 
     slow = type("Slow", (), {"is_fast": False, "__call__": lambda self, *a, **k: tokenizer(*a, **k)})()
     slow.__dict__ |= {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0, "all_special_ids": [0]}
     slow.__dict__ |= {"mask_token_id": None, "unk_token_id": None, "model_max_length": 8}
-    assert "does not tell" in hc.task("language-modelling", tmp_path / "few.txt", tokenizer=slow).note
+    assert "does not tell" in hc.task("language-modelling", tmp_path / "few.txt", tokenizer=slow).notes[0]
     with says(BadData, about="fast tokenizer"):
         hc.task("language-modelling", tmp_path / "few.txt", tokenizer=slow, group=names)
 

@@ -15,6 +15,7 @@ from conftest import Fingerprint, says
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -665,7 +666,7 @@ def test_fingerprints_tell_tasks_apart_and_nothing_else_does() -> None:
 
 def test_what_a_task_needs_is_said() -> None:
     with says(BadData, about="choose one of classification, regression, translation"):
-        task("sentiment", _data(), tokenizer=_tokenizer())
+        task("poetry", _data(), tokenizer=_tokenizer())
     with says(BadData, about="needs a tokenizer"):
         task("classification", _data())
     with says(BadData, about="no tokenizer in"):
@@ -760,3 +761,54 @@ def test_fingerprints_of_own_tasks() -> None:
         custom_task(_own(), loss=_off, values=_off),
     ]
     assert len({one, *(each.fingerprint for each in other)}) == 4
+
+
+# --- batches as a DataLoader gives them -----------------------------------------------------------------------------
+
+
+def _squares(model: nn.Module, batch: Any) -> torch.Tensor:
+    inputs, labels = batch
+    inputs = inputs["x"] if isinstance(inputs, dict) else inputs
+    return (model(inputs)[:, 0] - labels) ** 2
+
+
+def _loader(**options: Any) -> Any:
+    torch.manual_seed(2)
+    return DataLoader(TensorDataset(torch.randn(7, 3), torch.randn(7)), batch_size=4, **options)
+
+
+def test_a_data_loader_or_tuples_are_handed_to_the_functions_as_they_are() -> None:
+    model, batches = nn.Linear(3, 1), list(_loader())
+    want = torch.cat([_squares(model, batch) for batch in batches]).detach()
+    named = [({"x": inputs}, labels) for inputs, labels in batches]
+    for given in (_loader(), batches, [tuple(batch) for batch in batches], iter(batches), named):
+        asked = custom_task(given, loss=_squares)
+        assert (asked.size, asked.rowwise, asked.notes) == (7, True, ())
+        np.testing.assert_allclose(_rows(asked, model, 2)[:, 0], want, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(asked.loss(model, asked.collate([5, 4])).detach(), want[[5, 4]])
+    assert custom_task(named, loss=_squares).batch(2).keys() == {"x"}, "what the model takes"
+    with says(BadData, about="do not name the arguments"):
+        custom_task(batches, loss=_squares).batch()
+    one = {"x": torch.ones(5, 3)}
+    assert custom_task(one, loss=lambda model, batch: model(batch["x"])[:, 0]).size == 5, "a single batch"
+    (note,) = custom_task(_loader(shuffle=True), loss=_squares).notes
+    assert "shuffles" in note
+
+
+def test_verbs_measure_tuples_as_they_measure_dicts() -> None:
+    model, ids = _bert(num_labels=2), torch.randint(3, 40, (6, 5), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(6) % 2
+
+    def loss(model: nn.Module, inputs: Any, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(model(input_ids=inputs).logits, labels, reduction="none")
+
+    by_name = custom_task([{"ids": ids, "y": labels}], loss=lambda model, batch: loss(model, batch["ids"], batch["y"]))
+    by_place = custom_task([(ids, labels)], loss=lambda model, batch: loss(model, *batch))
+    np.testing.assert_allclose(hc.evaluate(model, by_place).rows, hc.evaluate(model, by_name).rows, rtol=1e-5)
+    np.testing.assert_allclose(hc.score(model, by_place).values, hc.score(model, by_name).values, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batches", [[("a film", 1)], [torch.ones(2, 3)], ["a film"], [3], [([1.0, 2.0], 1)]])
+def test_what_is_no_batch_is_refused_in_a_sentence(batches: Any) -> None:
+    with says(BadData, about="A batch is a"):
+        custom_task(batches, loss=_squares)

@@ -464,11 +464,17 @@ def test_how_to_get_it_again_names_command_data_signature_and_versions(runs) -> 
     assert facts["Data (data)"] == "dev.tsv, n = 200, #ffffffff"
     assert facts["Signature (scores)"] == run_folders.scores().signature
     assert facts["Versions"].startswith("python 3.")
+    assert "Note" not in facts
     said = "headcount score models/tiny --data dev.tsv --limit 20"
     (runs[0] / "score" / "command.json").write_text(json.dumps({"command": said}))  # as commands leave it at their end
+    (runs[0] / "score" / "notes.json").write_text(json.dumps({"notes": ["3 were cut off", 4], "first_batch": []}))
     again = {one.folder: one for one in (how(part, run) for run in part.runs)}
     assert (again["score"].command, again["score"].rebuilt) == (said, False)
     (runs[0] / "score" / "command.json").unlink()
+    assert [text for label, text in again["score"].facts if label == "Note"] == ["3 were cut off"]
+    for damaged in ("[1]", "3", '{"notes": 1}', "{"):
+        (runs[0] / "score" / "notes.json").write_text(damaged)
+        assert "Note" not in dict(how(part, next(run for run in part.runs if run.folder.name == "score")).facts)
 
 
 # -- which runs ---------------------------------------------------------------------------------------------------------------

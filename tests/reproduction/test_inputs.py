@@ -15,7 +15,7 @@ from conftest import says
 
 from headcount.cli.app import app
 from headcount.data.columns import read_table
-from headcount.data.files import located, read_lines
+from headcount.data.text_files import located, read_lines
 from headcount.embedded import EMBEDDED
 from headcount.errors import BadData, BadRun
 from headcount.reproduction import inputs

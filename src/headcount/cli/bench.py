@@ -82,7 +82,7 @@ def bench(
     from ..runs import Run, default_folder
 
     flags = CommonFlags(dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    loaded = {name: load_model(name, flags) for name in models}
+    loaded = {name: load_model(name, flags, fresh=True) for name in models}
     listed = [{"name": name, "weights": weights_of(name, model)} for name, model in loaded.items()]
     where = device_text(device_of(loaded[models[0]]))
     question = {"command": "bench", "model": listed[0], "others": listed[1:], "run": {"dtype": dtype, "device": where}}

@@ -149,7 +149,7 @@ def learn(
     from ..training.recipe import Recipe
 
     flags = replace(flags, batch_size=regimen.batch_size, device=own_device(flags))
-    subject = load_model(model, flags)
+    subject = load_model(model, flags, fresh=True)
     uses = _two_sets(model, subject, flags, report_data, report_limit)
     train, report = uses.tasks["train"], uses.tasks["report"]
     trains = bool(regimen.epochs) or regimen.steps is not None

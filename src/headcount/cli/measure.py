@@ -13,6 +13,7 @@ from ..data import seen_examples, splits
 from ..errors import BadPlan
 from ..hashing import fingerprint
 from .options import (
+    SCORED_ON,
     CommonFlags,
     Criterion,
     Only,
@@ -61,7 +62,7 @@ def evaluate(model: Model, flags: CommonFlags) -> None:
 
     with running("evaluate", model, subject, flags, {"data": task}) as run:
         result = evaluator.evaluate(subject, task, run=run)
-        text = f"{result}\n{result.signature}{_notes(task)}{limit_notes({'': result.unfinished}, result.n)}"
+        text = f"{result}\n{result.signature}{limit_notes({'': result.unfinished}, result.n)}"
         keep(run, ResultDocument.of(result), flags, text)
 
 
@@ -119,7 +120,7 @@ def score(
         document = scores.document(stability)
         if task is not None:  # a curve by these scores is not reported on them
             document = replace(document, seen=seen_examples.to_note({"score": seen_examples.marks(task)}))
-        keep(run, document, flags, scores_text(scores, stability) + (_notes(task) if task else ""))
+        keep(run, document, flags, scores_text(scores, stability))
 
 
 def ablate(
@@ -174,7 +175,7 @@ def ablate(
                 ClosedUnit(closed=name, comparison=comparison, unfinished=count) for name, comparison, count in listed
             ]
             document = AblationDocument(base=ResultDocument.of(result.base), test=test, ablations=tuple(closed))
-            keep(run, document, flags, ablation_text(result, comparisons) + _notes(task), replace=True)
+            keep(run, document, flags, ablation_text(result, comparisons), replace=True)
         return
     select, report, how = _two_sets(model, subject, flags, task, "select", select_data, select_limit)
     with running("ablate-all-but-one", model, subject, flags, {"select": select, "report": report}) as run:
@@ -364,12 +365,12 @@ def curve(
                 lambda path: load_model(str(path), flags), stored, report, select, request, run=run, specs=rows
             )
             every = OverDocument(sets=how, checkpoints=tuple(map(curves.checkpoint_of, stages)), skipped=tuple(skipped))
-            keep(run, every, flags, f"{how}\n" + over_text(stages) + _notes(report) + note, replace=True)
+            keep(run, every, flags, f"{how}\n" + over_text(stages) + note, replace=True)
         return
     with running("curve", model, subject, flags, tasks, **options) as run:
         curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, specs=rows)
         document = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, curve_list)))
-        keep(run, document, flags, f"{how}\n" + curve_text(curve_list) + _notes(report), replace=True)
+        keep(run, document, flags, f"{how}\n" + curve_text(curve_list), replace=True)
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------------
@@ -390,7 +391,8 @@ def _two_sets(
     if other_data is None:
         uses = splits.share_out(task, {use: 0.5, "report": 0.5}, flags.seed)
     else:
-        own = {use: other_task(name, model, flags, other_data, limit)}
+        sample = SCORED_ON if use == "score" else None
+        own = {use: other_task(name, model, flags, other_data, limit, sample=sample)}
         uses = splits.share_out(task, {"report": 1.0}, flags.seed, own)
     how = splits.in_words(uses, {use: "chosen", "report": "reported"})
     return uses.tasks[use], uses.tasks["report"], how
@@ -413,15 +415,6 @@ def _not_scored_on(task: Task, path: Path) -> tuple[Task, str]:
         )
     left_out = task.size - unseen.size
     return unseen, f"; {left_out} examples of {task.name} that they were computed on were left out" if left_out else ""
-
-
-def _notes(task: Task) -> str:
-    notes = []
-    if task.truncated:
-        notes.append(f"{task.truncated} of {task.size} examples were cut off at the longest input")
-    if task.skipped:
-        notes.append(f"{task.skipped} rows without a label were skipped")
-    return "".join(f"\nnote: {note}" for note in notes)
 
 
 def keep(run: Run, document: JsonDocument, flags: Running, text: str, replace: bool = False) -> None:

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from ..errors import BadData, BadPlan, HeadcountError
+from ..errors import BadCheckpoint, BadData, BadPlan, HeadcountError
+from ..formatting import listed
+from ..parsing import count_or_all
 
 if TYPE_CHECKING:
     from ..data.sentences.passages import Passages
@@ -43,7 +45,19 @@ Criterion = Annotated[
 ScoreData = Annotated[
     str | None, typer.Option("--score-data", metavar="FILE", help="Data to score on.", show_default="a part of --data")
 ]
-ScoreLimit = Annotated[int | None, typer.Option("--score-limit", help="Examples of --score-data.")]
+SCORED_ON = 2048  # examples of --score-data, where no limit says otherwise: more move few units
+
+
+ScoreLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--score-limit",
+        parser=count_or_all,
+        metavar="N",
+        help="Examples of --score-data, or all.",
+        show_default=f"a sample of {SCORED_ON}",
+    ),
+]
 SelectLimit = Annotated[int | None, typer.Option("--select-limit", help="Examples of --select-data.")]
 Only = Annotated[
     str, typer.Option("--only", help="Only units of this type: encoder, decoder or cross; several separated by commas.")
@@ -219,16 +233,23 @@ def specs_of(texts: list[str] | None) -> list[Any]:
     return rows
 
 
-def load_model(name: str, flags: Running) -> Any:
-    """The model, in evaluation mode, on the device asked for."""
+def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
+    """The model, in evaluation mode, on the device asked for; one with weights that no file holds only where `fresh` is right."""
     import torch
 
-    from ..model.checkpoints import load
+    from ..model.checkpoints import load, missing_weights
 
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if flags.dtype not in kinds:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
-    return placed(load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code), flags)
+    model = load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code)
+    untrained = missing_weights(model)
+    if untrained and not fresh:
+        raise BadCheckpoint(
+            f"{name} has no weights for {listed(untrained)}, which would be random numbers, so nothing that is measured on this "
+            f"{type(model).__name__} would mean anything; train it first (headcount train), or give the model that was trained."
+        )
+    return placed(model, flags)
 
 
 def placed(model: Any, flags: Running) -> Any:
@@ -243,8 +264,15 @@ def placed(model: Any, flags: Running) -> Any:
         raise BadData(f"The model cannot be moved to {device!r:.40} ({first}); choose another --device.") from None
 
 
-def make_task(name: str, model: Any, flags: CommonFlags, data: Any = None, **overrides: Any) -> Task:
-    """The task that the flags describe; `data` and keywords stand in for single flags."""
+def make_task(
+    name: str, model: Any, flags: CommonFlags, data: Any = None, *, sample: int | None = None, **overrides: Any
+) -> Task:
+    """The task that the flags describe; `data` and keywords stand in for single flags.
+
+    `sample` is how many examples are drawn where no limit is given.
+    """
+    from ..data.checks import model_fit
+    from ..data.encoding import loaded_tokenizer
     from ..data.task_types import task
 
     source = data if data is not None else flags.data
@@ -268,28 +296,33 @@ def make_task(name: str, model: Any, flags: CommonFlags, data: Any = None, **ove
         "tokenizer": name,
         **overrides,
     }
-    built_task = task(flags.task or kind_of(model), source, **options)
-    _fits(built_task, name, model)
-    return built_task
-
-
-def _fits(task: Task, name: str, model: Any) -> None:
-    """Refuse a tokenizer that knows tokens which the model has no embedding for."""
-    try:
-        vocabulary_size = int(model.get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):
-        return  # not a model of tokens
-    if "input_ids" not in task.batch(1):
-        return
-    tokens = task.batch(512)["input_ids"]
-    if not tokens.is_floating_point() and int(tokens.max()) >= vocabulary_size:
-        raise BadData(
-            f"The tokenizer does not belong to the model: it gave token {int(tokens.max())}, and {name} knows "
-            f"{vocabulary_size:,}; put the model's own tokenizer into its folder."
+    sample = sample if options["limit"] is None else None
+    options["limit"] = options["limit"] if sample is None else sample
+    kind, notes = flags.task or kind_of(model), list[str]()
+    if options["max_length"] is None and "image" not in kind:
+        options["tokenizer"] = loaded_tokenizer(options["tokenizer"])
+        options["max_length"], notes = model_fit.longest_input(options["tokenizer"], model)
+    built_task = task(kind, source, **options)
+    if sample is not None and built_task.available is not None and built_task.available > built_task.size:
+        notes.append(
+            f"{built_task.size:,} of the {built_task.available:,} examples of {built_task.name} are scored on, drawn by --seed "
+            f"{flags.seed}; --score-limit all takes all"
         )
+    notes += [] if flags.prefix else model_fit.missing_prefix(model, built_task)
+    model_fit.check_tokens(built_task, name, model)
+    return replace(built_task, notes=(*built_task.notes, *notes))
 
 
-def other_task(name: str, model: Any, flags: CommonFlags, data: str, limit: int | None, **overrides: Any) -> Task:
+def other_task(
+    name: str,
+    model: Any,
+    flags: CommonFlags,
+    data: str,
+    limit: int | None,
+    *,
+    sample: int | None = None,
+    **overrides: Any,
+) -> Task:
     """The same task on other data; of parallel text in two files, `data` names both: SOURCE,TARGET.
 
     Where groups are named in a file, other data bring theirs: FILE,GROUPS.
@@ -297,11 +330,11 @@ def other_task(name: str, model: Any, flags: CommonFlags, data: str, limit: int 
     limit = flags.limit if limit is None else limit
     data, overrides["group"] = own_groups(flags, data)
     if flags.target is None or _is_column(flags):
-        return make_task(name, model, flags, data, limit=limit, **overrides)
+        return make_task(name, model, flags, data, sample=sample, limit=limit, **overrides)
     if "," not in data:
         groups = ",GROUPS" if overrides["group"] != flags.group else ""
         raise BadPlan(f"Parallel text needs both sides; I got {data!r:.80}: write it as SOURCE,TARGET{groups}.")
-    return make_task(name, model, flags, tuple(data.split(",")), limit=limit, target=None, **overrides)
+    return make_task(name, model, flags, tuple(data.split(",")), sample=sample, limit=limit, target=None, **overrides)
 
 
 def own_groups(flags: CommonFlags, data: str) -> tuple[str, str | None]:
@@ -354,7 +387,9 @@ def running(
         if flags.quiet or flags.as_json:
             stack.enter_context(progress.quiet())
         run = stack.enter_context(Run.open(flags.output or default_folder(question), question))
-        for note in data_notes(tasks):
+        first = _first_notes(command, model, flags, tasks, run)
+        notes = first + data_notes(tasks)
+        for note in notes:
             typer.echo(f"note: {note}", err=True)
         try:
             yield run
@@ -368,16 +403,33 @@ def running(
             raise
         if flags.command:
             run.write_json("command", {"command": flags.command}, replace=True)
+        run.write_json("notes", {"notes": notes, "first_batch": first}, replace=True)
         run.finish()
+
+
+def _first_notes(command: str, model: Any, flags: Running, tasks: Mapping[str, Task | Passages], run: Run) -> list[str]:
+    """What a few examples show before the work begins; nothing of models that have not learned their labels yet."""
+    from ..data.checks import first_batch
+    from ..data.tasks import Task
+    from ..model.checkpoints import missing_weights
+
+    task = next((tasks[role] for role in ("report", "data", *tasks) if role in tasks), None)
+    if not isinstance(task, Task) or command in ("train", "lottery") or missing_weights(model):
+        return []
+    if (run.folder / "notes.json").is_file():  # looked at before
+        notes = run.read_json("notes")
+        return [str(note) for note in notes.get("first_batch", ())] if isinstance(notes, dict) else []
+    return first_batch.warnings(model, task, flags.seed)
 
 
 def data_notes(tasks: Mapping[str, Task | Passages]) -> list[str]:
     """What ought to be said about the examples of a command before it measures."""
-    from ..data import near_copies
+    from ..data.checks import lengths, near_copies
     from ..data.tasks import Task
 
     read = {role: task for role, task in tasks.items() if isinstance(task, Task)}
-    return [*dict.fromkeys(task.note for task in read.values() if task.note), *near_copies.notes(read)]
+    of_tasks = dict.fromkeys(note for task in read.values() for note in task.notes)
+    return [*lengths.notes(read), *of_tasks, *near_copies.notes(read)]
 
 
 def question_of(

@@ -14,6 +14,7 @@ import typer
 from ..data.example_sets import USES, Sets, sets_of, used_text
 from ..errors import BadPlan
 from .options import (
+    SCORED_ON,
     CommonFlags,
     Only,
     ScoreData,
@@ -445,7 +446,7 @@ def sets_from(
 ) -> Sets:
     """The sets of examples that flags ask for; `data_flags` are --score-data, its limit, --select-data and its limit."""
     more = [
-        None if data is None else other_task(name, model, flags, data, limit)
-        for data, limit in (data_flags[:2], data_flags[2:])
+        None if data is None else other_task(name, model, flags, data, limit, sample=sample)
+        for data, limit, sample in ((*data_flags[:2], SCORED_ON), (*data_flags[2:], None))
     ]
     return sets_of((make_task(name, model, flags), more[0], more[1]), needs, flags.seed, chosen_on, seen_examples)

@@ -156,13 +156,15 @@ def _sane(
     dev_limit: int | None,
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
+    from ..data.kinds import kind_named
+
     regimen.sane(flags, output, run)
     if output is None:
         raise typer.BadParameter("say where to write the trained model with -o FOLDER.")
     if sizes and model != NEW:
         name = next(iter(sizes)).replace("_", "-")
         raise typer.BadParameter(f"--{name} is a size of {NEW}; {model} has its own.")
-    if model == NEW and (any(changes) or flags.task not in (None, "translation")):
+    if model == NEW and (any(changes) or kind_named(flags.task or "translation") != "translation"):
         raise typer.BadParameter(
             f"{NEW} is a translator with fresh weights: leave --scratch, --new-head and --task out."
         )
@@ -246,12 +248,13 @@ def with_labels(name: str, flags: CommonFlags, new_head: bool) -> tuple[Any, boo
     import torch
 
     from ..data.columns import read_table
+    from ..data.kinds import kind_named
     from ..model.checkpoints import load
     from ..training.new_models import HEADS, ordered, with_head
 
     trust = flags.trust_remote_code
     empty = load(name, weights=False, trust_remote_code=trust)
-    kind = flags.task or kind_of(empty)
+    kind = kind_named(flags.task) if flags.task else kind_of(empty)
     if kind not in HEADS:
         if new_head:
             raise typer.BadParameter(f"--new-head is for models with labels, and {kind} has none.")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadData
-from .files import PACKINGS, TABLES, Sheet, display_name, ending, located, read_lines, read_sheet
+from .files import TABLES, Sheet, read_sheet
+from .text_files import PACKINGS, display_name, ending, located, read_lines
 
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -60,6 +61,7 @@ class Table:
     class_names: tuple[str, ...] | None = None
     plain: bool = False
     groups: Sequence[str | None] | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -106,19 +108,24 @@ def read_table(
     target: Any = None,
     split: str | None = None,
     group: str | int | Path | None = None,
+    limit: int | None = None,
 ) -> Table:
     """The examples in `data`; `wants` is "label", "number", "target", "image" or "text" (which is a text alone).
 
     `text` and `label` name columns, by name or by number from 1; two texts are "a,b" or a pair. `target` is the column
     of the target texts or the file that holds them, one to every line of the source. `group` is the column that names
-    what each row belongs to; of plain text, a file with one name to every line.
+    what each row belongs to; of plain text, a file with one name to every line. `limit` is how many examples will be drawn.
     """
     pair = _pair_of_files(data, text, target) if wants == "target" else None
     if pair is not None:
         return _parallel(*pair, group)
     column_names = [name.lower() for names in (text, label, target, group) for name in _listed(names)]
     sheet = read_sheet(
-        data, split=split, expected={*USUAL, *column_names}, table=wants in ("label", "number", "target")
+        _columns_of_tuples(data, wants),
+        split=split,
+        expected={*USUAL, *column_names},
+        table=wants in ("label", "number", "target"),
+        limit=limit,
     )
     if sheet.plain and wants in ("label", "number", "target"):
         raise BadData(
@@ -167,10 +174,27 @@ def _table(
                 "name a column of texts with text= (--text), or mend that row."
             )
     groups = _line_groups(group, sheet.name, len(texts[0])) if sheet.plain else _column_groups(sheet, group)
-    table = Table(sheet.name, tuple(texts), labels, range(1, len(texts[0]) + 1), plain=sheet.plain, groups=groups)
+    rows = range(1, len(texts[0]) + 1)
+    table = Table(sheet.name, tuple(texts), labels, rows, plain=sheet.plain, groups=groups, notes=sheet.notes)
     return replace(
         table.chosen(kept_rows) if len(kept_rows) < len(table) else table, skipped=len(table) - len(kept_rows)
     )
+
+
+def _columns_of_tuples(data: Any, wants: str) -> Any:
+    """Rows (text, label), (text, text, label) or (source, target) as named columns; anything else as it is."""
+    if not isinstance(data, list | tuple) or not data or not all(isinstance(row, tuple | list) for row in data):
+        return data
+    widths, first = {len(row) for row in data}, data[0]
+    last = "target" if wants == "target" else "label"
+    names = {2: ("text", last), 3: ("sentence1", "sentence2", last)}.get(widths.pop() if len(widths) == 1 else 0)
+    if wants not in ("label", "number", "target") or names is None or not isinstance(first[0], str):
+        raise BadData(
+            f"The data are {type(first).__name__}s, and I do not know what stands where in them; give rows (text, label), "
+            "(text, text, label) or (source, target), or dicts that name their cells."
+        )
+    names = ("source", "target") if wants == "target" else names
+    return {name: [row[place] for row in data] for place, name in enumerate(names)}
 
 
 # --- columns --------------------------------------------------------------------------------------------------------

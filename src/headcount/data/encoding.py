@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadData
+from .checks.tokenizers import check_loaded, damaged_file
 
 LONGEST = 512  # tokens, where the tokenizer does not know its model's limit
 LONGEST_BLOCK = 1024  # tokens of running text that are read at once, unless the user says otherwise
@@ -56,7 +57,10 @@ def padded(lists: Sequence[Sequence[int]], fill: int, side: str = "right") -> Te
 
 def loaded_tokenizer(tokenizer: Any) -> Any:
     """The tokenizer itself, or the one in that folder or of that name."""
-    return _from_pretrained(tokenizer, "AutoTokenizer", "a tokenizer")
+    loaded = _from_pretrained(tokenizer, "AutoTokenizer", "a tokenizer")
+    if isinstance(tokenizer, str | Path):
+        check_loaded(loaded, tokenizer)
+    return loaded
 
 
 def loaded_processor(processor: Any) -> Any:
@@ -73,10 +77,13 @@ def _from_pretrained(source: Any, auto: str, noun: str) -> Any:
 
     try:
         return getattr(transformers, auto).from_pretrained(source)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # what is wrong with a file of a tokenizer is raised as whatever its reader meets first
+        damaged = damaged_file(source)
+        if damaged:
+            raise BadData(f"{damaged} in {str(source)!r} is not JSON: it is damaged; fetch it again.") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadData(
-            f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({str(error).splitlines()[0]:.160}); give the object, "
-            "or the folder that has it."
+            f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({reason:.160}); give the object, or the folder that has it."
         ) from error
 
 

@@ -1,31 +1,32 @@
 """Reading data: files, folders, tables in memory and data sets by name become one `Sheet` of named columns.
 
 What a file is, is told by its first bytes and its ending: gzip, xz and Parquet announce themselves, .tsv, .csv, .json
-and .jsonl are tables, everything else is plain text with one sentence a line. Nothing is guessed silently: a row with
-a wrong number of cells, bytes that are not UTF-8, an empty or a binary file are errors with the place.
+and .jsonl are tables, everything else is plain text with one sentence a line. Nothing is guessed silently: another
+delimiter than the comma and a missing header are in the notes of the sheet; a row with a wrong number of cells, bytes that
+are not UTF-8, an empty or a binary file are errors with the place.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
-import lzma
 import sys
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadData
+from .text_files import PACKINGS, Content, decoded, display_name, ending, lines_of, located, unpacked
 
-PACKINGS = (".gz", ".xz")
 TABLES = (".tsv", ".tab", ".csv", ".jsonl", ".ndjson", ".json", ".parquet")
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 VALIDATION = ("validation", "dev", "valid")  # splits that are taken when none is named
 COLA = ("source", "label", "star", "sentence")
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+FIRST_ROWS = 50  # rows from which the delimiter and the header are told
+MOST_LABELS = 0.1  # share of different values up to which the cells of a column may be labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Sheet:
 
     `plain` says that the rows are the lines of a plain text, blank ones among them. `nested` are those of the names that
     stand inside the objects of another column: they count where they are asked for, and are never taken for what they
-    happen to be called.
+    happen to be called. `notes` are sentences about how the data was read.
     """
 
     name: str
@@ -43,15 +44,24 @@ class Sheet:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     plain: bool = False
     nested: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
-def read_sheet(data: Any, *, split: str | None = None, expected: Collection[str] = (), table: bool = False) -> Sheet:
+def read_sheet(
+    data: Any,
+    *,
+    split: str | None = None,
+    expected: Collection[str] = (),
+    table: bool = False,
+    limit: int | None = None,
+) -> Sheet:
     """The columns of a file, of a table in memory, of a folder of pictures, or of a data set by name.
 
     `split` goes with a data set, and a name may bring its own: glue/sst2@train.
 
     `expected` are names by which a header row is recognised, in small letters; numbers among them say that columns are
-    asked for by place. `table` says that plain text will not do, so that a text file with tabs is read as a table.
+    asked for by place. `table` says that plain text will not do, so that a text file with tabs is read as a table. `limit`
+    is how many rows are needed: of a compressed file that is large, no more is read than they need.
     """
     if not isinstance(data, str | Path):
         return _in_memory(data, split)
@@ -64,97 +74,65 @@ def read_sheet(data: Any, *, split: str | None = None, expected: Collection[str]
         raise BadData(
             f"{path.name} is a file and has no split {split!r}; leave split out, or give the file of that split."
         )
-    return _file(path, expected, table)
-
-
-def located(data: str | Path) -> Path | None:
-    """The file or folder of that name, with or without .gz or .xz; None where there is none."""
-    path = Path(data).expanduser()
-    return next(
-        (candidate for candidate in (path, *(Path(f"{path}{end}") for end in PACKINGS)) if candidate.exists()), None
-    )
-
-
-def ending(path: Path) -> str:
-    """The ending that says what a file holds: that of `dev.tsv.gz` is `.tsv`."""
-    return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, unpacked, without the newlines that end them."""
-    return _lines(_decoded(path, _unpacked(path)))
-
-
-def display_name(path: Path) -> str:
-    """A file's name for people: with the folder it lies in, `SST-2/dev.tsv`."""
-    parent = path.absolute().parent.name
-    return f"{parent}/{path.name}" if parent else path.name
+    return _file(path, expected, table, limit)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path, expected: Collection[str], table: bool) -> Sheet:
-    content = _unpacked(path)
-    if not content.strip():
+def _file(path: Path, expected: Collection[str], table: bool, limit: int | None) -> Sheet:
+    kind = ending(path)
+    content = unpacked(path, None if kind == ".json" else limit)
+    if not content.data.strip():
         raise BadData(f"{path} is empty; give a file with at least one row.")
-    if content[:4] == b"PAR1" or ending(path) == ".parquet":
-        return _parquet(path, content)
-    text, kind = _decoded(path, content), ending(path)
+    if content.data[:4] == b"PAR1" or kind == ".parquet":
+        return _parquet(path, content.data)
+    sheet = _text(path, decoded(path, content.data), content, expected, table)
+    if not content.more:
+        return sheet
+    size = f"the first {len(content.data) / 2**20:,.0f} MiB of what is in {display_name(path)} were read"
+    return replace(sheet, notes=(*sheet.notes, f"{size}, and the examples are drawn from these"))
+
+
+def _text(path: Path, text: str, content: Content, expected: Collection[str], table: bool) -> Sheet:
+    kind = ending(path)
     if kind not in TABLES and table and "\t" in text.split("\n", 1)[0]:
         kind = ".tsv"
     if kind in (".tsv", ".tab"):
         # no quoting: quotation marks in GLUE's files are part of the sentences, and not balanced
-        rows = [(number, line.split("\t")) for number, line in enumerate(_lines(text), 1) if line.strip()]
-        return _rows(path, rows, expected)
+        rows = [(number, line.split("\t")) for number, line in enumerate(lines_of(text), 1) if line.strip()]
+        return _rows(path, rows, expected, table)
     if kind == ".csv":
-        return _rows(path, _csv(path, text), expected)
+        delimiter = _delimiter(text)
+        sheet = _rows(path, _csv(path, text, delimiter, whole=not content.more), expected, table)
+        parted = f"the cells of {sheet.name} are parted by {DELIMITERS[delimiter]}"
+        return sheet if delimiter == "," else replace(sheet, notes=(parted, *sheet.notes))
     if kind in (".jsonl", ".ndjson"):
         return _records(display_name(path), _json_lines(path, text))
     if kind == ".json":
         return _json(path, text)
-    lines = _lines(text)
+    lines = lines_of(text)
     return Sheet(display_name(path), ("text",), lambda _: list(lines), plain=True)
 
 
-def _unpacked(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            return gzip.decompress(content)
-        return lzma.decompress(content) if content[:6] == b"\xfd7zXZ\x00" else content
-    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise BadData(f"{path} is compressed and damaged ({error}); fetch or compress it again.") from error
-    except OSError as error:
-        raise BadData(f"{path} cannot be read ({error.strerror}); look at its permissions.") from error
+def _delimiter(text: str) -> str:
+    """What parts the cells of a CSV file: commas, unless they do not part its first rows evenly and something else does."""
+    start = "".join(line + "\n" for line in text.split("\n", FIRST_ROWS)[:FIRST_ROWS])
+    for delimiter in DELIMITERS:
+        widths = set()
+        try:
+            widths = {len(row) for row in csv.reader(io.StringIO(start, newline=""), delimiter=delimiter) if row}
+        except csv.Error:
+            continue  # a cell of enormous size; what is wrong with it is said where the file is read
+        if len(widths) == 1 and widths != {1}:
+            return delimiter
+    return ","
 
 
-def _decoded(path: Path, content: bytes) -> str:
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise BadData(f"{path} is in UTF-16; convert it to UTF-8: iconv -f utf-16 -t utf-8.")
-    if b"\0" in content:
-        raise BadData(
-            f"{path} is a binary file; give text: TSV, CSV, JSON, JSON Lines, Parquet or one sentence a line."
-        )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise BadData(
-            f"{path} is not in UTF-8: line {line} has the byte 0x{content[error.start]:02x}; "
-            "convert it, for example with iconv -f latin1 -t utf-8."
-        ) from error
-
-
-def _lines(text: str) -> list[str]:
-    """The lines of a text, which end with a newline and with nothing else: str.splitlines breaks inside sentences."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
-
-
-def _csv(path: Path, text: str) -> list[tuple[int, list[str]]]:
+def _csv(path: Path, text: str, delimiter: str, whole: bool) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV file with their lines; the last row of a file that is not there as a `whole` may be broken off."""
     largest = csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     rows, start = [], 1
     try:
         for row in reader:
@@ -162,6 +140,8 @@ def _csv(path: Path, text: str) -> list[tuple[int, list[str]]]:
                 rows.append((start, row))
             start = reader.line_num + 1
     except csv.Error as error:
+        if not whole and reader.line_num >= text.count("\n"):
+            return rows
         raise BadData(
             f"Line {start} of {path} is not CSV ({error}); quote cells that hold commas or quotation marks, "
             "or name the file .tsv if its cells are parted by tabs."
@@ -171,8 +151,14 @@ def _csv(path: Path, text: str) -> list[tuple[int, list[str]]]:
     return rows
 
 
-def _rows(path: Path, rows: list[tuple[int, list[str]]], expected: Collection[str]) -> Sheet:
-    names, first = _header([row for _, row in rows[:50]], expected)
+def _rows(path: Path, rows: list[tuple[int, list[str]]], expected: Collection[str], table: bool) -> Sheet:
+    names, first = _header([row for _, row in rows[:FIRST_ROWS]], expected)
+    notes: tuple[str, ...] = ()
+    labels = _label_place([row for _, row in rows], expected) if table and first == 1 else None
+    if labels is not None:
+        names, first = (("label", "text") if labels == 0 else ("text", "label")), 0
+        places = f"column {2 - labels} is taken for the text and column {labels + 1} for the label"
+        notes = (f"{display_name(path)} has no header: {places}",)
     body = rows[first:]
     if not body:
         raise BadData(f"{path} has a header and no rows; give a file with at least one row.")
@@ -185,7 +171,34 @@ def _rows(path: Path, rows: list[tuple[int, list[str]]], expected: Collection[st
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadData(f"{path} has two columns called {twice!r}; rename one of them.")
-    return Sheet(display_name(path), names, lambda name: [row[names.index(name)] for _, row in body])
+    columns = {name: place for place, name in enumerate(names)}
+    return Sheet(display_name(path), names, lambda name: [row[columns[name]] for _, row in body], notes=notes)
+
+
+def _label_place(rows: Sequence[Sequence[str]], expected: Collection[str]) -> int | None:
+    """Which of two columns without a header holds the labels, 0 or 1; None where that is not plain to see.
+
+    That the first row is no header is seen by its label, which others have as well (or is a number, as all of them are).
+    """
+    first = rows[0]
+    if any(cell.strip().lower() in expected for cell in first) or any(len(row) != 2 for row in rows):
+        return None
+    places = []
+    for place in (0, 1):
+        cells, others = [row[place].strip() for row in rows], [row[1 - place] for row in rows]
+        few = 2 <= len(set(cells)) <= max(2, MOST_LABELS * len(cells)) and cells[0] in cells[1:]
+        texts = any(" " in text.strip() for text in others)
+        if texts and (few or all(_is_number(cell) for cell in cells)):
+            places.append(place)
+    return places[0] if len(places) == 1 else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _header(rows: list[list[str]], expected: Collection[str]) -> tuple[tuple[str, ...], int]:
@@ -202,10 +215,12 @@ def _header(rows: list[list[str]], expected: Collection[str]) -> tuple[tuple[str
 
 def _json_lines(path: Path, text: str) -> list[Any]:
     records = []
-    for number, line in enumerate(_lines(text), 1):
+    for number, line in enumerate(lines_of(text), 1):
         if line.strip():
             try:
                 records.append(json.loads(line))
+            except RecursionError:
+                raise BadData(f"Line {number} of {path} is nested too deeply for a table; delete that line.") from None
             except ValueError as error:
                 raise BadData(f"Line {number} of {path} is not JSON ({error}); mend or delete that line.") from error
             if not isinstance(records[-1], dict):
@@ -216,6 +231,10 @@ def _json_lines(path: Path, text: str) -> list[Any]:
 def _json(path: Path, text: str) -> Sheet:
     try:
         data = json.loads(text)
+    except RecursionError:
+        raise BadData(
+            f"{path} is nested too deeply for a table; I read a list of objects, an object of lists, or one object a line."
+        ) from None
     except ValueError as error:
         if "Extra data" in str(error):  # one object a line, whatever the file is called
             return _records(display_name(path), _json_lines(path, text))

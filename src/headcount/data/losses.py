@@ -96,10 +96,26 @@ def _padding_known(model: nn.Module, pad: int | None) -> Iterator[None]:
             subconfig.pad_token_id = token
 
 
+def _beyond_embedding(model: nn.Module, inputs: dict[str, Any]) -> BadData | None:
+    """What to say where the tokenizer gave a token that the model has no embedding for; nothing where it did not."""
+    ids = inputs.get("input_ids")
+    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    rows = getattr(table, "num_embeddings", None)
+    if ids is None or rows is None or int(ids.max()) < rows:
+        return None
+    return BadData(
+        f"The tokenizer does not belong to the model: it gave token {int(ids.max())}, and {type(model).__name__} knows "
+        f"{rows:,}; make the task with the model's own tokenizer."
+    )
+
+
 def logits_of(model: nn.Module, inputs: dict[str, Any], pad: int | None = None) -> Tensor:
     """The first thing that the model gives out, or what it calls logits, as it is."""
     with _padding_known(model, pad):
-        output = model(**fitting_inputs(model, inputs))
+        try:
+            output = model(**fitting_inputs(model, inputs))
+        except IndexError as error:
+            raise _beyond_embedding(model, inputs) or error from None
     if isinstance(output, Mapping) and "logits" in output:
         output = output["logits"]
     elif isinstance(output, tuple | list):

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..errors import BadData
 from ..stats.metrics import CLASSIFIED, TOKENS, generated_columns, metric
+from .checks.tokenizers import counted
 from .columns import Names, Table, drawn_numbers, read_table
 from .encoding import (
     IGNORED,
@@ -30,6 +31,7 @@ from .encoding import (
     picture_reader,
     special_tokens,
 )
+from .kinds import KINDS, alias_notes, kind_named, metric_named
 from .labels import Labels
 from .losses import (
     Batch,
@@ -127,16 +129,18 @@ def task(
         >>> len(task)
         64
     """
-    if kind not in KINDS:
-        raise BadData(f"There is no kind of task {kind!r:.60}; choose one of {', '.join(KINDS)}.")
+    name, kind = kind, kind_named(kind)
+    notes = alias_notes(name, metric, kind)
     if batch_size < 1:
         raise BadData(f"The batch size is {batch_size}; it must be at least 1.")
     wants, build = _BUILD[kind]
-    table = read_table(data, wants, text=text, label=label, target=target, split=split, group=group)
+    table = read_table(data, wants, text=text, label=label, target=target, split=split, group=group, limit=limit)
     request = _Request(
         kind, table, tokenizer, metric, labels, limit, batch_size, max_length, max_new_tokens, num_beams, prefix, seed
     )
-    return build(request)
+    built = build(request)
+    tokens = "" if built.tokens is None else built.tokens.note(table.name)
+    return replace(built, notes=(*notes, *table.notes, *built.notes, *[tokens] * bool(tokens)))
 
 
 class _Request(NamedTuple):
@@ -188,14 +192,15 @@ def _built(
         lengths=lengths,
         batch_size=request.batch_size,
         settings=json.dumps(settings, sort_keys=True),
-        **{"inputs": model_inputs, "describe": table.place, "skipped": table.skipped, **groups, **task_options},
+        **{
+            "available": len(request.table),
+            "inputs": model_inputs,
+            "describe": table.place,
+            "skipped": table.skipped,
+            **groups,
+            **task_options,
+        },
     )
-
-
-def _checked(kind: str, name: str) -> str:
-    if name not in KINDS[kind]:
-        raise BadData(f"{kind} has no metric {name!r:.60}; choose one of {', '.join(KINDS[kind])}.")
-    return name
 
 
 # --- classes and numbers --------------------------------------------------------------------------------------------
@@ -208,13 +213,14 @@ def _labels(request: _Request) -> Labels:
 
 
 def _class_measure(kind: str, labels: Labels, pad: int | None, name: str) -> Measure:
-    counted = _checked(kind, name) in ("f1", "matthews")
-    class_metric = metric(name, labels=labels.size if counted else None, columns=CLASSIFIED)
+    name = metric_named(kind, name)
+    counts = labels.size if name in ("f1", "matthews") else None
+    class_metric = metric(name, labels=counts, columns=CLASSIFIED)
     return Measure(class_metric, partial(class_rows, labels, pad, class_metric.labels))
 
 
 def _number_measure(kind: str, pad: int | None, name: str) -> Measure:
-    return Measure(metric(_checked(kind, name), columns=CLASSIFIED), partial(number_rows, pad))
+    return Measure(metric(metric_named(kind, name), columns=CLASSIFIED), partial(number_rows, pad))
 
 
 def _texts(request: _Request) -> Task:
@@ -249,6 +255,8 @@ def _texts(request: _Request) -> Task:
         settings={"labels": labels.given, "names": labels.data_names, "pad": pad, "side": encoded.side},
         shortened=encoded.shortened,
         special=special_tokens(tokenizer),
+        tokens=counted(tokenizer, encoded.columns["input_ids"], table.name),
+        label_names=() if regression else labels.names,
     )
 
 
@@ -279,6 +287,7 @@ def _pictures(request: _Request) -> Task:
         example=example,
         lengths=[1] * len(table),
         settings={"labels": labels.given, "names": labels.data_names, "processor": _described(processor)},
+        label_names=labels.names,
     )
 
 
@@ -297,7 +306,7 @@ def _tokens(encoded: Encoded, number: int) -> dict[str, list[int]]:
 
 
 def _token_measure(kind: str, guessed: Guessed, name: str) -> Measure:
-    return Measure(metric(_checked(kind, name), columns=TOKENS), partial(token_rows, guessed))
+    return Measure(metric(metric_named(kind, name), columns=TOKENS), partial(token_rows, guessed))
 
 
 def _language(request: _Request) -> Task:
@@ -312,7 +321,8 @@ def _language(request: _Request) -> Task:
         task_options: dict[str, Any] = {
             "describe": lambda number: f"block {number + 1} of {table.name}: '{_words(tokenizer, ids[number])}...'",
             "texts": None,  # a table of lines, which are not the examples
-            "note": note,
+            "notes": (note,) * bool(note),
+            "available": len(cut),
         }
     else:
         table = table.drawn(request.limit, request.seed)
@@ -341,6 +351,7 @@ def _language(request: _Request) -> Task:
         lengths=lists.lengths,
         settings={},
         special=special_tokens(tokenizer),
+        tokens=counted(tokenizer, ids, table.name),
         **task_options,
     )
 
@@ -362,6 +373,7 @@ def _masked(request: _Request) -> Task:
     table = table.drawn(request.limit, request.seed)
     encoded = encode(tokenizer, table.texts, longest_input(tokenizer, request.max_length))
     ids = encoded.columns["input_ids"]
+    tokens = counted(tokenizer, ids, table.name)
     special = frozenset(tokenizer.all_special_ids)
     hidden = [
         hidden_places(tokens, special, f"{request.seed}/{row}") for tokens, row in zip(ids, table.rows, strict=True)
@@ -394,6 +406,7 @@ def _masked(request: _Request) -> Task:
         skipped=skipped,
         shortened=frozenset(places[number] for number in encoded.shortened if number in places),
         special=special_tokens(tokenizer),
+        tokens=tokens,
     )
 
 
@@ -419,7 +432,8 @@ def _translation(request: _Request) -> Task:
         return {**sources.padded(chosen), "labels": labels, "references": texts, "limits": limits[chosen]}
 
     def measure(name: str) -> Measure:
-        if _checked(request.kind, name) == "loss":
+        name = metric_named(request.kind, name)
+        if name == "loss":
             return _token_measure(request.kind, target_tokens, name)
         text_metric = metric(name, columns=generated_columns(name))
         return Measure(text_metric, partial(translation_scores, name, tokenizer, beams), generates=True)
@@ -445,17 +459,10 @@ def _translation(request: _Request) -> Task:
         inputs=inputs,
         shortened=sources.shortened | targets.shortened,
         special=special_tokens(tokenizer),
+        tokens=counted(tokenizer, sources.columns["input_ids"], table.name),
     )
 
 
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "classification": ("accuracy", "f1", "matthews", "loss"),
-    "regression": ("pearson", "spearman", "loss"),
-    "translation": ("bleu", "chrf", "loss"),
-    "language-modelling": ("perplexity", "loss"),
-    "masked-language-modelling": ("perplexity", "loss"),
-    "image-classification": ("accuracy", "f1", "matthews", "loss"),
-}
 _BUILD: Mapping[str, tuple[str, Callable[[_Request], Task]]] = {
     "classification": ("label", _texts),
     "regression": ("number", _texts),

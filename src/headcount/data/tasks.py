@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import BadData
 from ..stats.metrics import Metric, metric
 from . import places
+from .checks.tokenizers import TokenCounts
 from .losses import Batch, LogitsAndTargets
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -44,7 +45,9 @@ class Task:
 
     `clusters` has the number of the cluster (the group) that each example belongs to, from 0 on in the order in which they
     come; `cluster_names` says for every cluster what it is called in the data (None: an example that names no group).
-    `texts` gives what an example says, where that is text; `note` is what ought to be said about the examples.
+    `texts` gives what an example says, where that is text; `notes` are sentences that ought to be said about the examples,
+    `tokens` what the tokenizer made of them, `available` how many there were before some were drawn,
+    `label_names` the data's labels in the order of the numbers that stand for them in batches.
     """
 
     kind: str
@@ -72,7 +75,10 @@ class Task:
     clusters: tuple[int, ...] | None = None
     cluster_names: tuple[str | None, ...] = ()
     texts: Callable[[int], tuple[str, ...]] | None = None
-    note: str = ""
+    notes: tuple[str, ...] = ()
+    tokens: TokenCounts | None = None
+    available: int | None = None
+    label_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.clusters is not None and not self.cluster_names:  # numbers alone were given: they are the names
@@ -104,7 +110,8 @@ class Task:
     def __repr__(self) -> str:
         notes = [f"in {len(self.cluster_names)} groups"] * (self.clusters is not None)
         notes += [f"{self.truncated} cut off"] * bool(self.truncated) + [f"{self.skipped} skipped"] * bool(self.skipped)
-        return f"Task({', '.join([self.kind, self.name, f'{self.size} examples', self.metric.name, *notes])})"
+        first = f"Task({', '.join([self.kind, self.name, f'{self.size} examples', self.metric.name, *notes])})"
+        return "\n".join([first, *(f"note: {note}" for note in self.notes)])
 
     def batches(self, batch_size: int | None = None) -> list[tuple[int, ...]]:
         """The numbers of all examples in batches of examples of like length, the longest first."""
@@ -195,9 +202,11 @@ def clustered(names: Sequence[Hashable | None]) -> dict[str, Any]:
 
 # --- the user's own batches -----------------------------------------------------------------------------------------
 
+PART = "part "  # of the names that the parts of a tuple get
+
 
 def custom_task(
-    batches: Sequence[Mapping[str, Any]],
+    batches: Iterable[Any],
     *,
     loss: Callable[[nn.Module, Any], Any] | None = None,
     values: Callable[[nn.Module, Any], Any] | None = None,
@@ -206,15 +215,16 @@ def custom_task(
     batch_size: int | None = None,
     group: Sequence[Hashable | None] | None = None,
 ) -> Task:
-    """A task on the user's own batches and functions: `own_task(batches, loss=fn, values=fn)`; its metric is the mean.
+    """A task on the user's own batches and functions: `custom_task(batches, loss=fn, values=fn)`; its metric is the mean.
 
     `loss(model, batch)` and `values(model, batch)` give one number per example; the first must be differentiable.
     Without `values` the loss is measured, where less is better. A batch whose tensors all have the same first dimension
     can be taken apart and repeated (lists of that length go along, all else is handed on as it is); any other batch
-    counts as one example. `group` names for every example, in the order of the batches, what it belongs to.
+    counts as one example. A batch is a dict, or a tuple such as (inputs, labels), as a `DataLoader` gives it: the functions get
+    what it is. `group` names for every example, in the order of the batches, what it belongs to.
 
     Args:
-        batches: The batches, as the functions below take them.
+        batches: The batches, as the functions below take them: dicts or tuples, in a list or a `DataLoader`.
         loss: `loss(model, batch)`: a differentiable number per example.
         values: `values(model, batch)`: the metric, a number per example; by default the loss.
         higher_is_better: Whether larger values are better.
@@ -235,7 +245,8 @@ def custom_task(
         >>> len(hc.evaluate(model, task).rows)
         2
     """
-    batch_dicts = [dict(batch) for batch in batches]
+    notes = _drawn_once(batches)
+    batch_dicts = [_named_parts(batch) for batch in ([batches] if isinstance(batches, Mapping) else batches)]
     if not batch_dicts or (loss is None and values is None):
         raise BadData("A task of one's own needs at least one batch, and loss= or values= or both.")
     sizes = [_rows_in(batch) for batch in batch_dicts]
@@ -263,7 +274,9 @@ def custom_task(
 
     def lost(model: nn.Module, batch: Batch) -> Tensor:
         if loss is None:
-            raise BadData("This needs gradients, and the task was made without loss=; give own_task a loss function.")
+            raise BadData(
+                "This needs gradients, and the task was made without loss=; give custom_task a loss function."
+            )
         return _one_each(loss, "loss", model, batch)
 
     def measure(metric_name: str) -> Measure:
@@ -282,7 +295,7 @@ def custom_task(
         rows=measured,
         loss=lost,
         collate=collate,
-        inputs=dict,
+        inputs=_model_arguments,
         digest=lambda number: hashlib.sha256(_bytes(collate([number]))).digest(),
         describe=lambda number: f"example {places[number][1] + 1} of batch {places[number][0] + 1} of {name}",
         lengths=[1] * len(places),
@@ -290,8 +303,59 @@ def custom_task(
         settings=json.dumps([_code(loss), _code(values), better]),
         groups=tuple(tuple(range(start, end)) for start, end in pairwise(ends)),
         rowwise=rowwise,
+        notes=notes,
         **({} if group is None else clustered(group)),
     )
+
+
+def _drawn_once(batches: Any) -> tuple[str, ...]:
+    """A note where a `DataLoader` shuffles."""
+    if "Random" not in type(getattr(batches, "sampler", None)).__name__:
+        return ()
+    return ("the DataLoader shuffles: its batches were drawn once, and a task made of it again has others",)
+
+
+def _named_parts(batch: Any) -> dict[str, Any]:
+    """A batch as a dict of tensors: itself, or the parts of a tuple by their places."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if not isinstance(batch, tuple | list) or any(isinstance(part, str | int | float) for part in batch):
+        of = f" of ({', '.join(type(part).__name__ for part in batch)})" if isinstance(batch, tuple | list) else ""
+        raise BadData(
+            f"A batch is a {type(batch).__name__}{of}; give dicts of tensors or tuples such as (inputs, labels), as a DataLoader "
+            "does; of texts and labels hc.task makes a task: hc.task('classification', rows, tokenizer=...)."
+        )
+    parts: dict[str, Any] = {}
+    for place, part in enumerate(batch):
+        inner = part.items() if isinstance(part, Mapping) else [("", part)]
+        parts |= {f"{PART}{place}.{name}": value for name, value in inner}
+    return parts
+
+
+def _as_it_was(batch: Batch) -> Any:
+    """A batch as the user gave it: what `_named_parts` took apart is a tuple again."""
+    if not batch or not all(name.startswith(PART) for name in batch):
+        return batch
+    parts: dict[int, Any] = {}
+    for name, value in batch.items():
+        place, _, inner = name.removeprefix(PART).partition(".")
+        if inner:
+            parts.setdefault(int(place), {})[inner] = value
+        else:
+            parts[int(place)] = value
+    return tuple(parts[place] for place in sorted(parts))
+
+
+def _model_arguments(batch: Batch) -> dict[str, Any]:
+    """What the model takes: the batch, or the dict that a tuple begins with."""
+    whole = _as_it_was(batch)
+    first = whole[0] if isinstance(whole, tuple) else whole
+    if not isinstance(first, Mapping):
+        raise BadData(
+            "The batches do not name the arguments of the model, so it cannot be run on them alone; give dicts, or tuples "
+            "(inputs, labels) in which inputs is a dict of the model's arguments."
+        )
+    return dict(first)
 
 
 def _rows_in(batch: Batch) -> int | None:
@@ -310,7 +374,7 @@ def _picked(batch: Batch, size: int, rows: list[int]) -> dict[str, Any]:
 
 
 def _one_each(function: Any, option: str, model: nn.Module, batch: Batch) -> Tensor:
-    numbers, size = torch.as_tensor(function(model, batch)), _rows_in(batch)
+    numbers, size = torch.as_tensor(function(model, _as_it_was(batch))), _rows_in(batch)
     if size is None:
         size, numbers = 1, numbers.reshape(1) if numbers.numel() == 1 else numbers
     if numbers.shape != (size,):

@@ -28,6 +28,7 @@ from .portable import empty_model, portable_config, stock_differences
 
 VARIANT = "headcount"
 RECORD = "headcount.json"
+MISSING = "_headcount_missing_weights"  # an attribute of a model that was loaded
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
 OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
 
@@ -154,7 +155,9 @@ def load(
     kind = _model_class(config, name, trust_remote_code)
     options = {"trust_remote_code": trust_remote_code, **kwargs}
     if written is None:
-        return _from_pretrained(kind, name, **options).eval()
+        model, info = _from_pretrained(kind, name, output_loading_info=True, **options)
+        vars(model)[MISSING] = tuple(sorted(info.get("missing_keys", ())))
+        return model.eval()
     plan, specs = read_record(written)
     restore_config(config, written)
     if (Path(name) / _weights_name(VARIANT)).is_file() or (Path(name) / _weights_name(VARIANT, True)).is_file():
@@ -165,6 +168,11 @@ def load(
     if wrong:
         raise BadCheckpoint(f"The weights in {name} do not fit its plan, first at {wrong[0]}: nothing was loaded.")
     return model.eval()
+
+
+def missing_weights(model: Any) -> tuple[str, ...]:
+    """The weights that no file of the model held when it was loaded, and that are random numbers until it is trained."""
+    return tuple(vars(model).get(MISSING, ()))
 
 
 def _from_pretrained(kind: Any, name: str | Path, **options: Any) -> Any:

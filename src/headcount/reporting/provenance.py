@@ -45,6 +45,7 @@ def how(part: Part, run: Record) -> Provenance:
     if isinstance(model, dict) and model.get("weights"):
         facts.append(("Weights", f"#{str(model['weights'])[:8]}"))
     facts += [(f"Signature ({name})", text) for name, text in _signatures(documents)]
+    facts += [("Note", note) for note in _kept_notes(run)]
     facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())))
     return Provenance(run.folder.name, command or _rebuilt(question), not command, facts, run.finished)
 
@@ -56,6 +57,16 @@ def _kept_command(run: Record) -> str:
     except HeadcountError:
         return ""
     return str(content.get("command", "")) if isinstance(content, dict) else ""
+
+
+def _kept_notes(run: Record) -> list[str]:
+    """What the command said about its examples, where the run came to its end and kept it."""
+    try:
+        content = plain(run.read_json("notes"))
+    except HeadcountError:
+        return []
+    notes = content.get("notes") if isinstance(content, dict) else None
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def _signatures(documents: Sequence[Document[Any]]) -> list[tuple[str, str]]:

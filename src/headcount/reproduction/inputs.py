@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..data.files import located, read_lines
+from ..data.text_files import located, read_lines
 from ..embedded import copy_embedded
 from ..errors import BadData, BadRun
 from ..formatting import listed

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import BadData
-from ..files import display_name, located, read_lines
+from ..text_files import display_name, located, read_lines
 
 COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 Span = tuple[int, int]

@@ -11,7 +11,7 @@ from unicodedata import category
 
 from ...errors import BadData
 from ..columns import Table, read_table
-from ..files import display_name, ending, located, read_lines
+from ..text_files import display_name, ending, located, read_lines
 from . import parsers, word_alignment
 from .conllu import Sentence, Span, Word, read_conllu
 

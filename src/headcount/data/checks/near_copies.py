@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .tasks import Task
+    from ..tasks import Task
 
 FEWEST_WORDS = 4  # shorter texts stand inside others by chance
 MOST = 0.01  # share of the examples up to which nothing is said
