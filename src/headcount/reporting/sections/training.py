@@ -22,7 +22,8 @@ from ...formatting import (
     with_commas,
 )
 from ...stats.results import difference_columns, difference_text, in_points
-from .. import charts, head_map, training_charts
+from .. import charts, head_map
+from . import training_charts
 from ..charts import Chart
 from ..findings import Lesson, Part, report_set
 from ..run_labels import Place, place_names
