@@ -40,14 +40,17 @@ def test_the_last_runs_of_each_kind_are_shown_and_all_are_in_a_table(tmp_path, m
     (part,) = gather([tmp_path / "runs"])
     contents, _ = report_page._fitting([part], None, [])
     (chapter,) = contents.chapters
-    assert len(chapter.part.runs) == 6 and chapter.part.whole is part
+    assert len(chapter.part.runs) == 6
+    assert chapter.part.whole is part
     (placed,) = (placed for placed in chapter.sections if placed.section.key == "all-runs")
     (table,) = placed.section.tables
     assert len(table.rows) == 12
     assert {row[0] for row in table.rows if row[3] == "yes"} == {run.folder.name for run in chapter.part.runs}
     assert "6 of 12 runs are shown in detail" in page
     for row in table.rows:
-        assert row[0] in page and row[2].endswith(".") and row[4].startswith("headcount ")
+        assert row[0] in page
+        assert row[2].endswith(".")
+        assert row[4].startswith("headcount ")
 
 
 def test_of_many_models_the_others_have_their_answers(tmp_path, monkeypatch) -> None:
@@ -125,15 +128,19 @@ def test_without_the_engine_the_page_has_its_tables_and_says_why_there_are_no_ch
     run_folders.everything(tmp_path / "runs")
     page = report_page.report([tmp_path / "runs"], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "The charts of this page are left out" in page
-    assert "data-chart=" not in page and '"charts":{}' in page
-    assert 'id="m1-guarantee-table"' in page and 'class="map"' in page
+    assert "data-chart=" not in page
+    assert '"charts":{}' in page
+    assert 'id="m1-guarantee-table"' in page
+    assert 'class="map"' in page
     assert page.count("<script") == 2  # the data, and the page's own: no Vega
     assert not list((tmp_path / "cache").rglob("*.js"))
     result = CliRunner().invoke(
         app, ["report", str(tmp_path / "runs"), "-o", str(tmp_path / "p.html"), "--figures", str(tmp_path / "f")]
     )
-    assert isinstance(result.exception, BadRun) and "leave --figures out" in str(result.exception)
-    assert not (tmp_path / "p.html").exists() and not (tmp_path / "f").exists()
+    assert isinstance(result.exception, BadRun)
+    assert "leave --figures out" in str(result.exception)
+    assert not (tmp_path / "p.html").exists()
+    assert not (tmp_path / "f").exists()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits addresses")

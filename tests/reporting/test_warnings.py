@@ -100,7 +100,7 @@ def test_constant_answers_against_their_definitions() -> None:
     assert constant_answer(metric("f1", labels=2), rows) == pytest.approx(2 * 0.7 / 1.7)  # always yes
     assert constant_answer(metric("matthews", labels=2), rows) == 0.0
     numbers = np.array([1.0, 2.0, 4.0, 7.5])
-    guesses = numbers + [0.5, -0.25, 1.0, 0.0]
+    guesses = numbers + np.array([0.5, -0.25, 1.0, 0.0])
     squared = metric("loss", columns=("label", "prediction", "loss"))
     answer = constant_answer(squared, np.stack([numbers, guesses, (numbers - guesses) ** 2], axis=1))
     assert answer == pytest.approx(((numbers - numbers.mean()) ** 2).mean())

@@ -310,7 +310,7 @@ def sentence(result: Pruned) -> str:
 
 def _constant_loss(task: Task) -> float | None:
     """The loss or perplexity of always guessing tokens as often as they occur; None where no tokens are guessed."""
-    if task.metric.columns != TOKENS or "language" not in task.kind and task.kind != "translation":
+    if task.metric.columns != TOKENS or not ("language" in task.kind or task.kind == "translation"):
         return None
     counts = torch.zeros(0, dtype=torch.long)
     for numbers in task.batches():

@@ -150,8 +150,8 @@ class Contents(NamedTuple):
     """The models of a page in full, those that have their answer alone, and what has to be said about the page itself."""
 
     chapters: list[Chapter]
-    brief: list[tuple[str, str]] = []
-    notes: list[str] = []
+    brief: list[tuple[str, str]]
+    notes: list[str]
 
 
 def _fitting(

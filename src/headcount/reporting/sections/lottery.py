@@ -11,10 +11,10 @@ from ...formatting import Column, Table, counted, fixed, listed, percent, probab
 from ...plans import by_place
 from ...stats.results import difference_columns, in_points
 from .. import charts
-from . import training_charts
 from ..findings import Part
 from ..map_cells import TITLES, short_names
 from ..run_reader import checked
+from . import training_charts
 from .measurements import MOST_ROWS, Section
 
 PRASANNA = "Prasanna, Rogers and Rumshisky 2020"

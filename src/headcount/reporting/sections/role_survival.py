@@ -188,8 +188,8 @@ def _section(cast: Cast, orders: Sequence[Course]) -> Section:
     )
     notes = [*lost_early(early), *told(tested)]
     notes.append(
-        "Counted among the first fifth and the last third of an order, or the stops nearest to them. p is exact (hypergeometric, both sides) and "
-        "corrected by Holm for the roles of one order, not for the number of orders."
+        "Counted among the first fifth and the last third of an order, or the stops nearest to them. p is exact "
+        "(hypergeometric, both sides) and corrected by Holm for the roles of one order, not for the number of orders."
     )
     if len(orders) > MOST:
         notes.append(

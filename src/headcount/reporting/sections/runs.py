@@ -112,7 +112,7 @@ def all_runs(part: Part) -> list[Section]:
     columns = (Column("run"), Column("made"), Column("what it came to"), Column("in detail"), Column("command"))
     table = Table("all-runs", f"All {len(runs):,} runs of this model, the last first.", columns, tuple(rows))
     about = (
-        f"{len(part.runs)} of {len(runs):,} runs are shown in detail, the last ones of each command, so that the page stays small "
-        "enough to open. Give the folders of others to headcount report for a page about them."
+        f"{len(part.runs)} of {len(runs):,} runs are shown in detail, the last ones of each command, so that the page stays "
+        "small enough to open. Give the folders of others to headcount report for a page about them."
     )
     return [Section("all-runs", "All runs", about, "", (), (table,), folded=True)]
