@@ -125,7 +125,7 @@ def config() -> Spec:
         "font": FONT,
         "view": {"stroke": None},
         "axis": axis,
-        "axisX": {"grid": False},
+        "axisX": {"grid": False, "labelFlush": False},  # flush, the last label is moved onto the one before
         "axisY": {"domain": False, "ticks": False, **above},
         "legend": legend,
         "text": {"color": "theme:ink", "fontSize": 12, "font": FONT},

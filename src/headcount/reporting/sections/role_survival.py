@@ -211,19 +211,18 @@ def lost_early(early: Sequence[tuple[Course, Sequence[Odds]]]) -> list[str]:
 
     With few heads a test can hardly show it, and the role is gone all the same.
     """
-    sentences = []
+    orders: dict[str, list[str]] = {}
     for course, rows in early:
         parts = [
             f"{odds.left} of {odds.heads} {NOUNS.get(odds.role, f'{odds.role} heads')} ({fixed(odds.expected, 1)} expected by "
-            f"chance, p {_equals(odds.p)} alone and {_equals(odds.p_holm)} corrected for the roles)"
+            f"chance, p {_equals(odds.p)}, and {probability(odds.p_holm)} corrected for the roles)"
             for odds in rows
             if odds.role != NONE and odds.heads > 1 and 2 * odds.left >= odds.heads and odds.left >= 2 * odds.expected
         ]
         if parts:
-            sentences.append(
-                f"By {course.name}, the first {len(course.first)} of {len(course.heads)} heads to go take along {listed(parts)}."
-            )
-    return sentences
+            text = f"the first {len(course.first)} of {len(course.heads)} heads to go take along {listed(parts)}."
+            orders.setdefault(text, []).append(course.name)
+    return [f"By {listed(names, most=6)}, {text}" for text, names in orders.items()]
 
 
 def told(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> list[str]:
