@@ -200,7 +200,10 @@ def test_a_ragged_model_has_holes_and_a_translator_three_maps(tmp_path) -> None:
         ),
         ("one", r"^In 2 of 3 attentions no loss could be shown with one head alone\.$"),
         ("score", r"Of 11 heads, .* matter most by taylor"),
-        ("transfer", r"^Units that matter on dev.tsv matter on dev.tsv again \(r = 0.31, p = 0.04\)\.$"),
+        (
+            "transfer",
+            r"nits that matter on dev.tsv matter on dev.tsv again .*r = 0.31, p = 0.04.*rank correlation 0.27, p = 0.04",
+        ),
         ("bench", r"smaller is 1.17× as fast as tiny at batch size 16"),
     ],
 )

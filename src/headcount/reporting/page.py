@@ -211,7 +211,7 @@ def _drawn(chapters: Sequence[Chapter], folder: Path, force: bool) -> dict[Path,
     for name, _ in named:
         _free(folder / f"{name}.svg", force)
         _free(folder / f"{name}.png", force)
-    files = {}
+    files: dict[Path, bytes] = {}
     for (name, _), (svg, png) in zip(named, chart_engine.figures([chart.spec for _, chart in named]), strict=True):
         files |= {folder / f"{name}.svg": svg, folder / f"{name}.png": png}
     return files

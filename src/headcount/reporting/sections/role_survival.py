@@ -199,8 +199,8 @@ def _section(cast: Cast, orders: Sequence[Course]) -> Section:
     charts = tuple(_chart(cast.mains, course) for course in orders[:MOST])
     tables = (
         _odds_table(tested),
-        _odds_table(early, "lost-early", "Heads of each role among the first fifth of each order: gone first.", "gone"),
         _counts_table(cast.mains, orders),
+        _odds_table(early, "lost-early", "Heads of each role among the first fifth of each order: gone first.", "gone"),
     )
     source = "Voita et al. 2019, the figure on the functions of heads that are retained; Fisher 1935; Holm 1979."
     return Section("survival", title, about, source, charts, tables, tuple(notes))
