@@ -36,7 +36,7 @@ from headcount.data.places import place as place_of
 from headcount.documents.prune import PruneDocument
 from headcount.efficiency import latency
 from headcount.pruning import budget, pipeline, selection
-from headcount.reporting import model_card
+from headcount.reporting import model_card, model_warnings
 from headcount.runs import read
 from headcount.stats.metrics import metric
 
@@ -234,6 +234,24 @@ def test_people_see_the_numbers_of_the_json(place: Path, tmp_path: Path) -> None
     assert str(tmp_path / "smaller" / "report.html") in shown
     page = (tmp_path / "smaller" / "report.html").read_text()
     assert found["sentence"].split("(")[0] in page
+
+
+def test_a_page_that_cannot_be_made_costs_no_model_and_a_ruined_one_is_named(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise hc.errors.BadRun("The page would have 11.7 MB.")
+
+    monkeypatch.setattr("headcount.reporting.page.report", refuse)
+    shown = _run(*_asked(place, tmp_path, "--remove", "100%")).output
+    found = PruneDocument.from_json(read(tmp_path / "run").read_json("prune"))
+    assert found.after.constant is not None
+    assert not (tmp_path / "smaller" / "report.html").exists()
+    assert "no report: The page would have 11.7 MB." in shown
+    (warning,) = model_warnings.of_prune(found)
+    assert f"WARNING: {warning}" in shown
+    assert "> **Warning.**" in (tmp_path / "smaller" / "README.md").read_text()
+    assert set(hc.removed(hc.load(tmp_path / "smaller"))) == set(found.plan)
 
 
 def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def click(window: Any, element: Any) -> None:
     element.click()
 
 
+def unfold(window: Any) -> None:
+    """Unfold all sections, by the button of each menu, and wait until their charts are drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    for button in every(window, ".menu [data-unfold]"):
+        window.execute_script("arguments[0].click()", button)
+    waiting = "return document.querySelectorAll('.chart:not(:has(svg.marks))').length === 0"
+    WebDriverWait(window, 30).until(lambda _: window.execute_script(waiting))
+
+
 def gone(window: Any) -> set[str]:
     return {one.get_attribute("aria-label") for one in every(window, "#m1 .map .cell.gone")}
 
@@ -82,6 +92,10 @@ def test_it_opens_from_the_disk_without_a_complaint_and_asks_for_nothing_else(wi
     assert complaints(window) == []
     entries = "return performance.getEntriesByType('resource').map((entry) => entry.name)"
     assert window.execute_script(entries) == []
+    seen = every(window, "details[open] .chart, .curve .chart")  # what is folded has no width yet, and is drawn later
+    assert 0 < len(seen) == len(every(window, ".chart svg.marks")) < len(every(window, ".chart"))
+    unfold(window)
+    assert complaints(window) == []
     drawn = every(window, ".chart svg.marks")
     assert len(drawn) == len(every(window, ".chart")) > 6
     assert all(one.size["width"] > 300 and one.size["height"] > 100 for one in drawn)
@@ -105,6 +119,8 @@ def test_a_head_chosen_with_the_mouse_shows_its_numbers_and_is_marked_in_the_cha
         return ["ranking", "effects", "transfer"].map((name) => [...document.querySelectorAll(
           `#m1-${name}-chart path[opacity="1"]${ink}`)].map((one) => one.__data__.datum.unit));
     """
+    assert window.execute_script(seen) == [[], ["0:1"], []]
+    unfold(window)  # a chart that is drawn later knows what was chosen before
     assert window.execute_script(seen) == [["0:1"]] * 3
     marked = [one.get_attribute("data-row") for one in every(window, "#m1 tr[aria-current]")]
     assert marked == ["0:1"]
@@ -225,6 +241,7 @@ def test_a_table_is_copied_as_it_is(window, made, kind, how) -> None:
         window.execute_cdp_cmd(
             "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
         )
+    unfold(window)
     click(window, find(window, f'[data-table="m1-one-head-table"][data-copy="{kind}"]'))
     WebDriverWait(window, 10).until(lambda here: find(here, ".toast").text.startswith("Copied as"))
     window.execute_script("document.body.insertAdjacentHTML('beforeend', '<textarea id=paste></textarea>')")
@@ -294,15 +311,65 @@ def test_it_prints_in_light_colours_also_from_a_dark_screen(window) -> None:
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": features})
     try:
         assert window.execute_script("return getComputedStyle(document.body).color") == "rgb(27, 36, 48)"
-        for gone in (".tools", ".hint", ".command button", "summary"):
+        for gone in (".tools", ".hint", ".command button", ".menu"):
             assert not find(window, gone).is_displayed(), gone
-        assert find(window, "#m1-units .unprinted").is_displayed()  # what is folded is named
+        after = "return getComputedStyle(document.querySelector('#m1-units > summary'), '::after').content"
+        assert "unfold it before printing" in window.execute_script(after)  # what is folded is named
+        assert find(window, "#m1-units > summary").is_displayed()
         style = "const one = getComputedStyle(document.querySelector(arguments[0])); return [one.breakAfter, one.breakInside]"
         assert window.execute_script(style, "#m1-effects .words") == ["avoid", "avoid"]
         assert window.execute_script(style, "#m1-one-head figcaption")[0] == "avoid"
         assert window.execute_script(style, "#m1-effects .words p")[1] == "avoid"
     finally:
         window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": features})
+
+
+def test_the_menu_stays_and_leads_to_what_is_folded(window) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    menu = find(window, "#m1 .menu")
+    names = [link.text for link in menu.find_elements("css selector", "a")]
+    assert names == ["Answer", "Map", "What it came to", "Which units matter", "How to get it again"]
+    top = "return arguments[0].getBoundingClientRect().top"
+    window.execute_script("document.querySelector('#m1-again').scrollIntoView({behavior: 'instant'})")
+    assert window.execute_script(top, menu) == pytest.approx(0, abs=1)
+    below = "return document.querySelector('#m1-again').getBoundingClientRect().top - arguments[0].getBoundingClientRect().bottom"
+    assert window.execute_script(below, menu) >= 0  # it covers no heading
+    closed = "return !document.querySelector('#m1-transfer').open"
+    assert window.execute_script(closed)
+    window.execute_script("location.hash = '#m1-transfer-table'")
+    WebDriverWait(window, 10).until(lambda here: not here.execute_script(closed))
+    assert find(window, "#m1-transfer-table").is_displayed()
+
+
+def test_the_menu_is_a_button_on_a_phone(window) -> None:
+    screenshots.resize(window, 390, 844)
+    button, link = find(window, "#m1 .menu [data-menu]"), find(window, "#m1 .menu a[href='#m1-again']")
+    assert button.is_displayed()
+    assert not link.is_displayed()
+    click(window, button)
+    assert link.is_displayed()
+    assert button.get_attribute("aria-expanded") == "true"
+    link.click()
+    assert not link.is_displayed()
+    assert button.get_attribute("aria-expanded") == "false"
+    screenshots.resize(window, 1240, 1000)
+
+
+@pytest.mark.parametrize("width", [1240, 900, 390])
+def test_no_tile_stands_alone_in_a_row(opened, tmp_path, width) -> None:
+    document = run_folders.structured({"0": 8, "1.mlp": 64})
+    run_folders.folder(tmp_path / "run", "prune", {"prune": document})
+    page = report_page.report([tmp_path / "run"], tmp_path / "page.html")
+    screenshots.resize(opened, width, 1000)
+    screenshots.open_page(opened, page)
+    boxes = [(round(tile.rect["y"]), tile.rect["width"]) for tile in every(opened, ".tile")]
+    assert len(boxes) >= 7
+    rows = {y: [width for row, width in boxes if row == y] for y, _ in boxes}
+    whole = find(opened, ".tiles").rect["width"]
+    assert all(sum(widths) == pytest.approx(whole, abs=3) for widths in rows.values())
+    assert opened.execute_script("return document.documentElement.scrollWidth") == width
+    screenshots.resize(opened, 1240, 1000)
 
 
 # -- roles ------------------------------------------------------------------------------------------------------------------

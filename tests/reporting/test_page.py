@@ -27,12 +27,13 @@ from headcount.documents.learned import LearnedDocument
 from headcount.errors import BadRun
 from headcount.formatting import Column, Table
 from headcount.plans import Plan, kind_of, type_of
-from headcount.reporting import charts, head_map, run_labels, summary, theme, training_charts
+from headcount.reporting import charts, head_map, run_labels, summary, theme
 from headcount.reporting import page as report_page
 from headcount.reporting.findings import gather
 from headcount.reporting.provenance import how
-from headcount.reporting.sections import measurements
+from headcount.reporting.sections import measurements, training_charts
 from headcount.runs import Run
+from headcount.stats.paired_tests import pearson, spearman
 
 HOSTILE = '</script><script>alert(1)</script>"><img src=x onerror=alert(2)> & \u2028 {{ 7*7 }} theme:ink'
 SECTIONS = {
@@ -154,9 +155,9 @@ def test_the_slider_stops_at_the_points_of_the_curve_and_at_what_was_chosen(runs
 def test_without_a_curve_the_slider_follows_the_tested_sequence(runs) -> None:
     (part,) = gather([runs[0] / "prune"])
     (track,) = head_map.build(part).tracks
-    assert [stop.removed for stop in track.stops] == [1, 2, 3, 4, 5]
-    assert [len(stop.gone) for stop in track.stops] == [1, 2, 3, 4, 5]
-    assert [stop.chosen for stop in track.stops] == [False, False, False, True, False]
+    assert [stop.removed for stop in track.stops] == [0, 1, 2, 3, 4, 5]
+    assert [len(stop.gone) for stop in track.stops] == [0, 1, 2, 3, 4, 5]
+    assert [stop.chosen for stop in track.stops] == [False, False, False, False, True, False]
     assert track.stops[-1].detail == "−1.0 points, at most 1.3 lost: not shown"
 
 
@@ -199,7 +200,10 @@ def test_a_ragged_model_has_holes_and_a_translator_three_maps(tmp_path) -> None:
         ),
         ("one", r"^In 2 of 3 attentions no loss could be shown with one head alone\.$"),
         ("score", r"Of 11 heads, .* matter most by taylor"),
-        ("transfer", r"^Units that matter on dev.tsv matter on dev.tsv again \(r = 0.31, p = 0.04\)\.$"),
+        (
+            "transfer",
+            r"nits that matter on dev.tsv matter on dev.tsv again .*r = 0.31, p = 0.04.*rank correlation 0.27, p = 0.04",
+        ),
         ("bench", r"smaller is 1.17× as fast as tiny at batch size 16"),
     ],
 )
@@ -259,14 +263,41 @@ def test_a_difference_that_was_never_corrected_is_not_beyond_chance_anywhere(tmp
 
 
 def test_whether_the_same_units_matter_elsewhere_is_said_from_r_and_p() -> None:
-    def told(r: float, p: float) -> str:
+    def told(r: float, p: float, rank: float = 0.27, rank_p: float = 0.04) -> str:
         made = TransferDocument.from_json(run_folders.transfer(["0:0", "0:1"]))
-        return summary.related(replace(made, pearson=replace(made.pearson, value=r, p=p)))
+        ranks = replace(made.spearman, value=rank, p=rank_p)
+        return summary.related(replace(made, pearson=replace(made.pearson, value=r, p=p), spearman=ranks))
 
-    assert told(0.684, 0.00002) == "Units that matter on one matter on the other (r = 0.68, p < 0.0001)."
-    assert told(-0.5, 0.04) == "Units that matter more on one matter less on the other (r = −0.50, p = 0.04)."
-    absent = "No relation could be shown between what matters on one and on the other (r = 0.02, p = 0.91)."
-    assert told(0.02, 0.91) == absent
+    rank = "rank correlation 0.27, p = 0.04"
+    assert told(0.684, 0.00002) == f"Units that matter on one matter on the other (r = 0.68, p < 0.0001; {rank})."
+    assert told(-0.5, 0.04, -0.27) == (
+        "Units that matter more on one matter less on the other (r = −0.50, p = 0.04; rank correlation −0.27, p = 0.04)."
+    )
+    absent = "No relation could be shown between what matters on one and on the other (r = 0.02, p = 0.91; "
+    assert told(0.02, 0.91, rank_p=0.7) == absent + "rank correlation 0.27, p = 0.7)."
+    only_ranks = told(0.02, 0.91)
+    assert only_ranks.startswith("Units stand in order alike")
+    assert "could not be shown to agree" in only_ranks
+    assert told(0.684, 0.00002, rank_p=0.7).startswith("The units with the largest effects matter alike on one")
+
+
+def test_a_correlation_that_rests_on_one_unit_is_said_to(tmp_path) -> None:
+    drawn = np.random.default_rng(0)
+    names = [f"{n // 12}:{n % 12}" for n in range(48)]
+
+    def told(one: np.ndarray, other: np.ndarray) -> str:
+        made = TransferDocument.from_json(run_folders.transfer(names))
+        damage = replace(made.damage, one=tuple(one.tolist()), other=tuple(other.tolist()))
+        return summary.related(replace(made, damage=damage, pearson=pearson(one, other), spearman=spearman(one, other)))
+
+    one, other = drawn.normal(0, 1, (2, 48))
+    one[17], other[17] = 6.0, 7.0  # one head that matters on both, and 47 of which nothing is known
+    assert pearson(one, other).p < 0.001
+    text = told(one, other)
+    assert "rests on one of them, 1:5: r = " in text
+    assert f"{pearson(np.delete(one, 17), np.delete(other, 17)).value:.2f}".replace("-", "−") in text
+    alike = one + drawn.normal(0, 0.3, 48)
+    assert told(one, alike).startswith("Units that matter on one matter on the other (r = 0.9")
 
 
 def test_pictures_have_no_length(tmp_path) -> None:
@@ -664,7 +695,7 @@ def test_a_latex_row_is_no_option_of_the_line_before() -> None:
 
 
 def test_the_page_carries_each_table_in_three_forms(page) -> None:
-    shown = [attributes for tag, attributes in page.elements if tag == "button" and "data-command" not in attributes]
+    shown = [attributes for tag, attributes in page.elements if tag == "button" and "data-copy" in attributes]
     assert {(a["data-table"], a["data-copy"]) for a in shown} == {
         (name, kind) for name in page.data["tables"] for kind in ("latex", "csv", "markdown")
     }

@@ -58,6 +58,7 @@ def test_a_result_as_json_has_the_numbers_and_not_the_rows() -> None:
         "high": high,
         "level": 0.95,
         "n": 200,
+        "constant": max(np.bincount(ROWS[0][:, 0].astype(int))) / 200,
         "signature": "some model",
     }
 

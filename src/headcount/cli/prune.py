@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..data.example_sets import USES, Sets, sets_of, used_text
-from ..errors import BadPlan
+from ..errors import BadPlan, HeadcountError
 from .options import (
     SCORED_ON,
     CommonFlags,
@@ -255,12 +255,16 @@ def prune(
             if role in tasks
         )
         missing = [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]
+        no_page: list[str] = []  # why there is none
 
         def page(draft: Path) -> None:
             from ..reporting.page import report as write_page
 
             folder.finish()  # all is measured; the page should not say otherwise
-            write_page([folder.folder], draft / "report.html")
+            try:
+                write_page([folder.folder], draft / "report.html")
+            except (HeadcountError, MemoryError) as error:  # the model is worth more than the page about it
+                no_page.append(str(error) or "there is too little memory for it")
 
         pipeline.prune(
             subject,
@@ -281,7 +285,7 @@ def prune(
             recover=recovery.trainer(lesson, subject, flags, folder),
         )
         document = PruneDocument.from_json(folder.read_json("prune"), f"{folder.folder / 'prune'}.json")
-        _show(document, folder.folder, choice, sets, flags, output, missing if report else None)
+        _show(document, folder.folder, choice, sets, flags, output, missing if report else None, no_page)
 
 
 def _sane(
@@ -411,6 +415,7 @@ def _show(
     flags: CommonFlags,
     output: Path,
     missing: list[str] | None,
+    no_page: list[str],
 ) -> None:
     from ..reporting.model_card import proved
     from .text import guarantee_text, pruned_text
@@ -429,6 +434,8 @@ def _show(
     lines += [f"smaller model: {output} · loaded again, it {proved(document)}; all numbers are measured on it"]
     if missing:
         lines.append(f"no report: {missing[0]} is not installed; `headcount report {run}` writes it elsewhere")
+    elif no_page:
+        lines.append(f"no report: {no_page[0]}")
     elif missing is not None:
         lines.append(f"report: {page}")
     lines.append(f"run folder: {run}")

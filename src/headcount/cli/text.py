@@ -244,6 +244,7 @@ def pruned_text(document: PruneDocument) -> str:
         recovery_sentences,
         step_sentences,
     )
+    from ..reporting.model_warnings import of_prune
 
     before, after = document.before, document.after
     (had, has), (took, takes) = document.parameters, document.bytes
@@ -277,7 +278,8 @@ def pruned_text(document: PruneDocument) -> str:
     lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
     notes = [*step_sentences(document.steps), *recovery_sentences(document)]
     ended = limit_notes({", before": before.unfinished, ", after": after.unfinished}, before.n)
-    return "\n".join([document.sentence, "", *lines, *([""] if notes else []), *notes]) + ended
+    warnings = [f"WARNING: {warning}" for warning in of_prune(document)]
+    return "\n".join([document.sentence, *warnings, "", *lines, *([""] if notes else []), *notes]) + ended
 
 
 def guarantee_text(guarantee: Guarantee) -> str:

@@ -253,6 +253,13 @@ def target_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
     return _matching(model, logits, labels.to(logits.device), "AutoModelForSeq2SeqLM")
 
 
+def asked_tokens(batch: Batch) -> Tensor:
+    """The tokens that a batch of texts asks for, in one row: what a constant answer is counted from."""
+    if "labels" in batch:
+        return batch["labels"][batch["labels"] != IGNORED]
+    return batch["input_ids"][:, 1:][batch["attention_mask"][:, 1:] != 0]
+
+
 def token_loss(guessed: Guessed, model: nn.Module, batch: Batch) -> Tensor:
     """The summed loss of every example."""
     return summed_losses(*guessed(model, batch))

@@ -11,7 +11,10 @@ from .reading import SOMETIMES, JsonDocument
 
 @dataclass(frozen=True, kw_only=True)
 class ResultDocument(JsonDocument):
-    """A measured value with its 95 % interval; `groups` and `unfinished` are there only where they say something."""
+    """A measured value with its 95 % interval; `groups`, `unfinished` and `constant` are there only where known.
+
+    `constant` is what the best constant answer is worth on the same examples.
+    """
 
     NAME: ClassVar[str] = "result"
 
@@ -23,6 +26,7 @@ class ResultDocument(JsonDocument):
     n: int
     groups: int | None = field(default=None, metadata=SOMETIMES)
     unfinished: int | None = field(default=None, metadata=SOMETIMES)
+    constant: float | None = field(default=None, metadata=SOMETIMES)
     signature: str = ""
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..data.losses import asked_tokens
 from ..data.seen_examples import short, to_note
 from ..data.splits import marks, without
 from ..documents.prune import (
@@ -42,7 +44,10 @@ from ..model.gates import masked
 from ..model.portable import stock_differences
 from ..plans import Plan
 from ..reporting.model_card import card
+from ..reporting.model_warnings import of_results
+from ..stats.constant_answer import entropy
 from ..stats.guarantee import cap_in_words, unit_of
+from ..stats.metrics import TOKENS
 from ..stats.results import Comparison, Result, compare
 from .plan_tests import defined, format_of, known_before, mark
 from .selection import Choice, usual_length
@@ -68,9 +73,19 @@ class Pruned:
     flops: tuple[int, int] | None = None  # of one pass of one example of the usual length, two per multiply-add
     recovered: dict[str, Any] | None = None  # how it was trained once more, and what it was worth before that
     suspicion: str = ""  # that the model knew the examples which the guarantee was shown on, if it looks so
+    constant: float | None = None  # what a constant answer is worth, where the rows do not tell: losses over tokens
+
+    @property
+    def documents(self) -> tuple[ResultDocument, ResultDocument]:
+        """The model before and after, without the values of examples."""
+        both = (ResultDocument.of(self.before), ResultDocument.of(self.after))
+        before, after = (
+            replace(one, constant=one.constant if self.constant is None else self.constant) for one in both
+        )
+        return before, after
 
     def __str__(self) -> str:
-        return sentence(self)
+        return " ".join([sentence(self), *of_results(*self.documents)])
 
 
 def prune(
@@ -179,6 +194,7 @@ def prune(
             _operations(model, smaller, length or usual_length(report)),
             facts,
             "" if choice.selected is None else known_before(choice.selected, before, seed),
+            _constant_loss(report),
         )
         facts_of = {"task": report.kind, "stock": stock, "base_card": _old_card(source), "sets_note": left_out or None}
         facts_of.update(about or {})
@@ -215,6 +231,7 @@ def document_of(result: Pruned, model: nn.Module, about: dict[str, Any]) -> Prun
     """All that a card and a report need, without the values of examples; `about` are more fields of it."""
     choice, root = result.choice, unwrap(model)
     sites, stacks = structure(model, choice.plan)
+    before, after = result.documents
     document = PruneDocument(
         how=How(*choice.how),
         sentence=sentence(result),
@@ -228,8 +245,8 @@ def document_of(result: Pruned, model: nn.Module, about: dict[str, Any]) -> Prun
         removed=len(choice.plan),
         of=choice.of,
         left_alone=tuple(LeftAlone(site, reason) for site, reason in choice.left_alone),
-        before=ResultDocument.of(result.before),
-        after=ResultDocument.of(result.after),
+        before=before,
+        after=after,
         comparison=result.comparison,
         parameters=result.parameters,
         bytes=result.bytes,
@@ -289,6 +306,19 @@ def sentence(result: Pruned) -> str:
     evidence = f"shown on {held.n} examples{', ' * bool(attempt_text)}{attempt_text}"
     text = f"{removal_text}, and {promise} ({evidence}): it went {values} that had no part in it{more}."
     return f"{text} {result.suspicion}".rstrip()
+
+
+def _constant_loss(task: Task) -> float | None:
+    """The loss or perplexity of always guessing tokens as often as they occur; None where no tokens are guessed."""
+    if task.metric.columns != TOKENS or not ("language" in task.kind or task.kind == "translation"):
+        return None
+    counts = torch.zeros(0, dtype=torch.long)
+    for numbers in task.batches():
+        own = asked_tokens(task.collate(numbers)).bincount(minlength=len(counts))
+        own[: len(counts)] += counts
+        counts = own
+    loss = entropy(counts.numpy())
+    return math.exp(loss) if task.metric.name == "perplexity" else loss
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------

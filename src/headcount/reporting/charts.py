@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .theme import ORDERS, Spec, config, for_file
+from .theme import ORDERS, Spec, config
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -26,31 +25,6 @@ class Chart(NamedTuple):
     name: str
     alt: str
     spec: Spec
-
-
-def svg(chart: Chart) -> str:
-    """The chart as SVG, in the light palette on white."""
-    import vl_convert
-
-    text: str = vl_convert.vegalite_to_svg(for_file(chart.spec))
-    return text
-
-
-def png(chart: Chart) -> bytes:
-    """The chart as PNG, twice as large as on a screen, in the light palette on white."""
-    import vl_convert
-
-    image: bytes = vl_convert.vegalite_to_png(for_file(chart.spec), scale=2)
-    return image
-
-
-@cache
-def script() -> str:
-    """Vega, Vega-Lite and vega-embed as one JavaScript text, from vl-convert's own copy: no network."""
-    import vl_convert
-
-    text: str = vl_convert.javascript_bundle(None)
-    return text
 
 
 # -- the charts -----------------------------------------------------------------------------------------------------------
@@ -405,5 +379,6 @@ def _ring(base_chart: Any) -> Any:
 
 def finished(name: str, alt_text: str, chart: Any, height: int) -> Chart:
     """An Altair chart as it goes into the page: as wide as there is room, and in our look."""
-    spec = chart.properties(width="container", height=height, description=alt_text).to_dict()
+    # altair has checked each piece when it was made; the whole takes three times as long to check as to make
+    spec = chart.properties(width="container", height=height, description=alt_text).to_dict(validate=False)
     return Chart(name, alt_text, {**spec, "config": config()})

@@ -26,6 +26,7 @@ from .run_reader import Data, Document, documents_of, is_of_a_paper, plain, reco
 
 MOST_CELLS = 6_000  # of a map that a person can read and a browser can draw; beyond it, units are summed up
 MOST_IN_A_ROW = 128
+TOGETHER = 20  # runs of learned gates that take as much room as one other run: they share their charts
 
 
 class Measured(NamedTuple):
@@ -98,6 +99,7 @@ class Part:
     model: str
     runs: tuple[Record, ...]
     documents: tuple[Document[Any], ...]
+    whole: Part | None = None  # with all runs, where this one has those alone that are shown in detail
 
     def of(self, kind: type[Data]) -> list[Document[Data]]:
         """The documents of a kind, in the order of the runs."""
@@ -250,6 +252,33 @@ def gather(folders: Sequence[Path]) -> list[Part]:
         where = ", ".join(str(folder) for folder in list(folders)[:3])
         raise BadRun(f"There is nothing to show in {where}: no command has come to an answer there; let one finish.")
     return parts
+
+
+def in_detail(part: Part, most: int) -> Part:
+    """The part with the runs that were made last, at most so many of each kind; `whole` has all of them."""
+    kinds: dict[Any, list[Record]] = {}
+    for run in part.runs:
+        kinds.setdefault(_kind_of(part, run), []).append(run)
+    shown = set[int]()
+    for kind, runs in kinds.items():
+        room = TOGETHER * most if kind is LearnedDocument else most
+        shown |= {id(run) for run in sorted(runs, key=lambda run: (run.created, str(run.folder)))[-room:]}
+    if len(shown) == len(part.runs):
+        return part
+    kept = tuple(run for run in part.runs if id(run) in shown)
+    return Part(part.model, kept, tuple(document for document in part.documents if id(document.run) in shown), part)
+
+
+def sections_of(part: Part) -> float:
+    """How many runs have sections of their own; those that learn gates share theirs."""
+    learned = sum(_kind_of(part, run) is LearnedDocument for run in part.runs)
+    return len(part.runs) - learned + learned / TOGETHER
+
+
+def _kind_of(part: Part, run: Record) -> Any:
+    """What a run answered; most commands keep scores beside it."""
+    kinds = [type(document.data) for document in part.documents if document.run is run]
+    return next((kind for kind in kinds if kind is not ScoresDocument), kinds[0] if kinds else None)
 
 
 def _with_benches(parts: list[Part]) -> list[Part]:

@@ -178,8 +178,11 @@ def ranks(scores: Measured) -> dict[str, int]:
 
 
 def tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
-    """All that the slider can follow: orders of removal, and what learned gates took away at each number of units."""
-    return [*orders(part, numbers), *learned_tracks(part, numbers)]
+    """All that the slider can follow: orders of removal, and what learned gates took away at each number of units.
+
+    Where there is one stop alone there is nothing to follow.
+    """
+    return [track for track in (*orders(part, numbers), *learned_tracks(part, numbers)) if len(track.stops) > 1]
 
 
 def learned_tracks(part: Part, numbers: Mapping[str, int]) -> list[Track]:
@@ -248,7 +251,7 @@ def _tested(prune: PruneDocument, numbers: Mapping[str, int]) -> list[Track]:
     """The sequence that a guarantee tested, as stops."""
     if prune.guarantee is None or not prune.guarantee.steps:
         return []
-    stops = []
+    stops = [Stop(0, [], result_text(prune.before), "the whole model")]
     for step in (step for step in prune.guarantee.steps if step.removed <= len(prune.order)):
         removed = sorted(numbers[unit] for unit in prune.order[: step.removed] if unit in numbers)
         word = "shown" if step.shown else "not shown"

@@ -23,6 +23,7 @@ from ..formatting import (
 )
 from ..plans import ranges
 from ..stats.guarantee import TEST_NAMES, cap_in_words, least_in_words, unit_of
+from .model_warnings import of_prune
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
 PIPELINES = {
@@ -46,6 +47,7 @@ def card(document: PruneDocument) -> str:
         _front(document),
         _title(document),
         markdown_text(document.sentence),
+        *(f"> **Warning.** {markdown_text(warning)}" for warning in of_prune(document)),
         _numbers(document),
         _usage(document),
         _removed(document),

@@ -1,4 +1,4 @@
-"""`report`: run folders as one page that explains itself. No torch."""
+"""`report`: run folders as one page that explains itself, the story first and the detail folded. No torch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,37 @@ from ..errors import BadRun
 from ..formatting import Table, counted, listed
 from ..plans import index_of, site_of
 from ..runs import write_whole
-from . import charts, head_map, map_cells, provenance, summary, theme
+from . import chart_engine, charts, head_map, head_roles, map_cells, model_warnings, provenance, summary, theme
 from .charts import Chart
-from .findings import Part, gather
+from .findings import Lesson, Part, gather, in_detail, sections_of
 from .head_map import Map
 from .provenance import Provenance
 from .sections import claims, criteria, layer_widths, lottery, measurements, pruning, role_survival, roles, training
+from .sections import runs as run_sections
 from .sections.claims import ExperimentResult
 from .sections.measurements import Section
+from .sections.runs import Step
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("heads.js", "page.js")  # one script, in this order
 LARGEST = 5_000_000  # bytes of a page
+IN_DETAIL = (
+    40  # runs with sections of their own; of more, and of a larger page, the last ones of each command are shown
+)
+DETAIL = ((12, 8), (12, 4), (6, 4), (6, 2), (3, 2), (2, 1), (1, 1))  # models, and runs of each kind: most first
+FEW = 4  # sections that are all unfolded
+# The groups of sections of a model, in the order of a story. A section of no group stands in the last one.
+GROUPS = {
+    "What it came to": (
+        *("tradeoff", "guarantee", "structure", "recovered", "lottery", "learned"),
+        *("speed", "budget", "tuned", "removed", "curve", "over", "survivors", "overlap", "agreement"),
+    ),
+    "Which units matter": ("effects", "predictions", "ranking", "spread", "one-head", "transfer", "units"),
+    "What heads do": ("roles", "survival", "relations"),
+    "How it was made": ("gates", "training", "search", "networks", "all-runs"),
+}
+# Sections that are unfolded, the first of each; of a group that has none of them, the first one.
+UNFOLDED = {"tradeoff", "guarantee", "structure", "recovered", "lottery", "learned", "effects", "roles"}
 
 
 class Placed(NamedTuple):
@@ -35,6 +54,15 @@ class Placed(NamedTuple):
     anchor: str
     charts: list[tuple[str, Chart]]
     tables: list[tuple[str, Table]]
+    unfolded: bool = True
+
+
+class Group(NamedTuple):
+    """Sections that answer one question."""
+
+    anchor: str
+    title: str
+    sections: list[Placed]
 
 
 class Main(NamedTuple):
@@ -52,12 +80,19 @@ class Chapter(NamedTuple):
     anchor: str
     part: Part
     answer: str
+    warnings: list[str]
     tiles: list[summary.Tile]
     map: Map | None
     main: Main | None
-    sections: list[Placed]
+    groups: list[Group]
     again: list[Provenance]
     notes: list[str]
+    steps: list[Step]
+
+    @property
+    def sections(self) -> list[Placed]:
+        """The sections of all groups."""
+        return [placed for group in self.groups for placed in group.sections]
 
 
 def report(
@@ -94,7 +129,6 @@ def report(
     folders = [Path(run) for run in runs]
     experiments, parts = claims.retold(folders), gather(folders)
     parts.sort(key=lambda part: part.prune is None)  # what was pruned comes first
-    chapters = [_chapter(part, n) for n, part in enumerate(parts, 1)]
     files: dict[Path, bytes] = {}
     if markdown is not None:
         if not experiments:
@@ -103,30 +137,92 @@ def report(
             )
         _free(Path(markdown), force)
         files[Path(markdown)] = claims.markdown(experiments).encode("utf-8", "replace")
+    contents, page = _fitting(parts, title, experiments)
     if figures is not None:
-        drawn = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
-        for name, _ in drawn:
-            _free(Path(figures) / f"{name}.svg", force)
-            _free(Path(figures) / f"{name}.png", force)
-        for name, chart in drawn:
-            files[Path(figures) / f"{name}.svg"] = charts.svg(chart).encode()
-            files[Path(figures) / f"{name}.png"] = charts.png(chart)
-    page = render(chapters, title, experiments).encode("utf-8", "replace")
-    if len(page) > LARGEST:
-        raise BadRun(
-            f"The page would have {len(page) / 1e6:.1f} MB, and it should stay below {LARGEST / 1e6:.0f}; give fewer runs at a "
-            "time."
-        )
+        files |= _drawn(contents.chapters, Path(figures), force)
     for path, content in files.items():
         write_whole(path, content, "write to")
     write_whole(output, page, "write to")
     return output
 
 
-def render(chapters: Sequence[Chapter], title: str | None = None, experiments: Sequence[ExperimentResult] = ()) -> str:
+class Contents(NamedTuple):
+    """The models of a page in full, those that have their answer alone, and what has to be said about the page itself."""
+
+    chapters: list[Chapter]
+    brief: list[tuple[str, str]]
+    notes: list[str]
+
+
+def _fitting(
+    parts: Sequence[Part], title: str | None, experiments: Sequence[ExperimentResult]
+) -> tuple[Contents, bytes]:
+    """The page with as much detail as fits, and what is in it."""
+    made: dict[tuple[str, ...], Chapter] = {}
+    size = 0
+    for models, runs in DETAIL:
+        detailed = [in_detail(part, runs) for part in parts[:models]]
+        if sum(map(sections_of, detailed)) > IN_DETAIL and (models, runs) != DETAIL[-1]:
+            continue
+        keys = [tuple(str(run.folder) for run in part.runs) for part in detailed]
+        if size and set(keys) == set(made):
+            continue  # that page has been made
+        made = {
+            key: made.get(key) or _chapter(part, n) for n, (key, part) in enumerate(zip(keys, detailed, strict=True), 1)
+        }
+        contents = _contents(list(made.values()), parts)
+        page = render(contents, title, experiments).encode("utf-8", "replace")
+        size = len(page)
+        if size <= LARGEST:
+            return contents, page
+    raise BadRun(
+        f"The page would have {size / 1e6:.1f} MB with one run of each kind, and it should stay below {LARGEST / 1e6:.0f}; "
+        "give fewer runs at a time."
+    )
+
+
+def _contents(chapters: list[Chapter], parts: Sequence[Part]) -> Contents:
+    """The chapters with what was left out, and the sentences that say so."""
+    brief = [(part.model, summary.answer(part)) for part in parts[len(chapters) :]]
+    notes = []
+    if brief:
+        notes.append(
+            f"{len(chapters)} of {len(parts)} models are shown in full, so that the page stays small enough to open; the others "
+            "are listed with their answers. Give the run folders of one to headcount report for a page about it."
+        )
+    if chart_engine.script() is None:
+        notes.append(chart_engine.MISSING)
+        chapters = [_without_charts(chapter) for chapter in chapters]
+    return Contents(chapters, brief, notes)
+
+
+def _without_charts(chapter: Chapter) -> Chapter:
+    """The chapter for a page without the chart engine; sections that have nothing but charts are left out."""
+    groups = [
+        group._replace(sections=[placed._replace(charts=[]) for placed in group.sections if placed.tables])
+        for group in chapter.groups
+    ]
+    return chapter._replace(main=None, groups=[group for group in groups if group.sections])
+
+
+def _drawn(chapters: Sequence[Chapter], folder: Path, force: bool) -> dict[Path, bytes]:
+    """Every chart as SVG and PNG."""
+    named = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
+    for name, _ in named:
+        _free(folder / f"{name}.svg", force)
+        _free(folder / f"{name}.png", force)
+    files: dict[Path, bytes] = {}
+    for (name, _), (svg, png) in zip(named, chart_engine.figures([chart.spec for _, chart in named]), strict=True):
+        files |= {folder / f"{name}.svg": svg, folder / f"{name}.png": png}
+    return files
+
+
+def render(contents: Contents, title: str | None = None, experiments: Sequence[ExperimentResult] = ()) -> str:
     """The page as text."""
     import jinja2
     from markupsafe import Markup
+
+    chapters = contents.chapters
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -143,11 +239,13 @@ def render(chapters: Sequence[Chapter], title: str | None = None, experiments: S
         summary=claims.summary(experiments),
         verdicts=claims.VERDICTS,
         chapters=chapters,
+        brief=contents.brief,
+        notes=contents.notes,
         palettes=theme.PALETTES,
         cell=map_cells.CELL,
         version=__version__,
         data=Markup(embedded(_data(chapters, experiments))),
-        vega=Markup(as_script(charts.script())),
+        vega=Markup(as_script(chart_engine.script() or "")),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
     )
@@ -166,7 +264,27 @@ def as_script(text: str) -> str:
 
 def _chapter(part: Part, number: int) -> Chapter:
     anchor = f"m{number}"
-    sections = [
+    sections = _sections(part)
+    main = _main(part, anchor, sections)
+    warnings = _warnings(part)
+    return Chapter(
+        anchor,
+        part,
+        summary.answer(part),
+        warnings,
+        summary.tiles(part),
+        head_map.build(part),
+        main,
+        _groups(anchor, sections, main),
+        [provenance.how(part, run) for run in part.runs],
+        _notes(part),
+        run_sections.next_steps(part, bool(warnings)),
+    )
+
+
+def _sections(part: Part) -> list[Section]:
+    """All sections that a model has; their groups put them in order."""
+    return [
         *lottery.lottery(part),
         *layer_widths.layers(part),
         *layer_widths.budgets(part),
@@ -190,27 +308,52 @@ def _chapter(part: Part, number: int) -> Chapter:
         *pruning.removed(part),
         *training.training(part),
         *measurements.every_unit(part),
+        *run_sections.all_runs(part),
     ]
-    main = _main(part, anchor, sections)
-    placed, key_counts = [], dict[str, int]()
-    for section in sections:
+
+
+def _groups(anchor: str, sections: Sequence[Section], main: Main | None) -> list[Group]:
+    """The sections in their groups, with names for their charts and tables."""
+    titles = {key: title for title, keys in GROUPS.items() for key in keys}
+    places = {key: n for keys in GROUPS.values() for n, key in enumerate(keys)}
+    last = list(GROUPS)[-1]
+    groups: dict[str, list[Placed]] = {title: [] for title in GROUPS}
+    key_counts: dict[str, int] = {}
+    for section in sorted(sections, key=lambda section: places.get(section.key, len(places))):
         key_counts[section.key] = key_counts.get(section.key, 0) + 1
-        place = f"{anchor}-{section.key}" + (f"-{key_counts[section.key]}" if key_counts[section.key] > 1 else "")
+        first = key_counts[section.key] == 1
+        place = f"{anchor}-{section.key}" + ("" if first else f"-{key_counts[section.key]}")
         drawn = [chart for chart in section.charts if main is None or chart is not main.chart]
         named = [(f"{place}-chart-{n}" if n else f"{place}-chart", chart) for n, chart in enumerate(drawn)]
         tables = [(f"{place}-table-{n}" if n else f"{place}-table", table) for n, table in enumerate(section.tables)]
-        placed.append(Placed(section, place, named, tables))
-    return Chapter(
-        anchor,
-        part,
-        summary.answer(part),
-        summary.tiles(part),
-        head_map.build(part),
-        main,
-        placed,
-        [provenance.how(part, run) for run in part.runs],
-        _notes(part),
-    )
+        unfolded = not section.folded and (len(sections) <= FEW or (first and section.key in UNFOLDED))
+        groups[titles.get(section.key, last)].append(Placed(section, place, named, tables, unfolded))
+    out = []
+    for number, (title, own) in enumerate(((title, own) for title, own in groups.items() if own), 1):
+        if not any(placed.unfolded for placed in own) and not own[0].section.folded and title != last:
+            own[0] = own[0]._replace(unfolded=True)
+        out.append(Group(f"{anchor}-group-{number}", title, own))
+    return out
+
+
+def _warnings(part: Part) -> list[str]:
+    """What has to be said beside the headline: a model that is ruined, roles that are gone."""
+    out = []
+    if part.prune is not None:
+        out += model_warnings.of_prune(part.prune)
+    elif best := summary.best_lesson(part):
+        out += model_warnings.of_results(best.group[0].full, best.group[0].result)
+    gone = part.removed or frozenset(unit for lesson in _spoken_of(part) for unit in lesson.gone)
+    for cast in head_roles.casts(part)[:1] if gone else ():
+        losses = model_warnings.role_losses(cast.mains, gone)
+        out += model_warnings.of_roles(losses, sum(unit in gone for unit in cast.mains), len(cast.mains))
+    return out
+
+
+def _spoken_of(part: Part) -> list[Lesson]:
+    """The run of learned gates that the answer speaks of, where no prune was run."""
+    best = None if part.prune is not None else summary.best_lesson(part)
+    return best.group[:1] if best else []
 
 
 def _main(part: Part, anchor: str, sections: Sequence[Section]) -> Main | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from ..documents.bench import Bench, Speed
 from ..documents.curves import Curve, CurvePoint, CurvesDocument, OverDocument
@@ -27,12 +29,15 @@ from ..formatting import (
     with_commas,
 )
 from ..plans import kind_of
+from ..stats.correlation_influence import influences
+from ..stats.paired_tests import Correlation, pearson
 from ..stats.results import difference_text, unit_of
 from . import head_map, head_roles
 from .findings import Lesson, Part
 from .model_card import counts
 from .run_reader import ALPHA, beyond_chance, checked
 
+FEWEST_UNITS = 5  # of which one can be left out
 DROP = 1.0  # points, for the sentence about a curve
 
 
@@ -84,7 +89,7 @@ def tiles(part: Part) -> list[Tile]:
         out.append(
             Tile("shown to matter", with_commas(len(lasting)), f"of {len(effects)} alone, after Holm's correction")
         )
-    best, curve = _best_lesson(part), _first_curve(part)
+    best, curve = best_lesson(part), _first_curve(part)
     if best is not None:
         first, lost = best.group[0], sum(lesson.comparison.difference for lesson in best.group) / len(best.group)
         note = f"{signed(lost * first.comparison.points)} {unit_of(first.comparison)}, “{first.label}”"
@@ -165,7 +170,7 @@ class _Best(NamedTuple):
     how: str  # empty where there was no choice
 
 
-def _best_lesson(part: Part) -> _Best | None:
+def best_lesson(part: Part) -> _Best | None:
     """Of most runs that compare: those that keep fewest units of those that lose little; else those that lose least."""
     if not part.places:
         return None
@@ -189,7 +194,7 @@ def _told_by_lottery(part: Part) -> str:
 
 
 def _told_by_lessons(part: Part) -> str:
-    best = _best_lesson(part)
+    best = best_lesson(part)
     if best is None:
         return ""
     group, first = best.group, best.group[0]
@@ -292,14 +297,51 @@ def _told_by_bench(part: Part) -> str:
 
 
 def related(data: TransferDocument, first_data: str = "one", second_data: str = "the other") -> str:
-    """Whether the same units matter on two data sets, as far as the correlation of damages can show it."""
-    r, p = data.pearson.value, data.pearson.p
-    numbers = f"(r = {fixed(r, 2)}, p {'' if p < 0.0001 else '= '}{probability(p)})"
-    if p > ALPHA:
+    """Whether the same units matter on two data sets, as far as both correlations of damages can show it.
+
+    A correlation of sizes may rest on one unit with a large effect, so that of ranks stands beside it.
+    """
+    sizes, ranks = data.pearson, data.spearman
+    numbers = f"(r = {_with_p(sizes)}; rank correlation {_with_p(ranks)})"
+    if sizes.p > ALPHA and ranks.p > ALPHA:
         return f"No relation could be shown between what matters on {first_data} and on {second_data} {numbers}."
-    if r < 0:
+    if sizes.p > ALPHA:
+        how = "alike" if ranks.value > 0 else "the other way round"
+        return (
+            f"Units stand in order {how} by what they matter on {first_data} and on {second_data}, but how much they matter "
+            f"could not be shown to agree {numbers}."
+        )
+    lever = _lever(data)
+    if lever:
+        unit, without = lever
+        return (
+            f"Whether units that matter on {first_data} matter on {second_data} rests on one of them, {unit}: r = "
+            f"{_with_p(sizes)} with it and {_with_p(without)} without it; rank correlation {_with_p(ranks)}."
+        )
+    if ranks.p > ALPHA or (ranks.value > 0) != (sizes.value > 0):
+        return (
+            f"The units with the largest effects matter {'alike' if sizes.value > 0 else 'in opposite ways'} on {first_data} and "
+            f"on {second_data}; that the order of all agrees could not be shown {numbers}."
+        )
+    if sizes.value < 0:
         return f"Units that matter more on {first_data} matter less on {second_data} {numbers}."
     return f"Units that matter on {first_data} matter on {second_data} {numbers}."
+
+
+def _with_p(correlation: Correlation) -> str:
+    p = correlation.p
+    return f"{fixed(correlation.value, 2)}, p {'' if p < 0.0001 else '= '}{probability(p)}"
+
+
+def _lever(data: TransferDocument) -> tuple[str, Correlation] | None:
+    """The one unit without which the correlation is not shown any more, or less than half as large; and what it is then."""
+    one, other = np.array(data.damage.one), np.array(data.damage.other)
+    if len(one) < FEWEST_UNITS:
+        return None
+    most = int((influences(one, other) * np.sign(data.pearson.value)).argmax())
+    without = pearson(np.delete(one, most), np.delete(other, most))
+    rests = without.p > ALPHA or without.value / data.pearson.value < 0.5
+    return (data.units[most], without) if rests else None
 
 
 def room(data: TransferDocument) -> str:

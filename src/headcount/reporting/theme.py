@@ -114,17 +114,18 @@ def config() -> Spec:
         "titlePadding": 8,
         "labelPadding": 4,
         "labelOverlap": True,
+        "labelSeparation": 8,
         "tickCount": 7,
     }
     above = {"titleAngle": 0, "titleAlign": "left", "titleBaseline": "bottom", "titleX": 0, "titleY": -10}
-    legend = {**text, "orient": "top", "title": None, "symbolSize": 90, "labelLimit": 220, "offset": 24}
+    legend = {**text, "orient": "top", "title": None, "symbolSize": 90, "labelLimit": 220, "offset": 34}
     return {
         "aria": False,  # the page says what a chart shows; Vega-Lite would put titles into expressions for it
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
         "axis": axis,
-        "axisX": {"grid": False},
+        "axisX": {"grid": False, "labelFlush": False},  # flush, the last label is moved onto the one before
         "axisY": {"domain": False, "ticks": False, **above},
         "legend": legend,
         "text": {"color": "theme:ink", "fontSize": 12, "font": FONT},

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import BadMeasure
 from ..formatting import Column, digits_for, digits_of, signed
+from .constant_answer import constant_answer
 from .metrics import UNFINISHED, Metric
 from .paired_tests import ALTERNATIVES, TESTS, benjamini_hochberg, grouped, holm, paired
 from .paired_tests import interval as bootstrap_interval
@@ -77,10 +78,11 @@ class Result:
         return f"{self.metric.name} {texts[0]} [{texts[1]}, {texts[2]}] ({sample_of(self.n, self.groups)})"
 
     def to_json(self) -> dict[str, Any]:
-        """Metric, value, 95% interval, number of examples (their groups, `unfinished` translations), signature; not the rows."""
+        """Metric, value, 95% interval, number of examples (groups, `unfinished`), a constant answer's value; not the rows."""
         low, high = self.interval()
         summary = {"metric": self.metric.name, "value": self.value, "low": low, "high": high, "level": 0.95}
-        counts = {"n": self.n, "groups": self.groups, "unfinished": self.unfinished}
+        counts: dict[str, float | None] = {"n": self.n, "groups": self.groups, "unfinished": self.unfinished}
+        counts["constant"] = constant_answer(self.metric, self.rows)
         counted = {name: count for name, count in counts.items() if count is not None}
         return {**summary, **counted, "signature": self.signature}
 

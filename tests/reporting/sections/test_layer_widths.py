@@ -285,7 +285,7 @@ def test_a_long_order_names_its_first_units_and_counts_all(document, tmp_path) -
     made = head_map.build(part_of(document, tmp_path / "run"))
     (track,) = made.tracks
     assert track.of == document["of"]
-    assert [stop.removed for stop in track.stops if not stop.chosen] == [5, 9_000]  # which 20,000 it is, is not told
+    assert [stop.removed for stop in track.stops if not stop.chosen] == [0, 5, 9_000]  # which 20,000 it is, is not told
     facts = {fact.label: dict(zip(made.units, fact.texts, strict=True)) for fact in made.facts}
     assert facts["Place in the order of removal"]["0:4"] == f"5 of {document['of']}"
 

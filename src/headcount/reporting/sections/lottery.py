@@ -10,10 +10,11 @@ from ...documents.lottery import LotteryDocument, LotterySite, NetworkMean, Sear
 from ...formatting import Column, Table, counted, fixed, listed, percent, probability, with_commas
 from ...plans import by_place
 from ...stats.results import difference_columns, in_points
-from .. import charts, training_charts
+from .. import charts
 from ..findings import Part
 from ..map_cells import TITLES, short_names
 from ..run_reader import checked
+from . import training_charts
 from .measurements import MOST_ROWS, Section
 
 PRASANNA = "Prasanna, Rogers and Rumshisky 2020"

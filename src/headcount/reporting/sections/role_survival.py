@@ -12,7 +12,7 @@ from ...stats.paired_tests import holm
 from .. import head_map
 from ..charts import Chart, Rows, finished, tip, values
 from ..findings import Part
-from ..head_roles import COLOURS, KINDS, NAMES, Cast, by_role, casts
+from ..head_roles import COLOURS, KINDS, NAMES, NONE, Cast, by_role, casts
 from ..run_reader import ALPHA
 from .measurements import MOST_ROWS, Section
 
@@ -26,6 +26,7 @@ NOUNS = {
     "sink": "sinks",
 }  # other roles are said as they are
 LAST = 1 / 3  # of the heads: those among which roles are counted
+FIRST = 1 / 5  # of the heads, the first to go: a role that is gone by then is lost in the mildest pruning
 
 
 class Course(NamedTuple):
@@ -40,6 +41,13 @@ class Course(NamedTuple):
         """The stop that leaves nearest to a third of the heads."""
         inside = [stop for stop in self.stops if 0 < len(stop) < len(self.heads)]
         return min(inside, key=lambda stop: abs(len(stop) - LAST * len(self.heads)), default=frozenset())
+
+    @property
+    def first(self) -> frozenset[str]:
+        """The heads that are gone at the stop nearest to a fifth of them; none where the first stop takes more than a third."""
+        gone = [self.heads - stop for stop in self.stops if 0 < len(stop) < len(self.heads)]
+        early = [some for some in gone if len(some) <= LAST * len(self.heads)]
+        return min(early, key=lambda some: abs(len(some) - FIRST * len(self.heads)), default=frozenset())
 
 
 class Odds(NamedTuple):
@@ -173,14 +181,15 @@ def _few(stops: tuple[frozenset[str], ...], of: int) -> tuple[frozenset[str], ..
 
 def _section(cast: Cast, orders: Sequence[Course]) -> Section:
     tested = [(course, odds(cast.mains, course.heads, course.last)) for course in orders if course.last]
+    early = [(course, odds(cast.mains, course.heads, course.first)) for course in orders if course.first]
     about = (
         "How many heads of each main role are left as heads go: a bar for each number of heads kept, from the whole model on the "
         "left. A role that matters keeps its part of the bar for longer than its share."
     )
-    notes = told(tested)
+    notes = [*lost_early(early), *told(tested)]
     notes.append(
-        "Counted among the last third of an order, or the stop nearest to it. p is exact (hypergeometric, both sides) and "
-        "corrected by Holm for the roles of one order, not for the number of orders."
+        "Counted among the first fifth and the last third of an order, or the stops nearest to them. p is exact "
+        "(hypergeometric, both sides) and corrected by Holm for the roles of one order, not for the number of orders."
     )
     if len(orders) > MOST:
         notes.append(
@@ -188,9 +197,32 @@ def _section(cast: Cast, orders: Sequence[Course]) -> Section:
         )
     title = "Which roles survive" + (f" ({cast.called})" if cast.called else "")
     charts = tuple(_chart(cast.mains, course) for course in orders[:MOST])
-    tables = (_odds_table(tested), _counts_table(cast.mains, orders))
+    tables = (
+        _odds_table(tested),
+        _counts_table(cast.mains, orders),
+        _odds_table(early, "lost-early", "Heads of each role among the first fifth of each order: gone first.", "gone"),
+    )
     source = "Voita et al. 2019, the figure on the functions of heads that are retained; Fisher 1935; Holm 1979."
     return Section("survival", title, about, source, charts, tables, tuple(notes))
+
+
+def lost_early(early: Sequence[tuple[Course, Sequence[Odds]]]) -> list[str]:
+    """Roles that lose at least half of their heads, and twice their share, among the first to go: counted, not only tested.
+
+    With few heads a test can hardly show it, and the role is gone all the same.
+    """
+    orders: dict[str, list[str]] = {}
+    for course, rows in early:
+        parts = [
+            f"{odds.left} of {odds.heads} {NOUNS.get(odds.role, f'{odds.role} heads')} ({fixed(odds.expected, 1)} expected by "
+            f"chance, p {_equals(odds.p)}, and {probability(odds.p_holm)} corrected for the roles)"
+            for odds in rows
+            if odds.role != NONE and odds.heads > 1 and 2 * odds.left >= odds.heads and odds.left >= 2 * odds.expected
+        ]
+        if parts:
+            text = f"the first {len(course.first)} of {len(course.heads)} heads to go take along {listed(parts)}."
+            orders.setdefault(text, []).append(course.name)
+    return [f"By {listed(names, most=6)}, {text}" for text, names in orders.items()]
 
 
 def told(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> list[str]:
@@ -214,7 +246,10 @@ def told(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> list[str]:
         else:
             nothing.append(course.name)
     if nothing:
-        sentences.append(f"By {listed(nothing, most=6)}, no role goes later or earlier than chance could explain.")
+        sentences.append(
+            f"By {listed(nothing, most=6)}, no role could be shown to be left more or less often than others; of roles with few "
+            "heads only large differences can be shown."
+        )
     return sentences
 
 
@@ -223,14 +258,19 @@ def _equals(p: float) -> str:
     return text if text.startswith("<") else f"= {text}"
 
 
-def _odds_table(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> Table:
+def _odds_table(
+    tested: Sequence[tuple[Course, Sequence[Odds]]],
+    name: str = "survival",
+    caption: str = "Heads of each role among the last third of each order.",
+    counted_as: str = "left",
+) -> Table:
     columns = (
         Column("order"),
         Column("role"),
         Column("heads", with_commas, True),
-        Column("left", with_commas, True),
+        Column(counted_as, with_commas, True),
         Column("by chance", lambda value: fixed(value, 1), True),
-        Column("of the last", with_commas, True),
+        Column("among", with_commas, True),
         Column("p", probability, True),
         Column("p (Holm)", probability, True),
     )
@@ -241,14 +281,14 @@ def _odds_table(tested: Sequence[tuple[Course, Sequence[Odds]]]) -> Table:
             role_odds.heads,
             role_odds.left,
             role_odds.expected,
-            len(course.last),
+            len(course.last if counted_as == "left" else course.first),
             role_odds.p,
             role_odds.p_holm,
         )
         for course, course_odds in tested
         for role_odds in course_odds
     ]
-    return Table("survival", "Heads of each role among the last third of each order.", columns, tuple(rows[:MOST_ROWS]))
+    return Table(name, caption, columns, tuple(rows[:MOST_ROWS]))
 
 
 def _counts_table(mains: Mapping[str, str], orders: Sequence[Course]) -> Table:

@@ -22,12 +22,13 @@ from ...formatting import (
     with_commas,
 )
 from ...stats.results import difference_columns, difference_text, in_points
-from .. import charts, head_map, training_charts
+from .. import charts, head_map
 from ..charts import Chart
 from ..findings import Lesson, Part, report_set
 from ..run_labels import Place, place_names
 from ..run_reader import Document, checked
 from ..summary import lesson_groups, noun_of_curve
+from . import training_charts
 from .measurements import MICHEL, MOST_ROWS, Section
 
 SOURCES = {

@@ -16,12 +16,20 @@
     return `var(--${spec.slice(6)})`;
   };
   const views = new Map();
-  const drawing = every(document, "[data-chart]").map(async (element) => {
+  const linkers = []; // what a chapter does with a chart of its own, once that is drawn
+  const draw = async (element) => {
     const spec = painted(data.charts[element.dataset.chart]);
     const made = await window.vegaEmbed(element, spec, { actions: false, renderer: "svg", tooltip: { theme: "custom" } });
     views.set(element, made.view);
+    for (const link of linkers) link(element);
     return element;
-  });
+  };
+  // a chart takes the width that there is, and behind a fold there is none: it is drawn when it is unfolded
+  const waiting = new Set(every(document, "[data-chart]"));
+  const drawSeen = () => Promise.all([...waiting].filter((element) => !element.closest("details:not([open])")).map((element) => {
+    waiting.delete(element);
+    return draw(element);
+  }));
 
   const signal = (root, name, value) => {
     for (const [element, view] of views) {
@@ -199,9 +207,51 @@
       if (picked >= 0) signal(root, "picked", found.units[picked]);
       if (stop) { signal(root, "track", track.name); signal(root, "step", stop.removed); }
     };
-    for (const one of drawing) one.then((element) => { if (root.contains(element)) link(element); });
+    linkers.push((element) => { if (root.contains(element)) link(element); });
   };
   every(document, "[data-chapter]").forEach(chapter);
+  const ready = drawSeen();
+
+  // -- folds and the menu ----------------------------------------------------------------------------------------------------
+  document.addEventListener("toggle", (event) => { if (event.target.open) drawSeen(); }, true);
+  const unfoldAround = (element) => {
+    for (let fold = element && element.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  };
+  const follow = () => {
+    const name = decodeURIComponent(location.hash.slice(1));
+    const target = name && document.getElementById(name);
+    if (target) { unfoldAround(target); target.scrollIntoView(); }
+  };
+  window.addEventListener("hashchange", follow);
+  if (location.hash) ready.then(follow);
+  const shut = (menu) => { menu.classList.remove("shown"); find(menu, "[data-menu]").setAttribute("aria-expanded", "false"); };
+  for (const menu of every(document, ".menu")) {
+    find(menu, "[data-menu]").addEventListener("click", (event) => {
+      event.currentTarget.setAttribute("aria-expanded", String(menu.classList.toggle("shown")));
+    });
+    menu.addEventListener("keydown", (event) => { if (event.key === "Escape") shut(menu); });
+    for (const link of every(menu, "a")) link.addEventListener("click", () => shut(menu));
+    const unfold = find(menu, "[data-unfold]");
+    unfold.addEventListener("click", () => {
+      const open = unfold.textContent === "Unfold all";
+      for (const fold of every(menu.parentNode, "details.section")) fold.open = open;
+      unfold.textContent = open ? "Fold all" : "Unfold all";
+    });
+  }
+  // the group that is being read is marked in the menu
+  const marks = new Map(every(document, ".menu a").map((link) => [link.hash.slice(1), link]));
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      const link = marks.get(entry.target.id);
+      for (const other of every(link.closest(".menu"), "a")) other.removeAttribute("aria-current");
+      link.setAttribute("aria-current", "true");
+    }
+  }, { rootMargin: "-30% 0px -65% 0px" });
+  for (const name of marks.keys()) {
+    const target = document.getElementById(name);
+    if (target && target.matches(".group, .explorer")) seen.observe(target);
+  }
 
   // -- copying ---------------------------------------------------------------------------------------------------------------
   const toast = find(document, ".toast");
@@ -239,5 +289,5 @@
     }
   });
 
-  Promise.all(drawing).then(() => { document.documentElement.dataset.ready = "yes"; });
+  ready.then(() => { document.documentElement.dataset.ready = "yes"; });
 })();

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .charts import Chart, Rows, finished, tip, values, where
-from .theme import LINES
+from ..charts import Chart, Rows, finished, tip, values, where
+from ..theme import LINES
 
 DASHES = ([1, 0], [7, 4], [2, 3])  # whole, dashed, dotted
 STROKES: Any = {"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5, "symbolOpacity": 1}
