@@ -456,7 +456,9 @@ def test_an_old_model_whose_name_is_taken_by_now_gets_another(
 # -- two at once -----------------------------------------------------------------------------------------------------
 
 
-def test_of_two_processes_that_write_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+def test_of_two_processes_that_write_one_folder_the_second_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "model"
     first = _writer(target, "wait", "")
     try:
@@ -466,6 +468,7 @@ def test_of_two_processes_that_write_one_folder_the_second_is_refused(tmp_path: 
             with says(BadCheckpoint, about="is being written by another process"):
                 _write(target, force=force)
         _write(tmp_path / "other")
+        assert capsys.readouterr().err == "", "nothing is said about the folder of a process that lives"
         drafts = [name for name in _names(tmp_path) if name.endswith(".unfinished")]
         assert len(drafts) == 1, "the draft of a process that lives is left alone"
     finally:

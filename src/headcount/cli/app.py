@@ -161,7 +161,9 @@ def cut(
     portable: Annotated[
         bool, typer.Option("--portable", help="Write a folder that a stock from_pretrained can load.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Check on a small batch that the cut model equals the masked one."),

@@ -104,7 +104,9 @@ def learn(
     recover_epochs: Annotated[
         float, flag("--recover-epochs", panel=AFTER, help="Epochs of training after the cut.")
     ] = 0.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),

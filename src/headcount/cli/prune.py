@@ -138,7 +138,9 @@ def prune(
         bool, typer.Option("--dry-run", help="Choose and show the plan; cut and write nothing.")
     ] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the model.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),

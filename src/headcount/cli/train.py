@@ -75,7 +75,9 @@ def train(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Save a checkpoint after every epoch, for `curve --over`.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),

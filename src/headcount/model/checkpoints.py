@@ -154,11 +154,24 @@ def _empty(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) ->
     if hasattr(kind, "_model_mapping"):
         kind = kind._model_mapping[type(config)]
     if written is None:
-        return empty_model(kind, config).eval()
+        with _buildable(name):
+            return empty_model(kind, config).eval()
     plan, specs = read_record(written)
     restore_config(config, written)
-    with _born_cut(kind, plan, specs, written.get("config", {})):
+    with _buildable(name), _born_cut(kind, plan, specs, written.get("config", {})):
         return empty_model(kind, config).eval()
+
+
+@contextmanager
+def _buildable(name: str | Path) -> Iterator[None]:
+    """Whatever a constructor says within the block about a config that is damaged is said in one sentence."""
+    try:
+        yield
+    except (HeadcountError, MemoryError):
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadCheckpoint(f"No model can be built from the config of {name} ({first[:200]}).") from error
 
 
 def read_record(written: object) -> tuple[Plan, list[ModuleSpec]]:
@@ -283,7 +296,10 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
     """The class that was saved; where the config names none, the one its type stands for."""
     import transformers
 
-    saved = (getattr(config, "architectures", None) or [None])[0]
+    architectures, code = getattr(config, "architectures", None) or [None], getattr(config, "auto_map", None) or {}
+    if not isinstance(architectures, list | str) or not isinstance(code, dict):
+        raise BadCheckpoint(f"The config of {name} is damaged: architectures are a list, auto_map an object.")
+    saved = architectures[0]
     if saved is None:
         return (
             transformers.AutoModel
@@ -293,7 +309,7 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
     model_class = getattr(transformers, saved, None) if isinstance(saved, str) else None
     if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
         return model_class
-    references = [ref for key, ref in (getattr(config, "auto_map", None) or {}).items() if ref.endswith(f".{saved}")]
+    references = [ref for ref in code.values() if isinstance(ref, str) and ref.endswith(f".{saved}")]
     if trust_remote_code and references:
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
