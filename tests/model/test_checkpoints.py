@@ -586,6 +586,14 @@ def test_a_record_is_refused_before_anything_is_changed_or_built(
     assert {kind: dict(vars(kind)) for kind in before} == before
 
 
+def test_a_record_of_ten_thousand_layers_is_refused_before_they_are_built() -> None:
+    model, _ = zoo.build("bert")
+    record = {**hc.Plan.of("layers:2-9999").to_json(), "config": {"num_hidden_layers": 10_000}}
+    with says(BadPlan, about="more than any model has"):
+        checkpoints.restore_config(model.config, record)
+    assert model.config.num_hidden_layers == 2
+
+
 @pytest.mark.parametrize("name", ["num_attention_heads", "pad_token_id", "type_vocab_size"])
 def test_a_record_changes_nothing_in_the_config_but_layers(name: str, tmp_path: Path) -> None:
     model, _ = zoo.build("bert")

@@ -30,18 +30,28 @@ RECORD = "headcount.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
 OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
 # what headcount and save_pretrained write besides: a folder with anything else in it is not replaced
-WEIGHT_FILES = (
+WEIGHT_FILES: tuple[str, ...] = (
     "model*.safetensors",
     "model*.safetensors.index*.json",
     "pytorch_model*.bin",
     "pytorch_model*.index*.json",
 )
 WEIGHT_FILES += ("tf_model*.h5", "flax_model*.msgpack", "adapter_model.*", "adapter_config.json", "training_args.bin")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES: tuple[str, ...] = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 TOKENIZER_FILES += ("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "*.spm", "spiece.model")
 TOKENIZER_FILES += ("sentencepiece*.model", "bpe.codes", "normalizer.json", "entity_vocab.json", "target_vocab.json")
 TOKENIZER_FILES += ("chat_template.*", "additional_chat_templates/*.jinja", "*processor_config.json")
-OTHER_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*/config.json")
+OTHER_FILES: tuple[str, ...] = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "[0-9]_*/config.json",
+)
 OTHER_FILES += ("[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin", "modeling_*.py", "configuration_*.py")
 OTHER_FILES += ("tokenization_*.py", "*processing_*.py", "LICENSE*", "NOTICE*", ".gitattributes", ".DS_Store")
 MODEL_FILES = (*OWN_FILES, *WEIGHT_FILES, *TOKENIZER_FILES, *OTHER_FILES)
