@@ -18,6 +18,7 @@ FORMAT = 1
 LARGEST_FILE = 64_000_000  # bytes; a plan for a 70-billion-parameter model that has seen 5 million examples still fits
 LONGEST_REASON = 100_000
 LARGEST_INDEX = 10_000_000
+DEEPEST = 100  # lists and objects in each other
 MOST_UNITS = 5_000_000  # so that a few letters ("0-9999999") cannot fill the memory
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
 _RANGES = re.compile(r"\d{1,8}(-\d{1,8})?(,\d{1,8}(-\d{1,8})?)*")
@@ -168,11 +169,28 @@ def read_json(path: Path, largest: int = LARGEST_FILE) -> Any:
         size = path.stat().st_size
         if size > largest:
             raise BadPlan(f"{path} has {size / 1e6:.1f} MB; such a file has at most {largest / 1e6:.0f} MB: not read.")
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
+        _no_deeper_than(DEEPEST, data)
+        return data
     except OSError as error:
         raise BadPlan(f"I cannot read {path}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise BadPlan(f"{path} is not valid JSON ({str(error)[:80]}): it may be truncated or damaged.") from None
+
+
+def _no_deeper_than(depth: int, data: Any) -> None:
+    """`ValueError` for lists and objects in each other that whoever works on them by recursion would not get through."""
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(depth):
+        level = [
+            value
+            for part in level
+            for value in (part.values() if isinstance(part, dict) else part)
+            if isinstance(value, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"more than {depth} lists and objects are in each other")
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

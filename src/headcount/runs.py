@@ -112,7 +112,7 @@ class Run(Record):
         with _sentences("write", folder):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
-                _flush_folder(folder.parent)
+                flush_folder(folder.parent)
         with locked(folder) as lock:
             _same_question(folder, plain_question)  # another process may have been here in between
             with _sentences("write", folder):
@@ -423,10 +423,10 @@ def write_whole(path: Path, content: bytes | memoryview, verb: str = "write") ->
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """The names in a folder are on the disk when this returns, on systems where folders can be flushed."""
     if not hasattr(os, "O_DIRECTORY"):
         return

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from helpers import processes, zoo
 
 import headcount as hc
 from headcount.cli.app import main
+from headcount.model import checkpoints
 
 
 class Result(NamedTuple):
@@ -259,10 +263,115 @@ def test_an_existing_folder_is_replaced_only_by_force(run: Run, folders: Path, t
     result = run(*args)
     _one_sentence(result)
     assert "--force" in result.err
+    result = run(*args, "--force")
+    _one_sentence(result)
+    assert "is not a model folder" in result.err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
-    assert run(*args, "--force").code == 0
-    assert not (tmp_path / "out" / "thesis.txt").exists()
-    assert hc.removed(hc.load(tmp_path / "out")) == hc.Plan.of("0:0")
+    (tmp_path / "out" / "thesis.txt").unlink()
+    for unit in ("0:0", "0:1"):
+        assert run("cut", folders / "bert", unit, "-o", tmp_path / "out", "--force").code == 0
+        assert hc.removed(hc.load(tmp_path / "out")) == hc.Plan.of(unit)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+REPLACING = {
+    "cut": ("cut", "model", "0:0"),
+    "prune": ("prune", "model", "--data", "data.tsv", "--remove", "1"),
+    "train": ("train", "model", "--data", "data.tsv", "--epochs", "1"),
+    "learn": ("learn", "model", "--data", "data.tsv", "--keep", "2", "--epochs", "1"),
+}
+NEEDED = {
+    "the model": ("model", {}),
+    "a folder with the model in it": ("outer", {"model": "outer/model"}),
+    "a folder with the data in it": ("other", {"data.tsv": "other/vocab.txt"}),
+    "the folder we are in": (".", {}),
+}
+
+
+@pytest.mark.parametrize("command", REPLACING)
+@pytest.mark.parametrize("what", NEEDED)
+def test_no_command_replaces_what_it_needs(
+    run: Run, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, what: str
+) -> None:
+    """In each case the folder is one that --force would replace if it were not needed."""
+    target, names = NEEDED[what]
+    words = [names.get(word, word) for word in REPLACING[command]]
+    if "data" in what and command == "cut":
+        (tmp_path / "other").mkdir()
+        words += ["--plan", "other/plan.json"]
+    for name in ("model", "outer/model", "other"):
+        shutil.copytree(folders / "bert", tmp_path / name, dirs_exist_ok=True)
+    shutil.copy(folders / "bert" / "config.json", tmp_path / "outer")
+    for name in ("data.tsv", "other/vocab.txt", "other/plan.json"):
+        (tmp_path / name).write_text("{}")
+    here = tmp_path / "other" if target == "." else tmp_path
+    if target == ".":
+        words[1] = "../model"
+    monkeypatch.chdir(here)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    result = run(*words, "-o", target, "--force")
+    _one_sentence(result)
+    assert ("the folder we are in" if target == "." else "still needed") in result.err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}.keys() == before.keys()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(run: Run, folders: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 50 kB, which for whoever writes is a full disk; the weights alone have more."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        result = run("cut", folders / "llama", "0:0", "-o", tmp_path / "out", "--no-check")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    _one_sentence(result)
+    assert f"I cannot write {tmp_path / 'out'}" in result.err
+    assert "make room" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- stopped ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_stopped_command_says_where_its_work_is_and_leaves_no_half_model(
+    run: Run, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    """Stopped by Ctrl-C, `kill` or a closed terminal: in the midst of a measurement, and of writing a model."""
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+
+    def stop(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headcount.efficiency.benchmark.bench", stop)
+        words = ("bench", folders / "bert", folders / "llama", "-o", tmp_path / "run", "--length", "8")
+        result = run(*words)
+    assert result.code == code
+    assert f"stopped; {tmp_path / 'run'} keeps what is done: the same command goes on from there." in result.err
+    with monkeypatch.context() as patch:
+        patch.setattr("headcount.model.checkpoints.bring_along", stop)
+        assert run("cut", folders / "bert", "0:0", "-o", tmp_path / "out").code == code
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_closed_terminal_does_not_stop_what_was_started_with_nohup(
+    run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, load = signal.signal(signal.SIGHUP, signal.SIG_IGN), checkpoints.load
+
+    def closed(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return load(*arguments, **options)
+
+    try:
+        monkeypatch.setattr(checkpoints, "load", closed)
+        assert run("inspect", folders / "bert").code == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_portable_folder_has_no_record_in_its_config(run: Run, folders: Path, tmp_path: Path) -> None:
@@ -309,8 +418,17 @@ def test_inspecting_what_is_no_model_is_one_sentence_and_1(run: Run, folders: Pa
     _one_sentence(run("inspect", folders / model, "--json"))
 
 
+DEEP = b"[" * 900 + b"]" * 900  # json.loads reads it, and whoever works on it by recursion falls over
+
+
 @pytest.mark.parametrize(
-    "content", [None, b"", b"[]", b'{"format": 1', b"\xff", b'{"format": 1, "remove": {"9": [1]}}']
+    "content",
+    [
+        *[None, b"", b"[]", b'{"format": 1', b"\xff", b'{"format": 1, "remove": {"9": [1]}}', DEEP],
+        *[b'{"format": 1, "remove": {"0": [1]}, "why": %s}' % DEEP, b'{"format": 1, "remove": {"0": %s}}' % DEEP],
+        b'{"format": 1, "remove": {"0": [1]}, "more": %s}' % DEEP,
+    ],
+    ids=range(10),
 )
 def test_a_bad_plan_file_is_one_sentence_and_1(run: Run, folders: Path, tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
@@ -319,7 +437,12 @@ def test_a_bad_plan_file_is_one_sentence_and_1(run: Run, folders: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "row", ["wq", "3", "[]", '{"reads": 3, "writes": ["wo"]}', '{"reads": ["wq"]}', '{"reads": ["q"]']
+    "row",
+    [
+        *["wq", "3", "[]", '{"reads": 3, "writes": ["wo"]}', '{"reads": ["wq"]}', '{"reads": ["q"]'],
+        *["[" * 100_000, DEEP.decode(), '{"reads": ["__class__"], "writes": ["wo"]}'],
+    ],
+    ids=range(9),
 )
 def test_a_bad_dialect_is_one_sentence_and_1(run: Run, folders: Path, row: str) -> None:
     _one_sentence(run("inspect", folders / "bert", "--module-spec", row))

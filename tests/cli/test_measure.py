@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from transformers import (
 from typer.testing import CliRunner
 
 import headcount as hc
-from headcount.cli.app import app
+from headcount.cli.app import app, main
 from headcount.reporting import page
-from headcount.runs import read
+from headcount.runs import Run, read
 
 
 def _sentences(count: int, seed: int = 0) -> list[str]:
@@ -325,6 +326,22 @@ def test_a_run_killed_at_random_moments_comes_to_the_same_end_without_doing_work
     for name in calm.pieces:
         assert close(calm.read(name)["rows"], killed.read(name)["rows"])
     assert alike(calm.read_json("ablation"), killed.read_json("ablation"))
+
+
+def test_a_measurement_that_is_told_to_end_says_where_its_work_is(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM is what `kill` and schedulers send; the same command then goes on with what was done."""
+    asked = ["ablate", place / "classifier", "--data", place / "dev.tsv", "--units", "layers", "-o", tmp_path / "run"]
+    monkeypatch.setattr(sys, "argv", ["headcount", *map(str, asked), "--batch-size", "1"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "piece", lambda run, name, compute: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit, match="143"):
+            main()
+    assert f"stopped; {tmp_path / 'run'} keeps what is done" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert read(tmp_path / "run").finished
 
 
 def test_scores_are_computed_again_after_every_step_if_asked(place: Path, tmp_path: Path) -> None:

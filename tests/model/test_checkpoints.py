@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from torch import nn
 
 import headcount as hc
 from headcount.errors import BadCheckpoint, BadPlan, Refused
+from headcount.model import checkpoints
 
 # Family -> what is cut from it: slices of every layout, whole layers, emptied attentions and MLPs, uneven groups.
 CUTS = {
@@ -454,6 +454,11 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "a text as classes": _config(architectures="BertForMaskedLM"),
     "another class": _config(architectures=["BertModel"]),
     "another family": _config(architectures=["LlamaForCausalLM"]),
+    "an object as classes": _config(architectures={"a": 1}),
+    "a list as code": _config(architectures=["NoSuchModel"], auto_map=["x"]),
+    "numbers as code": _config(architectures=["NoSuchModel"], auto_map={"a": 3}),
+    "no width": _config(hidden_size=0),
+    "less than no words": _config(vocab_size=-5),
     "record is text": _config(headcount="0:1"),
     "record is a list": _config(headcount=[1]),
     "record is empty": _config(headcount={}),
@@ -494,7 +499,30 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "config values below zero": _edit(config={"num_hidden_layers": -2}),
     "config values without bound": _edit(config={"num_hidden_layers": 10**9}),
     "config values that make other layers": _edit(config={"num_hidden_layers": 3}),
+    "config values of a class": _edit(config={"__class__.num_hidden_layers": 2}),
+    "config values of a class of a class": _edit(config={"__class__.__base__.num_hidden_layers": 2}),
+    "config values of a method": _edit(config={"to_dict.num_hidden_layers": 2}),
+    "config values of a dictionary": _edit(config={"__dict__.num_hidden_layers": 2}),
+    "config values of no name": _edit(config={"": 2}),
+    "config values that its plan does not explain": _edit(config={"num_hidden_layers": 10_000}),
+    "config values that are not a number": _edit(config={"num_hidden_layers": float("nan")}),
+    "config values that are endless": _edit(config={"num_hidden_layers": float("inf")}),
+    "config values that are a list": _edit(config={"num_hidden_layers": [2, 2]}),
+    "ten thousand layers": _edit(config={"num_hidden_layers": 10_000}, remove={"0": [1], "layers": "2-9999"}),
+    "a thousand rows of specs": _edit(dialects=[{"reads": ["q"], "writes": ["o"]}] * 1000),
+    "spec of a class": _edit(dialects=[{"reads": ["__class__"], "writes": ["o"]}]),
+    "spec of a path out of the parent": _edit(dialects=[{"reads": ["q"], "writes": ["../__dict__.x"]}]),
+    "spec with a class as width": _edit(dialects=[{"reads": ["q"], "writes": ["o"], "width": "__class__"}]),
+    "spec with a huge width": _edit(dialects=[{"reads": ["q"], "writes": ["o"], "width": 10**30}]),
+    "spec with a thousand names": _edit(dialects=[{"reads": ["q"] * 1000, "writes": ["o"]}]),
+    "record is deep": _edit(why=json.loads("[" * 500 + "]" * 500)),
 }  # fmt: skip
+
+
+# What a model without weights does not show: it is built as the config says.
+SEEN_IN_THE_WEIGHTS = {name for name in DAMAGE if "weights" in name or "heads than were" in name}
+SEEN_IN_THE_WEIGHTS |= {"a tensor missing", "another class", "head by name and by path"}
+SEEN_IN_THE_WEIGHTS |= {"another head than was cut, in another layer"}
 
 
 @pytest.fixture(scope="module")
@@ -505,22 +533,65 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hc.save(model, tmp_path_factory.mktemp("good") / "cut")
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_folder_is_one_sentence_and_leaves_nothing_behind(
-    damage: Callable[[Path], Any], good: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_folder_is_one_sentence_and_leaves_nothing_behind(name: str, good: Path, tmp_path: Path) -> None:
     from transformers import BertForMaskedLM
 
     folder = tmp_path / "cut"
     shutil.copytree(good, folder)
-    damage(folder)
+    DAMAGE[name](folder)
     init = BertForMaskedLM.__init__
     with says(BadCheckpoint, BadPlan) as caught:
         hc.load(folder)
+    if name not in SEEN_IN_THE_WEIGHTS:
+        with says(BadCheckpoint, BadPlan):
+            hc.load(folder, weights=False)
     assert "above report" not in str(caught.value), "a sentence that stands alone"
     assert BertForMaskedLM.__init__ is init
     hc.load(good)
     assert BertForMaskedLM.__init__ is init
+
+
+HARMFUL = {
+    "__class__.num_hidden_layers": 1,  # in both, the first value is good and must not be set either
+    "__class__.__init__.num_hidden_layers": 1,
+    "to_dict.num_hidden_layers": 1,
+    "num_hidden_layers": 10_000,
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_record_is_refused_before_anything_is_changed_or_built(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    model, _ = zoo.build("bert")
+    hc.cut(model, "layers:1")
+    folder = hc.save(model, tmp_path / "cut")
+    record = json.loads((folder / "config.json").read_text())["headcount"]["config"]
+    assert record == {"num_hidden_layers": 2}
+    _edit(config={**record, name: HARMFUL[name]})(folder)
+
+    def built(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was built by a record that is no good")
+
+    before, config = {kind: dict(vars(kind)) for kind in BertConfig.__mro__[:-1]}, BertConfig.from_pretrained(folder)
+    monkeypatch.setattr(BertForMaskedLM, "__init__", built)
+    with says(BadPlan, about=f"wants to set '{name}'"):
+        hc.load(folder)
+    with says(BadPlan):
+        checkpoints.restore_config(config, config.headcount)
+    assert config.num_hidden_layers == 1
+    assert {kind: dict(vars(kind)) for kind in before} == before
+
+
+def test_a_record_of_ten_thousand_layers_is_refused_before_they_are_built() -> None:
+    model, _ = zoo.build("bert")
+    record = {**hc.Plan.of("layers:2-9999").to_json(), "config": {"num_hidden_layers": 10_000}}
+    with says(BadPlan, about="more than any model has"):
+        checkpoints.restore_config(model.config, record)
+    assert model.config.num_hidden_layers == 2
 
 
 @pytest.mark.parametrize("name", ["num_attention_heads", "pad_token_id", "type_vocab_size"])
@@ -619,99 +690,3 @@ def test_a_fresh_model_of_another_kind_is_one_sentence(tmp_path: Path) -> None:
             hc.load(folder, into=zoo.ZOO[other].make())
     with says(BadCheckpoint, BadPlan):
         hc.load(folder, into=nn.Linear(3, 3))
-
-
-# -- saving is all or nothing ----------------------------------------------------------------------------------------
-
-
-class Failing:
-    """A tokenizer whose folder cannot be written: it fails when everything else is in place."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def save_pretrained(self, folder: Path) -> None:
-        (Path(folder) / "half").write_text("x")
-        raise self.error
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("error", [ValueError("full"), KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_an_interrupted_save_leaves_no_trace(error: BaseException, tmp_path: Path) -> None:
-    model, inputs = _cut("bert")
-    with pytest.raises(type(error)):
-        hc.save(model, tmp_path / "new", tokenizer=Failing(error))
-    assert list(tmp_path.iterdir()) == []
-    folder = hc.save(model, tmp_path / "old")
-    before = _files(tmp_path)
-    hc.cut(model, "1:0")
-    with pytest.raises(type(error)):
-        hc.save(model, folder, tokenizer=Failing(error), force=True)
-    assert _files(tmp_path) == before
-    assert list(tmp_path.iterdir()) == [folder]
-    hc.save(model, folder, force=True)
-    assert list(tmp_path.iterdir()) == [folder]
-    _same(hc.load(folder), model, inputs)
-
-
-def test_a_swap_that_fails_halfway_gives_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = _cut("bert")
-    folder = hc.save(model, tmp_path / "old")
-    before, replace, calls = _files(tmp_path), os.replace, []
-
-    def second_fails(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-        replace(*args)
-
-    monkeypatch.setattr(os, "replace", second_fails)
-    with pytest.raises((OSError, BadCheckpoint)):
-        hc.save(model, folder, force=True)
-    assert len(calls) >= 2
-    assert _files(tmp_path) == before
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> dict[str, Path]:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("do not touch")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("do not touch")
-    return {name: tmp_path / name for name in ("full", "empty", "file", "new/deep/er")}
-
-
-def test_an_existing_folder_is_replaced_only_by_force(places: dict[str, Path], tmp_path: Path) -> None:
-    model, inputs = _cut("bert")
-    before = _files(tmp_path)
-    for name in ("full", "file"):
-        with says(BadCheckpoint, about="force"):
-            hc.save(model, places[name])
-    assert _files(tmp_path) == before
-    for name in ("empty", "new/deep/er"):
-        _same(hc.load(hc.save(model, places[name])), model, inputs)
-    for name in ("full", "file"):
-        _same(hc.load(hc.save(model, places[name], force=True)), model, inputs)
-    assert not (places["full"] / "thesis.txt").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "full", "new"], "no leftovers"
-
-
-def test_a_folder_saved_over_its_own_source_keeps_the_tokenizer(tmp_path: Path) -> None:
-    model, inputs = zoo.build("bert")
-    model.save_pretrained(tmp_path / "model")
-    _tokenizer().save_pretrained(tmp_path / "model")
-    hc.cut(model, "0:1")
-    folder = hc.save(model, tmp_path / "model", source=tmp_path / "model", force=True)
-    assert (folder / "tokenizer.json").is_file()
-    _same(hc.load(folder), model, inputs)
-
-
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    model, _ = _cut("bert")
-    (tmp_path / "file").write_text("x")
-    for place in (tmp_path / "file" / "inside", Path("/proc/headcount")):
-        with says(BadCheckpoint):
-            hc.save(model, place)

@@ -552,7 +552,7 @@ def test_a_full_disk_leaves_nothing_that_looks_finished_and_the_same_command_goe
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "save", full)
+        patch.setattr(pipeline, "write_into", full)
         with says(hc.errors.BadCheckpoint, about="No space left on device"):
             _run(*asked)
     assert _leftovers(tmp_path) == []
@@ -618,6 +618,24 @@ def test_an_existing_folder_is_replaced_only_if_asked(place: Path, tmp_path: Pat
             )
         )
         assert len(hc.removed(hc.load(tmp_path / "smaller"))) == count
+
+
+SHARES = [{"seed": 0, "share": share} for share in ("abc", None, [0.5], 1.5, float("nan"), True)]
+
+
+@pytest.mark.parametrize(
+    "chosen_on",
+    ["abc", [], {"seed": 0}, {"seed": True, "share": 0.5}, {"seed": "0", "share": 0.5}, *SHARES],
+    ids=str,
+)
+def test_a_plan_that_says_nonsense_about_its_examples_is_one_sentence(
+    chosen_on: object, place: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({**hc.Plan.of("0:1").to_json(), "chosen_on": chosen_on}))
+    with says(hc.errors.BadPlan, about="what it was chosen on"):
+        _run(*_asked(place, tmp_path, "--plan", plan))
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_force_never_takes_the_model_the_data_or_what_holds_them(

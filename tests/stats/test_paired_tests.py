@@ -426,6 +426,14 @@ def test_holms_correction_is_that_of_statsmodels(n: int) -> None:
     assert len(holm([])) == len(benjamini_hochberg([])) == 0
 
 
+def test_holms_correction_never_puts_a_greater_p_value_below_a_smaller_one() -> None:
+    """3 * 0.03 = 0.09, and the steps after it, 2 * 0.031 and 0.032, would be less."""
+    assert holm([0.03, 0.031, 0.032]).tolist() == pytest.approx([0.09, 0.09, 0.09], rel=1e-12)
+    assert holm([0.032, 0.5, 0.03, 0.031]).tolist() == pytest.approx([0.12, 0.5, 0.12, 0.12], rel=1e-12)
+    p = np.random.default_rng(0).uniform(0.01, 0.02, 50)
+    assert (np.diff(holm(p)[np.argsort(p)]) >= 0).all()
+
+
 @pytest.mark.parametrize("n", [4, 12, 144])
 def test_correlations_are_those_of_scipy(n: int) -> None:
     draw = np.random.default_rng(n)

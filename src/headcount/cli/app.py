@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from .. import __version__
-from ..errors import BadPlan, HeadcountError
+from ..errors import HeadcountError
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
-from .options import out, quieten, specs_of, with_data
+from .options import named_paths, out, quieten, specs_of, with_data
 
 if TYPE_CHECKING:
     from ..model.anatomy import Anatomy, Site
@@ -59,6 +63,10 @@ Rows = Annotated[
 
 MANNERS = ("slim", "padded", "empty")
 STOPPED = 130  # the exit code after Ctrl-C
+STOP_SIGNALS = (
+    "SIGTERM",
+    "SIGHUP",
+)  # from `kill`, a scheduler or a closed terminal: they stop a command as Ctrl-C does
 
 
 def _version(show: bool) -> None:
@@ -153,7 +161,9 @@ def cut(
     portable: Annotated[
         bool, typer.Option("--portable", help="Write a folder that a stock from_pretrained can load.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Check on a small batch that the cut model equals the masked one."),
@@ -180,8 +190,11 @@ def cut(
         raise typer.BadParameter("--scores and --remove go together: which scores, and how many units.")
     if output is None and not dry_run:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
-    if output is not None and output.exists() and not force and (not output.is_dir() or any(output.iterdir())):
-        raise BadPlan(f"{output} exists and is not empty; choose another folder, or use --force to replace it.")
+    from ..model.model_folders import claimed, may_be_written
+
+    needed = named_paths(model, plan, scores)
+    if output is not None:
+        may_be_written(output, force, needed, Path(model))
     quieten()
     from ..model import checkpoints
     from ..model.cutting import surgery
@@ -189,15 +202,16 @@ def cut(
     from ..model.discovery import find
 
     rows = specs_of(spec)
-    subject = checkpoints.load(model, weights=not dry_run, trust_remote_code=trust_remote_code)
-    wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
-    cut_effects = list_effects(subject, wanted, specs=rows)
-    before = sum(p.numel() for p in subject.parameters())
-    batch = _small_batch(subject) if check and not dry_run else None
-    if not dry_run:
-        assert output is not None
-        surgery.cut(subject, wanted, check=batch, specs=rows)
-        checkpoints.save(subject, output, source=model, portable=portable, force=force)
+    with claimed(None if dry_run else output, force, needed, Path(model)):
+        subject = checkpoints.load(model, weights=not dry_run, trust_remote_code=trust_remote_code)
+        wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
+        cut_effects = list_effects(subject, wanted, specs=rows)
+        before = sum(p.numel() for p in subject.parameters())
+        batch = _small_batch(subject) if check and not dry_run else None
+        if not dry_run:
+            assert output is not None
+            surgery.cut(subject, wanted, check=batch, specs=rows)
+            checkpoints.save(subject, output, source=model, portable=portable, force=force)
     after = before - sum(price.parameters for price in cut_effects)
     if as_json:
         listed = [price._asdict() for price in cut_effects]
@@ -254,7 +268,7 @@ def demo(
     embedded.unpack(output)
     for words in embedded.walk(output):
         out.print(f"\n[bold]$ headcount {shlex.join(words)}[/]", soft_wrap=True)
-        app(words, standalone_mode=False)
+        do(words)
     out.print(f"\nEverything is in {output}: open {output / 'report.html'}", soft_wrap=True, markup=False)
 
 
@@ -384,6 +398,16 @@ def _price_table(cut_effects: list[Any]) -> Table:
 
 def main() -> None:
     """Run the command line; every error that is ours, and every ordinary one, ends as one sentence."""
+    with _stop_signals() as received:
+        try:
+            _run()
+        except SystemExit as error:
+            if received and error.code == STOPPED:
+                raise SystemExit(128 + received[0]) from None
+            raise
+
+
+def _run() -> None:
     try:
         app(standalone_mode=True)
     except HeadcountError as error:
@@ -397,3 +421,34 @@ def main() -> None:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         sys.stderr.write(f"headcount: {type(error).__name__}: {first} (set HEADCOUNT_DEBUG=1 to see where)\n")
         raise SystemExit(1) from None
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Within the block, signals that end a process are Ctrl-C to it; the list has those that came.
+
+    One that is ignored stays so: `nohup` wants that.
+    """
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for handle in (1, 2):
+            try:
+                os.write(handle, b"")
+            except OSError:  # the terminal is gone, and what is still printed must not end the cleaning up
+                with suppress(OSError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+        raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():
+        replaced = {
+            number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) == signal.SIG_DFL
+        }
+    try:
+        yield received
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)

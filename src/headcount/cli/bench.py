@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import HeadcountError
-from .options import CommonFlags, command_line, load_model, out, quieten, weights_of
+from .options import CommonFlags, command_line, load_model, out, quieten, say_stopped, weights_of
 from .text import bench_text
 
 if TYPE_CHECKING:
@@ -121,8 +120,7 @@ def _measured(run: Run, loaded: dict[str, Any], options: dict[str, Any]) -> Benc
         run.discard_if_empty()
         raise
     except KeyboardInterrupt:
-        message = f"{run.folder} keeps what is done: the same command goes on from there."
-        sys.stderr.write(f"headcount: stopped; {message}\n")
+        say_stopped(run.folder)
         raise
     run.write_json(data.NAME, data.to_json(), replace=True)
     return data

@@ -12,7 +12,7 @@ import typer
 
 from ..data.splits import in_words
 from ..errors import BadPlan
-from .options import CommonFlags, Only, load_model, make_task, other_task, out, quieten, running, specs_of
+from .options import CommonFlags, Only, load_model, make_task, named_paths, other_task, out, quieten, running, specs_of
 from .training_options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ def learn(
     recover_epochs: Annotated[
         float, flag("--recover-epochs", panel=AFTER, help="Epochs of training after the cut.")
     ] = 0.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
@@ -132,13 +134,11 @@ def learn(
     regimen.sane(flags, output, run)
     if report_limit is not None and report_data is None:
         raise typer.BadParameter("--report-limit goes with --report-data; use --limit for --data.")
-    if output is not None:
-        from ..model.checkpoints import may_be_written
+    from ..model.model_folders import claimed, may_be_written
 
-        protected_paths = [
-            Path(name) for name in (model, regimen.teacher, flags.data, report_data, run, plan) if name is not None
-        ]
-        may_be_written(output, force, protected_paths, only_models=True)
+    needed = named_paths(model, regimen.teacher, flags.data, flags.target, report_data, run, plan)
+    if output is not None and is_main():
+        may_be_written(output, force, needed, Path(model))
     quieten()
     from ..evaluation.evaluator import evaluate
     from ..learned_gates import pipeline
@@ -211,7 +211,8 @@ def learn(
         pipeline.learn(subject, train, **work)
         return
     tasks = {"train": train, "report": report}
-    with running("learn", model, subject, replace(flags, output=run), tasks, **options) as folder:
+    claim = claimed(output, force, needed, Path(model))
+    with claim, running("learn", model, subject, replace(flags, output=run), tasks, **options) as folder:
         full = evaluate(subject, report, run=folder)
         outcome = pipeline.learn(subject, train, **work, run=folder)
         after, compared = _measured(outcome, report, full, folder, flags)

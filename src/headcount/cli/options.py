@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from logging import ERROR, getLogger
@@ -228,7 +228,7 @@ def specs_of(texts: list[str] | None) -> list[Any]:
     for text in texts or []:
         try:
             rows.append(ModuleSpec.from_json(json.loads(text)))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadPlan(f"--module-spec wants a JSON object, and {text[:60]!r} is not JSON.") from None
     return rows
 
@@ -355,6 +355,11 @@ def _is_column(flags: CommonFlags) -> bool:
     return flags.text is not None and not Path(str(flags.target)).exists()
 
 
+def named_paths(*names: str | Path | None) -> list[Path]:
+    """The files and folders that flags name, each of several with commas: what --force does not replace."""
+    return [Path(part) for name in names if name is not None for part in (str(name), *str(name).split(","))]
+
+
 def kind_of(model: Any) -> str:
     """The kind of task that a model's class was made for."""
     name = type(model).__name__
@@ -397,9 +402,7 @@ def running(
             run.discard_if_empty()
             raise
         except KeyboardInterrupt:
-            sys.stderr.write(
-                f"headcount: stopped; {run.folder} keeps what is done: the same command goes on from there.\n"
-            )
+            say_stopped(run.folder)
             raise
         if flags.command:
             run.write_json("command", {"command": flags.command}, replace=True)
@@ -420,6 +423,13 @@ def _first_notes(command: str, model: Any, flags: Running, tasks: Mapping[str, T
         notes = run.read_json("notes")
         return [str(note) for note in notes.get("first_batch", ())] if isinstance(notes, dict) else []
     return first_batch.warnings(model, task, flags.seed)
+
+
+def say_stopped(folder: Path) -> None:
+    """Say where the work of a stopped command is; if nobody listens any more, it ends all the same."""
+    with suppress(OSError):
+        sys.stderr.write(f"headcount: stopped; {folder} keeps what is done: the same command goes on from there.\n")
+        sys.stderr.flush()
 
 
 def data_notes(tasks: Mapping[str, Task | Passages]) -> list[str]:

@@ -22,6 +22,7 @@ from .options import (
     SelectLimit,
     load_model,
     make_task,
+    named_paths,
     other_task,
     out,
     question_of,
@@ -138,7 +139,9 @@ def prune(
         bool, typer.Option("--dry-run", help="Choose and show the plan; cut and write nothing.")
     ] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the model.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
@@ -168,7 +171,8 @@ def prune(
 
         headcount prune my-model --data dev.tsv --plan plan.json -o smaller
     """
-    _sane(model, flags, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan])
+    needed = named_paths(model, flags.data, flags.target, run, plan, score_data, select_data, recovery.recover_data)
+    _sane(model, flags, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan], needed)
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
     units = ",".join(dict.fromkeys(kinds))
@@ -181,6 +185,7 @@ def prune(
     quieten()
     from ..documents.prune import ExampleSet, PruneDocument
     from ..importance.criteria import NEED_NO_DATA
+    from ..model.model_folders import claimed
     from ..pruning import ledger, pipeline, selection
     from ..stats.guarantee import check_promise
 
@@ -214,7 +219,8 @@ def prune(
     lesson, left_out = recovery.task(model, subject, flags, sets.report)
     sets = sets.noting(left_out)
     tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
-    with running("prune", model, subject, replace(flags, output=run), tasks, **options) as folder:
+    claim = claimed(None if dry_run else output, force, needed, Path(model))
+    with claim, running("prune", model, subject, replace(flags, output=run), tasks, **options) as folder:
 
         def tried() -> ledger.Tries:
             assert sets.select is not None
@@ -289,7 +295,14 @@ def prune(
 
 
 def _sane(
-    model: str, flags: CommonFlags, output: Path | None, force: bool, dry_run: bool, run: Path | None, wishes: list[Any]
+    model: str,
+    flags: CommonFlags,
+    output: Path | None,
+    force: bool,
+    dry_run: bool,
+    run: Path | None,
+    wishes: list[Any],
+    needed: list[Path],
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
     if flags.data is None:
@@ -305,10 +318,9 @@ def _sane(
         if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
             raise typer.BadParameter("-o and --run must be different folders, neither inside the other.")
     if output is not None:
-        from ..model.checkpoints import may_be_written
+        from ..model.model_folders import may_be_written
 
-        protected_paths = [Path(name) for name in (model, flags.data, run) if name is not None]
-        may_be_written(output, force, protected_paths, only_models=True)
+        may_be_written(output, force, needed, Path(model))
 
 
 def _all_used(needs: tuple[bool, bool], data_flags: tuple[Any, Any, Any, Any]) -> None:
@@ -336,13 +348,19 @@ def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None, See
         typer.echo(
             f"note: what stays of {path} was tuned, which is not in the plan: add --tune to do it again", err=True
         )
-    if chosen_on is not None and not (
-        isinstance(chosen_on, dict) and type(chosen_on.get("seed")) is int and 0 < float(chosen_on.get("share", 0)) < 1
-    ):
+    if chosen_on is not None and not _is_part(chosen_on):
         raise BadPlan(
             f'{path} says in a way I do not know what it was chosen on; take "chosen_on" out if you are sure.'
         )
     return plan, chosen_on, read_seen(data["seen"], path) if "seen" in data else {}
+
+
+def _is_part(chosen_on: object) -> bool:
+    """Whether this says which part of the examples a plan was chosen on: a seed and a share."""
+    if not isinstance(chosen_on, dict):
+        return False
+    seed, share = chosen_on.get("seed"), chosen_on.get("share")
+    return type(seed) is int and isinstance(share, float) and 0 < share < 1
 
 
 def _plan_file(

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import BadRun
-from .options import HOW, WHERE, command_line, flag, out
+from .options import HOW, WHERE, command_line, flag, out, say_stopped
 
 if TYPE_CHECKING:
     from ..documents.claims import ClaimsDocument
@@ -298,8 +298,7 @@ def _carried_out(planned: Sequence[Planned], setting: Setting, command: Any, wor
         with progress.quiet() if quiet else nullcontext():
             return runner.run(steps, setting.folder, command, workers=workers, show=not quiet, say=say)
     except KeyboardInterrupt:
-        where = f"{setting.folder} keeps what is done: the same command goes on from there"
-        sys.stderr.write(f"headcount: stopped; {where}.\n")
+        say_stopped(setting.folder)
         raise
 
 

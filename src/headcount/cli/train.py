@@ -12,7 +12,7 @@ import typer
 
 from ..data import splits
 from ..errors import BadData
-from .options import CommonFlags, kind_of, make_task, other_task, out, placed, quieten, running
+from .options import CommonFlags, kind_of, make_task, named_paths, other_task, out, placed, quieten, running
 from .training_options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def train(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Save a checkpoint after every epoch, for `curve --over`.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output folder if it is a model and nothing else.")
+    ] = False,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
@@ -100,8 +102,13 @@ def train(
     sizes = _set_options(
         layers=layers, decoder_layers=decoder_layers, heads=heads, width=width, ffn=ffn, vocabulary=vocabulary
     ) | _set_options(dropout=dropout)
-    _sane(model, flags, regimen, output, run, force, sizes, (scratch, new_head), dev_data, dev_limit)
+    needed = named_paths(model, regimen.teacher, flags.data, flags.target, dev_data, run)
+    _sane(model, flags, regimen, output, run, sizes, (scratch, new_head), dev_data, dev_limit)
     assert output is not None
+    from ..model.model_folders import claimed, may_be_written
+
+    if is_main():
+        may_be_written(output, force, needed, Path(model))
     quieten()
     from ..model import checkpoints as folders
     from ..training import loop
@@ -125,7 +132,8 @@ def train(
         loop.train(lesson.model, lesson.train, recipe, **how)
         return
     tasks = {"train": lesson.train, "dev": lesson.dev}
-    with running("train", model, lesson.model, replace(flags, output=run), tasks, **options) as folder:
+    claim = claimed(output, force, needed, Path(model))
+    with claim, running("train", model, lesson.model, replace(flags, output=run), tasks, **options) as folder:
         before = None if lesson.fresh else _measured(lesson.model, lesson.dev, folder, "before")
         if checkpoints:
             how |= {"checkpoints": folder.folder / "checkpoints", "tokenizer": _reader(model, lesson)}
@@ -149,7 +157,6 @@ def _sane(
     regimen: TrainingOptions,
     output: Path | None,
     run: Path | None,
-    force: bool,
     sizes: Mapping[str, Any],
     changes: tuple[bool, bool],
     dev_data: str | None,
@@ -170,10 +177,6 @@ def _sane(
         )
     if dev_limit is not None and dev_data is None:
         raise typer.BadParameter("--dev-limit goes with --dev-data; use --limit for --data.")
-    from ..model.checkpoints import may_be_written
-
-    protected_paths = [Path(name) for name in (model, regimen.teacher, flags.data, dev_data, run) if name is not None]
-    may_be_written(output, force, protected_paths, only_models=True)
 
 
 # -- the model and the examples ------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ class Scores:
             if not complete or not np.isfinite(raw).all():
                 raise BadPlan("The scores are damaged: numbers are missing or not finite; compute them again.")
             return cls(units, raw, str(data["by"]), kinds, types, data["normalize"], str(data["signature"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadPlan(
                 f"These are not scores that headcount wrote ({type(error).__name__}: {error!s:.60})."
             ) from None

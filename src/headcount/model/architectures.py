@@ -6,12 +6,16 @@ their weights, never on the model's name. To teach headcount a new way of buildi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from torch import Tensor, arange
 
 from ..errors import BadPlan
+
+MOST_NAMES = 20
+_CHILD = re.compile(r"(\.\./)*(?!__)\w{1,100}(\.(?!__)\w{1,100}){0,20}")
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,26 @@ class ModuleSpec:
         names = [data["reads"], data["writes"]]
         if not all(isinstance(n, list | tuple) and n and all(isinstance(x, str) for x in n) for n in names):
             raise BadPlan('"reads" and "writes" of a dialect are lists of child names.')
+        wrong = next((name for part in names for name in part if not _CHILD.fullmatch(name)), None)
+        if wrong is not None or max(map(len, names)) > MOST_NAMES:
+            raise BadPlan(
+                f'{wrong!r:.60} in a dialect is not the name of a child; names look like "query" or "../dense".'
+            )
         texts = [data.get("layout", "split"), data.get("kind", "head")]
         condition, width = data.get("when"), data.get("width")
-        if not all(isinstance(text, str) for text in texts) or not isinstance(condition, str | None):
+        if not all(isinstance(text, str) for text in texts) or not _is_attribute(condition):
             raise BadPlan('"layout", "kind" and "when" of a dialect are names.')
-        if not (width is None or isinstance(width, str) or (type(width) is int and width > 0)):
+        if not (_is_attribute(width) or (type(width) is int and 0 < width < 1_000_000)):
             raise BadPlan('"width" of a dialect is a positive number, or the name of an attribute.')
         row = cls(**{**data, "reads": tuple(data["reads"]), "writes": tuple(data["writes"])})
         if row.layout not in LAYOUTS or row.kind not in ("head", "neuron"):
             raise BadPlan(f"A dialect's layout is one of {', '.join(LAYOUTS)} and its kind is head or neuron.")
         return row
+
+
+def _is_attribute(name: object) -> bool:
+    """Whether it is the name of a plain attribute, or None."""
+    return name is None or (isinstance(name, str) and name.isidentifier() and not name.startswith("__"))
 
 
 # -- layouts: the row numbers of each reading matrix, seen unit by unit -------------------------------------------------

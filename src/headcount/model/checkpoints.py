@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
+import reprlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,18 @@ from typing import Any
 from torch import nn
 
 from ..errors import BadCheckpoint, BadPlan, HeadcountError, NotFound, Refused
-from ..plans import Plan, read_json
+from ..plans import Plan, kind_of, read_json
 from .architectures import ModuleSpec
 from .cutting import layers
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
+from .model_folders import RECORD, appears_whole, bring_along, disk_errors, set_aside
 from .portable import empty_model, portable_config, stock_differences
 
 VARIANT = "headcount"
-RECORD = "headcount.json"
 MISSING = "_headcount_missing_weights"  # an attribute of a model that was loaded
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
-OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
+MOST_LAYERS = 1000  # that a record may remove: the deepest transformers have as many, and building more takes minutes
+MOST_ROWS = 100
 
 
 def save(
@@ -46,7 +45,8 @@ def save(
     """Write the model (and a tokenizer or processor) to a folder that `load` reads; returns its path.
 
     `source` is the folder or hub name the model came from: what else is there (tokenizer, processor, pooling) comes along.
-    The folder appears whole or not at all, and an existing one is replaced only with `force`. With `portable`, it can be
+    The folder appears whole or not at all. An existing one is replaced only with `force`, and only if there is nothing in it
+    but a model. With `portable`, it can be
     read by a stock `from_pretrained` without headcount; where the cut is not expressible by a stock config, that is
     `Refused` with the reason. A `torch.nn` model without a config is written as weights and a record: give `load` a
     fresh one to fill.
@@ -57,7 +57,7 @@ def save(
         tokenizer: A tokenizer or processor to write along.
         source: The folder or hub name that the model came from: its other files come along.
         portable: Write what a stock `from_pretrained` loads, or refuse.
-        force: Replace the folder if it exists.
+        force: Replace the folder if it exists and there is nothing in it but a model.
         max_shard_size: Maximum size of a file of weights.
 
     Returns:
@@ -70,49 +70,12 @@ def save(
         >>> hc.removed(hc.load(folder)).units == plan.units
         True
     """
-    root, target = unwrap(model), Path(folder)
-    may_be_written(target, force, keep=[] if source is None else [Path(source)])
-    with appears_whole(target) as draft:
-        if not hasattr(root, "save_pretrained"):
-            _save_plain(root, draft, portable)
-        elif portable:
-            _save_portable(root, draft, max_shard_size)
-        else:
-            _save_cut(root, draft, max_shard_size)
-        if source is not None:
-            _bring_along(source, draft)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(draft)
-        for path in weight_files(draft):  # safetensors lets only the owner read them, whatever the umask says
-            path.chmod((draft / "config.json").stat().st_mode if (draft / "config.json").is_file() else 0o644)
+    target, origin = Path(folder), None if source is None else Path(source)
+    # a model may be saved over the folder it came from: what else is there comes along
+    keep = [] if origin is None or os.path.realpath(origin) == os.path.realpath(target) else [origin]
+    with appears_whole(target, force, keep, origin) as draft, disk_errors(target):
+        write_into(model, draft, tokenizer=tokenizer, source=source, portable=portable, max_shard_size=max_shard_size)
     return target
-
-
-def may_be_written(target: Path, force: bool, keep: Iterable[Path] = (), only_models: bool = False) -> None:
-    """Refuse a target that is not ours to write: one that is not empty, unless `force` says that it may be replaced.
-
-    Even then it is not, if it is the folder we are in, or holds that or anything of `keep`. With `only_models` it must be a
-    folder with a model in it, and not itself one of `keep`.
-    """
-    resolved = target.resolve()
-    parent = next(folder for folder in (resolved, *resolved.parents) if folder.exists())
-    if not os.access(parent, os.W_OK) or (parent != resolved and not parent.is_dir()):
-        raise BadCheckpoint(
-            f"I cannot write to {target}: {parent} is not a folder that I may write to; choose another."
-        )
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not force:
-        raise BadCheckpoint(
-            f"{target} exists and is not empty; choose another folder, or use force (--force) to replace it."
-        )
-    if only_models and not any((target / name).is_file() for name in ("config.json", RECORD)):
-        raise BadCheckpoint(f"{target} is not a model folder, so it is not replaced; choose another folder.")
-    places = [path.resolve() for path in keep if path.exists()]
-    lost = [path for path in places if resolved in path.parents or (only_models and resolved == path)]
-    if lost or resolved in (Path.cwd(), *Path.cwd().parents):
-        protected = lost[0] if lost else "the folder we are in"
-        raise BadCheckpoint(f"{target} is or holds {protected}, so it is not replaced; choose another folder.")
 
 
 def load(
@@ -199,11 +162,24 @@ def _empty(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) ->
     if hasattr(kind, "_model_mapping"):
         kind = kind._model_mapping[type(config)]
     if written is None:
-        return empty_model(kind, config).eval()
+        with _buildable(name):
+            return empty_model(kind, config).eval()
     plan, specs = read_record(written)
     restore_config(config, written)
-    with _born_cut(kind, plan, specs, written.get("config", {})):
+    with _buildable(name), _born_cut(kind, plan, specs, written.get("config", {})):
         return empty_model(kind, config).eval()
+
+
+@contextmanager
+def _buildable(name: str | Path) -> Iterator[None]:
+    """Whatever a constructor says within the block about a config that is damaged is said in one sentence."""
+    try:
+        yield
+    except (HeadcountError, MemoryError):
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadCheckpoint(f"No model can be built from the config of {name} ({first[:200]}).") from error
 
 
 def read_record(written: object) -> tuple[Plan, list[ModuleSpec]]:
@@ -211,51 +187,43 @@ def read_record(written: object) -> tuple[Plan, list[ModuleSpec]]:
     plan = Plan.from_json(written)
     assert isinstance(written, dict)
     rows = written.get("dialects", [])
-    if not isinstance(rows, list):
-        raise BadPlan('The record\'s "dialects" must be a list of rows.')
+    if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        raise BadPlan(f'The record\'s "dialects" must be a list of at most {MOST_ROWS} rows.')
     return plan, [ModuleSpec.from_json(row) for row in rows]
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def appears_whole(target: Path) -> Iterator[Path]:
-    """A folder to write in, next to the target, that takes the target's name only when everything is in it."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent))
-        draft.chmod(0o755)
-    except OSError as error:
-        raise BadCheckpoint(f"I cannot write to {target.parent}: {error.strerror}.") from None
-    backup = draft.with_name(draft.name + ".old")
-    try:
-        yield draft
-        if target.exists():
-            os.replace(target, backup)
-        os.replace(draft, target)
-    except BaseException:
-        if backup.exists() and not target.exists():
-            os.replace(backup, target)
-        raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        if backup.is_file():
-            backup.unlink()
-        shutil.rmtree(backup, ignore_errors=True)
+def write_into(
+    model: nn.Module,
+    draft: Path,
+    *,
+    tokenizer: Any = None,
+    source: str | Path | None = None,
+    portable: bool = False,
+    max_shard_size: str = "50GB",
+) -> None:
+    """Write the model, and what goes with it, into a folder that is there and empty, as `save` does."""
+    root = unwrap(model)
+    if not hasattr(root, "save_pretrained"):
+        _save_plain(root, draft, portable)
+    elif portable:
+        _save_portable(root, draft, max_shard_size)
+    else:
+        _save_cut(root, draft, max_shard_size)
+    if source is not None:
+        _bring_along(source, draft)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(draft)
+    for path in weight_files(draft):  # safetensors lets only the owner read them, whatever the umask says
+        path.chmod((draft / "config.json").stat().st_mode if (draft / "config.json").is_file() else 0o644)
 
 
 def _bring_along(source: str | Path, draft: Path) -> None:
-    """Copy what belongs to the model and is not the model: everything but weights, configs and the old model card."""
+    """What belongs to the model and is not the model: the other files of its folder, or what the hub has of it."""
     if Path(source).is_dir():
-        for path in Path(source).rglob("*"):
-            inside = path.relative_to(source)
-            hidden = any(part.startswith(".") for part in inside.parts)
-            own = str(inside) in OWN_FILES or path.suffix in WEIGHTS or ".index." in inside.name
-            own |= any((Path(source) / folder / "plan.json").is_file() for folder in list(inside.parents)[:-1])
-            if path.is_file() and not hidden and not own and not (draft / inside).exists():
-                (draft / inside).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, draft / inside)
+        bring_along(Path(source), draft)
         return
     from transformers import AutoProcessor, AutoTokenizer
 
@@ -310,6 +278,10 @@ def _save_plain(root: nn.Module, draft: Path, portable: bool) -> None:
 def _read_config(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) -> Any:
     from transformers import AutoConfig
 
+    if aside := set_aside(Path(name)):
+        raise BadCheckpoint(
+            f"{name} was to be replaced by a command that was killed half way; the earlier one is {aside}: rename it back."
+        )
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise BadCheckpoint(f"{name} has no config.json; give a folder written by save or save_pretrained.")
@@ -332,7 +304,10 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
     """The class that was saved; where the config names none, the one its type stands for."""
     import transformers
 
-    saved = (getattr(config, "architectures", None) or [None])[0]
+    architectures, code = getattr(config, "architectures", None) or [None], getattr(config, "auto_map", None) or {}
+    if not isinstance(architectures, list | str) or not isinstance(code, dict):
+        raise BadCheckpoint(f"The config of {name} is damaged: architectures are a list, auto_map an object.")
+    saved = architectures[0]
     if saved is None:
         return (
             transformers.AutoModel
@@ -342,7 +317,7 @@ def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
     model_class = getattr(transformers, saved, None) if isinstance(saved, str) else None
     if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
         return model_class
-    references = [ref for key, ref in (getattr(config, "auto_map", None) or {}).items() if ref.endswith(f".{saved}")]
+    references = [ref for ref in code.values() if isinstance(ref, str) and ref.endswith(f".{saved}")]
     if trust_remote_code and references:
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -358,18 +333,35 @@ def restore_config(config: Any, written: dict[str, Any]) -> None:
     values = written.get("config", {})
     if not isinstance(values, dict):
         raise BadPlan('The record\'s "config" must map names to values.')
+    removed_layers = sum(kind_of(str(unit)) == "layer" for unit in Plan.from_json(written).units)
+    if removed_layers > MOST_LAYERS:
+        raise BadPlan(f"The record removes {removed_layers:,} layers, which is more than any model has: not loaded.")
+    changes = []
     for dotted, value in values.items():
         *path, name = str(dotted).split(".")
-        owner = config
-        for part in path:
-            owner = getattr(owner, part, None)
-        plain = (type(value) is int and 0 < value <= 10_000) or (isinstance(value, list) and len(value) <= 10_000)
-        if not hasattr(owner, name) or not layers.is_about_layers(name) or not plain:
+        owner = _part_of(config, path)
+        if owner is None or name not in vars(owner) or not layers.is_about_layers(name):
             raise BadPlan(
                 f"The record wants to set {str(dotted)[:60]!r} in the config, which is not a count of layers."
             )
+        if not layers.may_have_been(name, value, vars(owner)[name], removed_layers):
+            raise BadPlan(
+                f"The record wants to set {str(dotted)[:60]!r} in the config to {reprlib.repr(value)}, and its plan removes "
+                f"{removed_layers} layers from {reprlib.repr(vars(owner)[name])}: they do not agree."
+            )
+        changes.append((owner, name, value))
+    for owner, name, value in changes:
         setattr(owner, name, value)
     config.headcount = None
+
+
+def _part_of(config: Any, path: list[str]) -> Any:
+    """The config inside a config that a path of names leads to; None if it leads to anything else."""
+    for part in path:
+        config = vars(config).get(part)
+        if not hasattr(config, "to_dict"):
+            return None
+    return config
 
 
 @contextmanager

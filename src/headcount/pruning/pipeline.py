@@ -30,17 +30,18 @@ from ..documents.reading import read
 from ..documents.results import ResultDocument
 from ..efficiency.benchmark import Bench, bench
 from ..efficiency.costs import homes, one_example, operations_of
-from ..errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
+from ..errors import BadData, CheckFailed, HeadcountError
 from ..evaluation.evaluator import device_of, evaluate, measure, result_of, to_device
 from ..hashing import versions
 from ..model.architectures import ModuleSpec
-from ..model.checkpoints import appears_whole, load, may_be_written, save, weight_files
+from ..model.checkpoints import load, weight_files, write_into
 from ..model.cutting.effects import CutEffect, cut_effects
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..model.equivalence import differs
 from ..model.equivalence import run as outputs
 from ..model.gates import masked
+from ..model.model_folders import appears_whole, disk_errors, may_be_written
 from ..model.portable import stock_differences
 from ..plans import Plan
 from ..reporting.model_card import card
@@ -55,6 +56,8 @@ from .selection import Choice, usual_length
 if TYPE_CHECKING:
     from ..data.tasks import Task
     from ..runs import Run
+
+ADVICE = ": what was measured is kept"  # when a disk is full
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +152,9 @@ def prune(
         12
     """
     rows, target = tuple(specs), Path(output)
-    may_be_written(target, force, [] if source is None else [Path(source)], only_models=True)
+    origin = None if source is None else Path(source)
+    keep = [] if origin is None else [origin]
+    may_be_written(target, force, keep, origin)
     report, left_out = _unused(report, choice)
     device = device_of(unwrap(model))
     before = evaluate(model, report, run=run)
@@ -166,7 +171,7 @@ def prune(
     if changed is not None and recover is not None:
         as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
         facts = {"before": report.metric.value(as_cut), **recover(changed)}
-    with appears_whole(target) as draft:
+    with appears_whole(target, force, keep, origin) as draft:
         # what was shown holds for these very numbers
         tested = None if choice.guarantee is None else choice.dtype or dtype
         took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, tested)
@@ -356,14 +361,8 @@ def _write(
         dtype = tested or format_of(saved_model)
         saved_model = copy.deepcopy(changed)
         _rounded(saved_model, dtype)
-    try:
-        save(saved_model, draft, source=source, force=True)
-    except (OSError, RuntimeError) as error:
-        raise _unwritten(error, draft) from None
-    except Exception as error:  # safetensors has an error of its own for a full disk
-        if "safetensor" not in type(error).__name__.lower():
-            raise
-        raise _unwritten(error, draft) from None
+    with disk_errors(draft.parent, ADVICE):
+        write_into(saved_model, draft, source=source)
     root = unwrap(saved_model)
     return took, hasattr(root, "config") and not stock_differences(root, root.config)
 
@@ -406,27 +405,17 @@ def _old_card(source: str | Path | None) -> dict[str, Any] | None:
     return fields or None
 
 
-def _unwritten(error: Exception, draft: Path) -> BadCheckpoint:
-    first = (getattr(error, "strerror", None) or str(error).strip() or type(error).__name__).splitlines()[0]
-    return BadCheckpoint(
-        f"I cannot write the smaller model to {draft.parent}: {first[:200]}; make room or choose another folder, and run "
-        "the same again: what was measured is kept."
-    )
-
-
 def _write_documents(
     draft: Path, plan: dict[str, Any], document: PruneDocument, run: Run | None, page: Callable[[Path], None] | None
 ) -> None:
     if run is not None:
         run.write_json("plan", plan, replace=True)
         run.write_json(document.NAME, document.to_json(), replace=True)
-    try:
+    with disk_errors(draft.parent, ADVICE):
         (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card(document), encoding="utf-8")
         if page is not None:
             page(draft)
-    except OSError as error:
-        raise _unwritten(error, draft) from None
 
 
 def _parameters(model: nn.Module) -> int:

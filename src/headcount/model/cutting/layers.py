@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -261,6 +262,27 @@ def is_about_layers(name: str) -> bool:
     """Whether an attribute of a config is one that deleting layers changes."""
     counts = (*COUNT_NAMES, *ENCODER_COUNTS, *DECODER_COUNTS, *PER_STAGE, *PER_LAYER, *INDEX_LISTS)
     return name in (*counts, "stage_names", "attention_types") or (not name.startswith("_") and "layer" in name)
+
+
+def may_have_been(name: str, value: object, now: object, removed: int) -> bool:
+    """Whether an attribute of a config may have had this value before so many layers were removed."""
+    if type(value) is int:
+        return type(now) is int and 0 < value <= now + removed
+    if not isinstance(value, list) or not isinstance(now, list | tuple) or len(value) > len(now) + removed:
+        return False
+    if name in PER_STAGE:
+        counts = all(type(entry) is int and entry > 0 for entry in value)
+        return counts and len(value) == len(now) and sum(value) <= sum(now) + removed
+    return all(_is_plain(entry, 3) for entry in value)
+
+
+def _is_plain(entry: object, depth: int) -> bool:
+    """Whether an entry of a config's list is a number, a short text, or a short list of such."""
+    if isinstance(entry, list):
+        return depth > 0 and len(entry) <= 10_000 and all(_is_plain(part, depth - 1) for part in entry)
+    if isinstance(entry, int | float):
+        return math.isfinite(entry) and abs(entry) < 10_000_000
+    return entry is None or (isinstance(entry, str) and len(entry) <= 200)
 
 
 def deleted_blocks(anatomy: Anatomy, plan: Plan) -> list[nn.Module]:
