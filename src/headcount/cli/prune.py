@@ -19,6 +19,7 @@ from .options import (
     ScoreData,
     ScoreLimit,
     SelectLimit,
+    how_to_load,
     load_model,
     make_task,
     other_task,
@@ -426,6 +427,7 @@ def _show(
     lines += [pruned_text(document), ""]
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
     lines += [f"smaller model: {output} · loaded again, it {proved(document)}; all numbers are measured on it"]
+    lines += [how_to_load(output)]
     if missing:
         lines.append(f"no report: {missing[0]} is not installed; `headcount report {run}` writes it elsewhere")
     elif missing is not None:

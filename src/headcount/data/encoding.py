@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadData
+from ..errors import BadCheckpoint, BadData
+from ..model_files import ModelFiles, tokenizer_files
 
 LONGEST = 512  # tokens, where the tokenizer does not know its model's limit
 LONGEST_BLOCK = 1024  # tokens of running text that are read at once, unless the user says otherwise
@@ -72,7 +73,11 @@ def _from_pretrained(source: Any, auto: str, noun: str) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, auto).from_pretrained(source)
+        files = tokenizer_files(source)
+    except BadCheckpoint:  # a folder of nothing but a tokenizer
+        files = ModelFiles(str(source), str(source))
+    try:
+        return getattr(transformers, auto).from_pretrained(files.folder, **files.keywords)
     except (OSError, ValueError, ImportError) as error:
         raise BadData(
             f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({str(error).splitlines()[0]:.160}); give the object, "

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,18 +19,25 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import BadCheckpoint, BadPlan, HeadcountError, NotFound, Refused
+from ..errors import BadCheckpoint, BadPlan, HeadcountError, LoadingNote, NotFound, Refused
+from ..model_files import ADAPTER, RECORD, ModelFiles, check_weights, model_files
 from ..plans import Plan, read_json
 from .architectures import ModuleSpec
 from .cutting import layers
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
+from .loading.adapters import adapted_class, merged
+from .loading.companions import at_the_root, companions
+from .loading.configs import hub_keywords, model_class, read_config
+from .loading.number_formats import in_stored_format, is_widened, widen
+from .loading.quantised import ADVICE, quantisation
+from .loading.signpost import put_up, take_down
+from .matrices import has_int8_of_torch
 from .portable import empty_model, portable_config, stock_differences
 
 VARIANT = "headcount"
-RECORD = "headcount.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
-OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
+OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD, ADAPTER)
 
 
 def save(
@@ -71,7 +79,12 @@ def save(
     """
     root, target = unwrap(model), Path(folder)
     may_be_written(target, force, keep=[] if source is None else [Path(source)])
-    with appears_whole(target) as draft:
+    if has_int8_of_torch(root):
+        raise Refused(
+            f"{type(root).__name__} is quantised to int8 by torch, and no folder that loads again can hold that: save it before "
+            "it is quantised, and quantise what is loaded."
+        )
+    with appears_whole(target) as draft, in_stored_format(root):
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
         elif portable:
@@ -122,14 +135,21 @@ def load(
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """The model in a folder or of that name on the hub, cut as it was saved, in evaluation mode.
+    """The model in a folder, in a GGUF file or of that name on the hub, cut as it was saved, in evaluation mode.
+
+    Its weights are in float32 on the CPU, also where the file has half precision, in which a CPU is many times slower;
+    `save` writes them in the format of the file again. `dtype="auto"` keeps that format in memory, and any other `dtype` is
+    taken. Where `device_map` names another device, the format stays that of the file.
 
     The class is the one that was saved; keywords such as `dtype` and `device_map` go to `from_pretrained`. A folder that
-    was never cut loads as usual. `into` is a fresh model for a folder saved from a plain `torch.nn` module. With
-    `weights=False` the model is empty (on the meta device): enough to look at, in no memory.
+    was never cut loads as usual, also one with sharded weights or with `pytorch_model.bin`, of which only tensors are read
+    and no code runs. The weights of a GGUF file are unpacked, a PEFT adapter is merged into the model that it names, and of
+    a sentence-transformers folder it is the transformer; a `LoadingNote` says so. Of quantised checkpoints units can be
+    masked, not cut. `into` is a fresh model for a folder saved from a plain `torch.nn` module. With `weights=False` the
+    model is empty (on the meta device): enough to look at, in no memory.
 
     Args:
-        name: A folder or a name on the hub.
+        name: A folder, a GGUF file or a name on the hub.
         into: A fresh model to load into, for a folder saved from a plain `torch.nn` module.
         weights: Whether to read the weights.
         trust_remote_code: Whether code that comes with the model may run.
@@ -142,52 +162,78 @@ def load(
         >>> model = hc.load("my-model")
         >>> type(model).__name__
         'BertForSequenceClassification'
+        >>> model.dtype
+        torch.float32
     """
+    if into is not None and not weights:
+        raise BadCheckpoint("`into` takes weights in; leave out weights=False, or into.")
+    files = model_files(name)
+    folder = Path(files.folder)
+    if weights and (into is not None or ((folder / RECORD).is_file() and not (folder / "config.json").is_file())):
+        return _load_plain(folder, into)
+    for note in files.notes:
+        warnings.warn(note, LoadingNote, stacklevel=2)
+    config = read_config(files, trust_remote_code, kwargs)
+    kind = model_class(config, files, trust_remote_code)
+    if files.adapter is not None:
+        kind = adapted_class(kind, config, files.adapter)
     if not weights:
-        if into is not None:
-            raise BadCheckpoint("`into` takes weights in; leave out weights=False, or into.")
-        return _empty(name, trust_remote_code, kwargs)
-    if into is not None or ((Path(name) / RECORD).is_file() and not (Path(name) / "config.json").is_file()):
-        return _load_plain(Path(name), into)
-    config = _read_config(name, trust_remote_code, kwargs)
+        return _empty(kind, config)
+    check_weights(files)
+    options = {"trust_remote_code": trust_remote_code, **kwargs, **files.keywords, **hub_keywords(files, kwargs)}
+    model = _whole_or_cut(kind, config, files, options)
+    return model if files.adapter is None else merged(model, files.adapter).eval()
+
+
+def _whole_or_cut(kind: Any, config: Any, files: ModelFiles, options: dict[str, Any]) -> Any:
+    """The model of a config with its weights, born cut if the config has the record of a cut."""
     written = getattr(config, "headcount", None)
-    kind = _model_class(config, name, trust_remote_code)
-    options = {"trust_remote_code": trust_remote_code, **kwargs}
     if written is None:
-        return _from_pretrained(kind, name, **options).eval()
+        if files.adapter is not None:
+            options = {**options, "config": config}  # with the labels of the adapter's head
+        return _from_pretrained(kind, files, config, **options)[0].eval()
     plan, specs = read_record(written)
     restore_config(config, written)
-    if (Path(name) / _weights_name(VARIANT)).is_file() or (Path(name) / _weights_name(VARIANT, True)).is_file():
+    if any((Path(files.folder) / _weights_name(VARIANT, sharded)).is_file() for sharded in (False, True)):
         options["variant"] = VARIANT
     with _born_cut(kind, plan, specs, written.get("config", {})):
-        model, info = _from_pretrained(kind, name, config=config, output_loading_info=True, **options)
+        model, info = _from_pretrained(kind, files, config, config=config, **options)
     wrong = [key for group in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in info.get(group, ())]
     if wrong:
-        raise BadCheckpoint(f"The weights in {name} do not fit its plan, first at {wrong[0]}: nothing was loaded.")
+        raise BadCheckpoint(
+            f"The weights in {files.name} do not fit its plan, first at {wrong[0]}: nothing was loaded."
+        )
     return model.eval()
 
 
-def _from_pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
-    """`from_pretrained`, with whatever goes wrong in one sentence."""
+def _from_pretrained(kind: Any, files: ModelFiles, stored_config: Any, **options: Any) -> tuple[Any, Any]:
+    """The model in the number format that is wanted and how its loading went; whatever goes wrong is one sentence."""
+    options["output_loading_info"] = True
+    widened = is_widened(options) and quantisation(stored_config) is None
+    if files.gguf is not None:
+        from transformers import GgufConfig
+
+        options.setdefault("quantization_config", GgufConfig(dequantize=True))
     try:
-        return kind.from_pretrained(name, **options)
+        if not widened:
+            return kind.from_pretrained(files.folder, **options)
+        return widen(lambda dtype: kind.from_pretrained(files.folder, **{**options, "dtype": dtype}), stored_config)
     except (HeadcountError, MemoryError):
         raise
     except Exception as error:
         text = str(error)
         if "ignore_mismatched_sizes" in text:  # transformers prints a report, and points to it
             raise BadCheckpoint(
-                f"The weights in {name} have other shapes than its plan says: nothing loaded."
+                f"The weights in {files.name} have other shapes than its plan says: nothing loaded."
             ) from error
         first = (text.strip().splitlines() or [type(error).__name__])[0]
-        raise BadCheckpoint(f"{name} does not load ({type(error).__name__}: {first[:300]}).") from error
+        advice = f"; {ADVICE}" if quantisation(stored_config) else ""
+        raise BadCheckpoint(f"{files.name} does not load ({type(error).__name__}: {first[:300]}){advice}.") from error
 
 
-def _empty(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) -> Any:
-    """The model of a folder or hub name without its weights, cut as it was saved: enough to look at, in no memory."""
-    config = _read_config(name, trust_remote_code, kwargs)
+def _empty(kind: Any, config: Any) -> Any:
+    """The model of a config without its weights, cut as it was saved: enough to look at, in no memory."""
     written = getattr(config, "headcount", None)
-    kind = _model_class(config, name, trust_remote_code)
     if hasattr(kind, "_model_mapping"):
         kind = kind._model_mapping[type(config)]
     if written is None:
@@ -239,21 +285,25 @@ def appears_whole(target: Path) -> Iterator[Path]:
 
 def _bring_along(source: str | Path, draft: Path) -> None:
     """Copy what belongs to the model and is not the model: everything but weights, configs and the old model card."""
-    if Path(source).is_dir():
-        for path in Path(source).rglob("*"):
-            inside = path.relative_to(source)
+    folders, keywords = companions(source)
+    for folder in folders:
+        for path in folder.rglob("*"):
+            inside = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in inside.parts)
             own = str(inside) in OWN_FILES or path.suffix in WEIGHTS or ".index." in inside.name
-            own |= any((Path(source) / folder / "plan.json").is_file() for folder in list(inside.parents)[:-1])
+            own |= any((folder / above / "plan.json").is_file() for above in list(inside.parents)[:-1])
+            own |= any(path.is_relative_to(nearer) for nearer in folders[: folders.index(folder)])
             if path.is_file() and not hidden and not own and not (draft / inside).exists():
                 (draft / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, draft / inside)
+    at_the_root(folders, draft)
+    if folders:
         return
     from transformers import AutoProcessor, AutoTokenizer
 
     for kind in (AutoTokenizer, AutoProcessor):
         try:
-            kind.from_pretrained(source).save_pretrained(draft)
+            kind.from_pretrained(**keywords).save_pretrained(draft)
         except (OSError, ValueError, KeyError, ImportError):
             continue  # this model has none of that kind
 
@@ -265,6 +315,8 @@ def _save_cut(root: Any, draft: Path, max_shard_size: str) -> None:
     silent = bool(differences) and not any(difference.shape for difference in differences)
     variant = VARIANT if silent else None
     root.save_pretrained(draft, max_shard_size=max_shard_size, variant=variant)
+    if differences:
+        put_up(draft)
 
 
 def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
@@ -299,52 +351,6 @@ def _save_plain(root: nn.Module, draft: Path, portable: bool) -> None:
 # -- reading -------------------------------------------------------------------------------------------------------------
 
 
-def _read_config(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            raise BadCheckpoint(f"{name} has no config.json; give a folder written by save or save_pretrained.")
-        try:
-            read_json(Path(name) / "config.json")
-        except BadPlan as error:
-            raise BadCheckpoint(str(error)) from None
-    elif os.sep in str(name) and (Path(name).is_absolute() or str(name).startswith(".")):
-        raise BadCheckpoint(f"There is no folder {name}; give a model folder or a name on the hub.")
-    hub = {key: kwargs[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in kwargs}
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **hub)
-    except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = "" if Path(name).exists() else "there is no such folder here, and as a name on the hub: "
-        raise BadCheckpoint(f"I cannot read the config of {name}: {where}{first[:300]}") from error
-
-
-def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
-    """The class that was saved; where the config names none, the one its type stands for."""
-    import transformers
-
-    saved = (getattr(config, "architectures", None) or [None])[0]
-    if saved is None:
-        return (
-            transformers.AutoModel
-            if getattr(config, "headcount", None) is None
-            else transformers.MODEL_MAPPING[type(config)]
-        )
-    model_class = getattr(transformers, saved, None) if isinstance(saved, str) else None
-    if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
-        return model_class
-    references = [ref for key, ref in (getattr(config, "auto_map", None) or {}).items() if ref.endswith(f".{saved}")]
-    if trust_remote_code and references:
-        from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-        return get_class_from_dynamic_module(references[0], str(name))
-    raise BadCheckpoint(
-        f"{name} was saved from {saved}, which transformers does not have; "
-        "if it ships its own code and you trust it, pass trust_remote_code."
-    )
-
-
 def restore_config(config: Any, written: dict[str, Any]) -> None:
     """Give the config back the numbers of layers it had before the cut, so that the whole model is built first."""
     values = written.get("config", {})
@@ -362,6 +368,7 @@ def restore_config(config: Any, written: dict[str, Any]) -> None:
             )
         setattr(owner, name, value)
     config.headcount = None
+    take_down(config)
 
 
 @contextmanager
