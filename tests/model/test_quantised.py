@@ -106,7 +106,8 @@ def test_whole_layers_of_an_int8_model_can_go() -> None:
 
 @pytest.mark.parametrize(
     ("name", "units", "other"),
-    [("bert", "0:1 1.mlp:0-9", "0:2"), ("llama", "0:0-3 1.mlp:7", "0:4"), ("llama", "0:0 1:2-4,7", "0:5"), ("gpt2", "0:*", "1:1")],
+    [("bert", "0:1 1.mlp:0-9", "0:2"), ("llama", "0:0-3 1.mlp:7", "0:4"), ("llama", "0:0 1:2-4,7", "0:5"),
+     ("gpt2", "0:*", "1:1")],
 )  # fmt: skip
 def test_pruned_and_then_quantised_the_units_keep_their_names(name: str, units: str, other: str) -> None:
     model, inputs = zoo.build(name)

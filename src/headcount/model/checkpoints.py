@@ -181,29 +181,33 @@ def load(
         return _empty(kind, config)
     check_weights(files)
     options = {"trust_remote_code": trust_remote_code, **kwargs, **files.keywords, **hub_keywords(files, kwargs)}
-    model = _whole_or_cut(kind, config, files, options)
-    return model if files.adapter is None else merged(model, files.adapter).eval()
+    model, info = _whole_or_cut(kind, config, files, options)
+    return model if files.adapter is None else merged(model, files.adapter, info["missing_keys"]).eval()
 
 
-def _whole_or_cut(kind: Any, config: Any, files: ModelFiles, options: dict[str, Any]) -> Any:
-    """The model of a config with its weights, born cut if the config has the record of a cut."""
+def _whole_or_cut(kind: Any, config: Any, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model of a config with its weights, born cut if the config has the record of a cut; and how loading went."""
     written = getattr(config, "headcount", None)
     if written is None:
         if files.adapter is not None:
             options = {**options, "config": config}  # with the labels of the adapter's head
-        return _from_pretrained(kind, files, config, **options)[0].eval()
+        model, info = _from_pretrained(kind, files, config, **options)
+        return model.eval(), info
     plan, specs = read_record(written)
     restore_config(config, written)
     if any((Path(files.folder) / _weights_name(VARIANT, sharded)).is_file() for sharded in (False, True)):
         options["variant"] = VARIANT
     with _born_cut(kind, plan, specs, written.get("config", {})):
         model, info = _from_pretrained(kind, files, config, config=config, **options)
-    wrong = [key for group in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in info.get(group, ())]
+    groups = ["mismatched_keys", "unexpected_keys"] + ["missing_keys"] * (
+        files.adapter is None
+    )  # that may bring a head
+    wrong = [key for group in groups for key in info.get(group, ())]
     if wrong:
         raise BadCheckpoint(
             f"The weights in {files.name} do not fit its plan, first at {wrong[0]}: nothing was loaded."
         )
-    return model.eval()
+    return model.eval(), info
 
 
 def _from_pretrained(kind: Any, files: ModelFiles, stored_config: Any, **options: Any) -> tuple[Any, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def adapted_class(kind: Any, config: Any, adapter: str) -> Any:
     if task not in CLASSES:
         return kind
     auto = getattr(transformers, CLASSES[task])
-    wanted = auto._model_mapping.get(type(config))
+    wanted = auto._model_mapping.get(type(config), None)
     wanted = wanted if isinstance(wanted, tuple | list) else (wanted,)
     if wanted[0] is None or kind in wanted or kind is auto:
         return kind
@@ -41,8 +43,8 @@ def adapted_class(kind: Any, config: Any, adapter: str) -> Any:
     return wanted[0]
 
 
-def merged(model: Any, adapter: str) -> Any:
-    """The model with the adapter's changes added to its weights."""
+def merged(model: Any, adapter: str, missing: Iterable[str] = ()) -> Any:
+    """The model with the adapter's changes added to its weights; `missing` are those that its own files do not have."""
     kind = str(read_json_or_refuse(Path(adapter) / ADAPTER).get("peft_type", "PEFT"))[:40]
     if kind in ADDS_TOKENS:
         raise BadCheckpoint(
@@ -56,26 +58,51 @@ def merged(model: Any, adapter: str) -> Any:
         )
     from peft import PeftModel
 
+    names = _tensor_names(Path(adapter))
+    fresh = [name for name in missing if not any(held.endswith(f".{name}") for held in names)] if names else []
+    if fresh:
+        raise BadCheckpoint(
+            f"{sorted(fresh)[0]} of {type(model).__name__} is neither in the adapter {adapter} nor in its base: it would be "
+            "drawn at random; save the trained model whole, or its head with the adapter (modules_to_save)."
+        )
     try:
         return PeftModel.from_pretrained(model, adapter).merge_and_unload()
     except Exception as error:  # whatever peft raises on a file that was not written for this model
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadCheckpoint(
-            f"The adapter {adapter} cannot be merged into {type(model).__name__} ({type(error).__name__}: {first[:200]}); is that "
-            "the model that it was trained on?"
+            f"The adapter {adapter} cannot be merged into {type(model).__name__} ({type(error).__name__}: {first[:200]}); "
+            "is that the model that it was trained on?"
         ) from error
 
 
 def _labels(adapter: Path) -> int | None:
     """How many outputs the head in an adapter has, or None where it brings none."""
+    heads = tuple(f".{head}.weight" for head in HEADS)
+    with _tensors(adapter) as tensors:
+        names = [name for name in _names(tensors) if name.endswith(heads)]
+        return int(tensors.get_slice(names[-1]).get_shape()[0]) if names else None
+
+
+def _tensor_names(adapter: Path) -> list[str]:
+    """The names of the tensors in an adapter; none where it is a pickle, which is left to peft."""
+    with _tensors(adapter) as tensors:
+        return _names(tensors)
+
+
+def _names(tensors: Any) -> list[str]:
+    return [] if tensors is None else list(tensors.keys())
+
+
+@contextmanager
+def _tensors(adapter: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     path = adapter / "adapter_model.safetensors"
     if not path.is_file():
-        return None
+        yield None
+        return
     try:
         with safe_open(path, "pt") as tensors:
-            names = [name for name in tensors.keys() if name.endswith(tuple(f".{head}.weight" for head in HEADS))]
-            return int(tensors.get_slice(names[-1]).get_shape()[0]) if names else None
+            yield tensors
     except SafetensorError as error:
         raise BadCheckpoint(f"{path} is damaged ({str(error)[:80]}); copy it again.") from None
