@@ -58,11 +58,6 @@ class ModelFiles:
         return os.path.isdir(self.folder)
 
     @property
-    def folder_path(self) -> Path:
-        """The folder as a path, where it is one."""
-        return Path(self.folder)
-
-    @property
     def folders(self) -> tuple[Path, ...]:
         """The folders whose other files (tokenizer, pooling, licence) belong to the model, nearest first."""
         places = [self.adapter, self.folder, self.name]

@@ -256,8 +256,8 @@ def llama_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_gguf_file_and_its_folder_are_the_model(llama_gguf: Path, tmp_path: Path) -> None:
     model, inputs = zoo.build("llama")
-    for name in (llama_gguf, llama_gguf.parent):
-        again = hc.load(name)
+    for name, keywords in ((llama_gguf, {}), (llama_gguf.parent, {}), (llama_gguf.parent, {"gguf_file": "tiny.gguf"})):
+        again = hc.load(name, **keywords)
         assert type(again) is type(model)
         assert close(zoo.output(again, inputs), zoo.output(model, inputs))
     hc.cut(again, "0:0-1 1.mlp:0-9")

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import BadCheckpoint, BadPlan, HeadcountError, LoadingNote, NotFound, Refused
-from ..model_files import ADAPTER, RECORD, ModelFiles, check_weights, model_files
+from ..model_files import ADAPTER, RECORD, ModelFiles, check_weights
 from ..plans import Plan, read_json
 from .architectures import ModuleSpec
 from .cutting import layers
@@ -28,7 +28,7 @@ from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
 from .loading.adapters import adapted_class, merged
 from .loading.companions import at_the_root, companions
-from .loading.configs import hub_keywords, model_class, read_config
+from .loading.configs import hub_keywords, model_class, named_files, read_config
 from .loading.number_formats import in_stored_format, is_widened, widen
 from .loading.quantised import ADVICE, quantisation
 from .loading.signpost import put_up, take_down
@@ -167,7 +167,7 @@ def load(
     """
     if into is not None and not weights:
         raise BadCheckpoint("`into` takes weights in; leave out weights=False, or into.")
-    files = model_files(name)
+    files = named_files(name, kwargs)
     folder = Path(files.folder)
     if weights and (into is not None or ((folder / RECORD).is_file() and not (folder / "config.json").is_file())):
         return _load_plain(folder, into)

@@ -39,6 +39,7 @@ from ..model.discovery import find, unwrap
 from ..model.equivalence import differs
 from ..model.equivalence import run as outputs
 from ..model.gates import masked
+from ..model.loading.number_formats import stored_format
 from ..model.portable import stock_differences
 from ..plans import Plan
 from ..reporting.model_card import card
@@ -318,12 +319,13 @@ def _write(
     It is in the number format of the source; changed numbers about which something was shown are in the one `tested`.
     Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
     """
-    saved_model = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
-    took = sum(p.numel() * p.element_size() for p in saved_model.parameters())
+    saved_model = copy.deepcopy(model) if source is None else load(source, trust_remote_code=trust)
+    stored = stored_format(saved_model)
+    took = sum(p.numel() * (stored or p.dtype).itemsize for p in saved_model.parameters())
     if changed is None:
         cut(saved_model, plan, specs=rows)
     else:
-        dtype = tested or format_of(saved_model)
+        dtype = tested or stored or format_of(saved_model)
         saved_model = copy.deepcopy(changed)
         _rounded(saved_model, dtype)
     try:

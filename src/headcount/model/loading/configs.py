@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import BadCheckpoint
-from ...model_files import ModelFiles, near, read_json_or_refuse
+from ...model_files import ModelFiles, model_files, near, read_json_or_refuse
 
-HUB_KEYWORDS = ("revision", "token", "cache_dir", "local_files_only", "gguf_file", "subfolder")
+HUB_KEYWORDS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+def named_files(name: str | Path, keywords: dict[str, Any]) -> ModelFiles:
+    """The files of a model; `gguf_file` and `subfolder` are taken out of the keywords where they are part of its path."""
+    gguf, local = keywords.pop("gguf_file", None), os.path.isdir(name)
+    if local and keywords.get("subfolder"):
+        name = Path(name) / keywords.pop("subfolder")
+    if gguf is None:
+        return model_files(name)
+    return model_files(Path(name) / gguf) if local else replace(model_files(name), gguf=gguf)
 
 
 def read_config(files: ModelFiles, trust_remote_code: bool, keywords: dict[str, Any]) -> Any:
@@ -24,7 +36,7 @@ def read_config(files: ModelFiles, trust_remote_code: bool, keywords: dict[str, 
             f"{files.name} is a GGUF file, and the package that reads them is not installed: pip install 'headcount[gguf]'."
         )
     if files.is_local and files.gguf is None:
-        read_json_or_refuse(files.folder_path / keywords.get("subfolder", "") / "config.json")
+        read_json_or_refuse(Path(files.folder) / "config.json")
     try:
         return AutoConfig.from_pretrained(
             files.folder, trust_remote_code=trust_remote_code, **files.keywords, **hub_keywords(files, keywords)
