@@ -18,6 +18,7 @@ from helpers.small_models import zoo_task
 from torch import nn
 
 import headcount as hc
+from headcount.efficiency import flops
 from headcount.errors import BadCheckpoint, Refused
 from headcount.model.matrices import matrix
 
@@ -93,6 +94,11 @@ def test_int8_models_are_measured_and_neither_scored_by_gradients_nor_cut_nor_sa
     with says(Refused, about="quantise what is loaded"):
         hc.save(quantised, tmp_path / "int8")
     assert not (tmp_path / "int8").exists()
+
+
+def test_int8_multiply_adds_are_counted_like_others() -> None:
+    model, inputs = zoo.build("bert")
+    assert flops.counted(_int8(model), inputs)[0] == flops.counted(model, inputs)[0] > 0
 
 
 def test_whole_layers_of_an_int8_model_can_go() -> None:
