@@ -41,6 +41,7 @@ from ..model.equivalence import run as outputs
 from ..model.gates import masked
 from ..model.loading.number_formats import stored_format
 from ..model.portable import stock_differences
+from ..model_files import ADAPTER, model_files
 from ..plans import Plan
 from ..reporting.model_card import card
 from ..stats.guarantee import cap_in_words, unit_of
@@ -405,6 +406,13 @@ def _parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _on_disk(folder: str | Path | None) -> int:
-    """The size of a checkpoint's weights; 0 if they are not in a folder here."""
-    return sum(path.stat().st_size for path in (weight_files(Path(folder)) if folder is not None else []))
+def _on_disk(source: str | Path | None) -> int:
+    """The size of a checkpoint's weights, an adapter's among them; 0 if they are not in a folder here."""
+    if source is None:
+        return 0
+    files = model_files(source)
+    folders = [Path(place) for place in (files.folder, files.adapter) if place is not None]
+    weights = [path for folder in folders for path in weight_files(folder)]
+    if files.gguf is not None:
+        weights = [path for path in files.fingerprinted() if path.name != ADAPTER]
+    return sum(path.stat().st_size for path in weights)
