@@ -49,3 +49,7 @@ class NotFinite(HeadcountError):
 
 class OutOfMemory(HeadcountError):
     """Even one example at a time does not fit into memory."""
+
+
+class LoadingNote(UserWarning):
+    """What a person would not expect of a model that was loaded, such as an adapter that was merged into it."""

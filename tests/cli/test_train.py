@@ -396,7 +396,8 @@ def test_a_cut_model_recovers_and_stays_cut(base: Path, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "run" / "training.json").read_text())
     before, after, n = told["before"]["value"], told["after"]["value"], told["after"]["n"]
     assert (told["comparison"]["before"], told["comparison"]["after"]) == (before, after)
-    for line in (f"before: accuracy {before:.2f}"[:19], "after:  accuracy", f"(n={n})", "trained model:", "epoch"):
+    lines = (f"before: accuracy {before:.2f}"[:19], "after:  accuracy", f"(n={n})", "trained model:", "epoch")
+    for line in (*lines, "in Python: import headcount; model = headcount.load("):
         assert line in done.output
 
 

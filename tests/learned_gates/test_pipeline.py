@@ -541,6 +541,7 @@ def test_the_documents_are_what_is_printed_and_what_was_cut(done: Done) -> None:
     assert f"an open gate cost {told['penalty']:.3g} in the end; {told['open']} were open by themselves" in lines
     assert f"gone: {plan}" in lines
     assert f"smaller model: {done.smaller}" in lines
+    assert f"in Python: import headcount; model = headcount.load({str(done.smaller)!r})" in done.out
     assert f"run folder: {done.run}" in lines
     assert any(line.startswith("12 steps in ") for line in lines)
     for start, key in (("full:    ", "full"), ("smaller: ", "learned")):

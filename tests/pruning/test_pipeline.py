@@ -232,6 +232,7 @@ def test_people_see_the_numbers_of_the_json(place: Path, tmp_path: Path) -> None
     assert f"{found['parameters'][1]:,}" in shown
     assert f"{found['after']['value']:.3f} [{found['after']['low']:.3f}" in shown
     assert str(tmp_path / "smaller" / "report.html") in shown
+    assert f"in Python: import headcount; model = headcount.load({str(tmp_path / 'smaller')!r})" in shown
     page = (tmp_path / "smaller" / "report.html").read_text()
     assert found["sentence"].split("(")[0] in page
 
@@ -252,6 +253,24 @@ def test_a_page_that_cannot_be_made_costs_no_model_and_a_ruined_one_is_named(
     assert f"WARNING: {warning}" in shown
     assert "> **Warning.**" in (tmp_path / "smaller" / "README.md").read_text()
     assert set(hc.removed(hc.load(tmp_path / "smaller"))) == set(found.plan)
+
+
+def test_an_adapter_is_merged_and_pruned_with_all_its_digits(place: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = AutoModelForSequenceClassification.from_pretrained(place / "classifier")  # in half precision
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["query", "value"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            parameter += 0.01 * ("lora_B" in name)
+    adapted.peft_config["default"].base_model_name_or_path = str(place / "classifier")
+    adapted.save_pretrained(tmp_path / "adapter")
+    words = _asked(place, tmp_path, "--limit", 100, "--by", "random", "--remove", 3, "--no-report")
+    done = _run(words[0], tmp_path / "adapter", *words[2:])
+    assert done.exit_code == 0, done.output
+    weights = [tmp_path / "adapter" / "adapter_model.safetensors", place / "classifier" / "model.safetensors"]
+    assert read(tmp_path / "run").read_json("prune")["bytes"][0] == sum(path.stat().st_size for path in weights)
+    assert hc.load(tmp_path / "smaller", dtype="auto").dtype == torch.float32
+    assert not list((tmp_path / "smaller").glob("adapter*"))
 
 
 def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rich.table import Table
 from .. import __version__
 from ..errors import HeadcountError
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
-from .options import named_paths, out, quieten, specs_of, with_data
+from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
 
 if TYPE_CHECKING:
     from ..model.anatomy import Anatomy, Site
@@ -48,7 +48,9 @@ app = typer.Typer(
     "    headcount cut my-model layers:4 3.mlp:* -o smaller # a whole layer, and all of one MLP\n\n"
     "Units are written SITE:INDICES; `inspect` lists the sites.",
 )
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model folder, a GGUF file, an adapter, or a name on the hub.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that ships with the model.")]
 Rows = Annotated[
@@ -112,11 +114,15 @@ def inspect(
         headcount inspect my-model
 
         headcount inspect google-bert/bert-base-uncased --json
+
+        headcount inspect model.Q4_K_M.gguf
     """
     quieten()
     from ..model.checkpoints import load
     from ..model.discovery import find
+    from ..model.loading.number_formats import format_in_words
 
+    say_notes(model)
     empty = load(model, weights=False, trust_remote_code=trust_remote_code)
     anatomy = find(empty, specs_of(spec))
     rows = [_site_row(site, anatomy, empty) for site in anatomy]
@@ -124,7 +130,7 @@ def inspect(
     if as_json:
         print(json.dumps(_anatomy_json(model, anatomy, rows, total), indent=2))
         return
-    out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters")
+    out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters{format_in_words(empty.config)}", soft_wrap=True)
     table_rows = rows if every else _alike(rows)
     out.print(_site_table(table_rows, total))
     for row in table_rows:
@@ -202,6 +208,7 @@ def cut(
     from ..model.discovery import find
 
     rows = specs_of(spec)
+    say_notes(model)
     with claimed(None if dry_run else output, force, needed, Path(model)):
         subject = checkpoints.load(model, weights=not dry_run, trust_remote_code=trust_remote_code)
         wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
@@ -233,6 +240,7 @@ def cut(
     if not dry_run:
         proof = "proved equal to the masked model on a small batch" if batch is not None else "not checked on a batch"
         out.print(f"written to {output} · {proof}")
+        out.print(how_to_load(output), soft_wrap=True, markup=False)
 
 
 app.command()(bench.bench)

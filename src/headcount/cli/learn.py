@@ -12,7 +12,19 @@ import typer
 
 from ..data.splits import in_words
 from ..errors import BadPlan
-from .options import CommonFlags, Only, load_model, make_task, named_paths, other_task, out, quieten, running, specs_of
+from .options import (
+    CommonFlags,
+    Only,
+    how_to_load,
+    load_model,
+    make_task,
+    named_paths,
+    other_task,
+    out,
+    quieten,
+    running,
+    specs_of,
+)
 from .training_options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
@@ -332,5 +344,5 @@ def _show(
         steps = outcome.trained.steps
         lines.append(f"{steps:,} step{'s' * (steps != 1)} in {outcome.trained.seconds:,.0f} s")
     if output is not None:
-        lines.append(f"smaller model: {output}")
+        lines += [f"smaller model: {output}", how_to_load(output)]
     out.print("\n".join([*lines, f"run folder: {folder}"]), soft_wrap=True, markup=False)

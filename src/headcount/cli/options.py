@@ -9,6 +9,7 @@ import inspect
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from ..errors import BadCheckpoint, BadData, BadPlan, HeadcountError
+from ..errors import BadCheckpoint, BadData, BadPlan, HeadcountError, LoadingNote
 from ..formatting import listed
+from ..model_files import model_files
 from ..parsing import count_or_all
 
 if TYPE_CHECKING:
@@ -77,7 +79,9 @@ class Running:
     device: Annotated[
         str | None, flag("--device", panel=HOW, help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
     ] = None
-    dtype: Annotated[str, flag("--dtype", panel=HOW, help="float32, bfloat16, float16.")] = "float32"
+    dtype: Annotated[
+        str, flag("--dtype", panel=HOW, help="Number format of the weights: float32, bfloat16, float16.")
+    ] = "float32"
     seed: Annotated[int, flag("--seed", panel=HOW, help="Random seed.")] = 0
     spec: Annotated[
         list[str] | None,
@@ -216,6 +220,13 @@ def quieten() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     getLogger("huggingface_hub").setLevel(ERROR)  # it announces each of its retries
+    warnings.simplefilter("ignore", LoadingNote)  # commands say it in a line of their own
+
+
+def say_notes(name: str) -> None:
+    """Say what is not plain from the name of a model: an adapter that is merged, a file that is unpacked."""
+    for note in model_files(name).notes:
+        typer.echo(f"note: {note}", err=True)
 
 
 def specs_of(texts: list[str] | None) -> list[Any]:
@@ -234,7 +245,11 @@ def specs_of(texts: list[str] | None) -> list[Any]:
 
 
 def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
-    """The model, in evaluation mode, on the device asked for; one with weights that no file holds only where `fresh` is right."""
+    """The model, in evaluation mode, on the device asked for and in the number format of --dtype.
+
+    That is float32 unless said otherwise: as with `hc.load`, also where the file has half precision. A model with weights that no
+    file holds is loaded only where `fresh` is right.
+    """
     import torch
 
     from ..model.checkpoints import load, missing_weights
@@ -242,6 +257,7 @@ def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if flags.dtype not in kinds:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
+    say_notes(name)
     model = load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code)
     untrained = missing_weights(model)
     if untrained and not fresh:
@@ -250,6 +266,16 @@ def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
             f"{type(model).__name__} would mean anything; train it first (headcount train), or give the model that was trained."
         )
     return placed(model, flags)
+
+
+def how_to_load(folder: Path) -> str:
+    """A line of Python that loads a folder just written, and what it needs."""
+    from ..model.loading.signpost import needs_headcount
+
+    needs = "needs headcount: a stock from_pretrained refuses it"
+    if not needs_headcount(folder):
+        needs = "a stock from_pretrained loads it, too, without headcount"
+    return f"in Python: import headcount; model = headcount.load({str(folder)!r})  # {needs}"
 
 
 def placed(model: Any, flags: Running) -> Any:
@@ -469,8 +495,10 @@ def weights_of(name: str, model: Any) -> str:
     """What tells a model's weights from others: its files, or the commit on the hub."""
     from ..hashing import fingerprint_of_files
 
-    folder = Path(name)
-    if folder.is_dir():
-        files = [p for p in folder.iterdir() if p.name == "config.json" or p.suffix in (".safetensors", ".bin")]
-        return fingerprint_of_files(sorted(files))
+    try:
+        files = model_files(name).fingerprinted()
+    except BadCheckpoint:  # the name of a model that was made here
+        files = []
+    if files:
+        return fingerprint_of_files(files)
     return str(getattr(model.config, "_commit_hash", None) or "")

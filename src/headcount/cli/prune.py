@@ -20,6 +20,7 @@ from .options import (
     ScoreData,
     ScoreLimit,
     SelectLimit,
+    how_to_load,
     load_model,
     make_task,
     named_paths,
@@ -450,6 +451,7 @@ def _show(
     lines += [pruned_text(document), ""]
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
     lines += [f"smaller model: {output} · loaded again, it {proved(document)}; all numbers are measured on it"]
+    lines += [how_to_load(output)]
     if missing:
         lines.append(f"no report: {missing[0]} is not installed; `headcount report {run}` writes it elsewhere")
     elif no_page:

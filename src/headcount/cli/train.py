@@ -12,7 +12,19 @@ import typer
 
 from ..data import splits
 from ..errors import BadData
-from .options import CommonFlags, kind_of, make_task, named_paths, other_task, out, placed, quieten, running
+from .options import (
+    CommonFlags,
+    how_to_load,
+    kind_of,
+    make_task,
+    named_paths,
+    other_task,
+    out,
+    placed,
+    quieten,
+    running,
+    say_notes,
+)
 from .training_options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
@@ -256,6 +268,7 @@ def with_labels(name: str, flags: CommonFlags, new_head: bool) -> tuple[Any, boo
     from ..training.new_models import HEADS, ordered, with_head
 
     trust = flags.trust_remote_code
+    say_notes(name)
     empty = load(name, weights=False, trust_remote_code=trust)
     kind = kind_named(flags.task) if flags.task else kind_of(empty)
     if kind not in HEADS:
@@ -338,6 +351,7 @@ def _show(
     else:
         lines.append(str(after))
     lines += [f"{size:,} parameters, {trained.steps:,} steps in {trained.seconds:,.0f} s", f"trained model: {output}"]
+    lines.append(how_to_load(output))
     out.print("\n".join([*lines, f"run folder: {folder}"]), soft_wrap=True, markup=False)
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadData
+from ..errors import BadCheckpoint, BadData
+from ..model_files import ModelFiles, tokenizer_files
 from .checks.tokenizers import check_loaded, damaged_file
 
 LONGEST = 512  # tokens, where the tokenizer does not know its model's limit
@@ -76,7 +77,11 @@ def _from_pretrained(source: Any, auto: str, noun: str) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, auto).from_pretrained(source)
+        files = tokenizer_files(source)
+    except BadCheckpoint:  # a folder of nothing but a tokenizer
+        files = ModelFiles(str(source), str(source))
+    try:
+        return getattr(transformers, auto).from_pretrained(files.folder, **files.keywords)
     except Exception as error:  # what is wrong with a file of a tokenizer is raised as whatever its reader meets first
         damaged = damaged_file(source)
         if damaged:

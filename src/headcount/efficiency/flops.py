@@ -66,7 +66,9 @@ def _more_formulas() -> dict[Any, Callable[..., int]]:
 
     kernels = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
     formulas = {f"_scaled_dot_product_{name}": attention for name in kernels} | {"_grouped_mm": grouped}
-    return {getattr(torch.ops.aten, name): f for name, f in formulas.items() if hasattr(torch.ops.aten, name)}
+    known = {getattr(torch.ops.aten, name): f for name, f in formulas.items() if hasattr(torch.ops.aten, name)}
+    int8 = getattr(torch.ops.quantized, "linear_dynamic", None)  # as many multiply-adds as in float32, and cheaper ones
+    return known if int8 is None else {**known, int8: grouped}
 
 
 class LiveBytes(TorchDispatchMode):

@@ -24,6 +24,7 @@ from ..evaluation.evaluator import device_of, in_parts, is_out_of_memory, to_dev
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.equivalence import evaluating, frozen
 from ..model.gates import applied
+from ..model.matrices import has_int8_of_torch
 from ..model.multihead import opened
 from ..model.tensor_trees import tensors, with_first
 from ..progress import Bar
@@ -74,6 +75,11 @@ def contributions(
     name: str = "score",
 ) -> Contributions:
     """The contributions of every unit of these parts (attentions, MLPs, stacks of layers) to the task's loss."""
+    if has_int8_of_torch(root):  # gradients would come back around its matrices, and look like small ones
+        raise Refused(
+            f"{type(root).__name__} is quantised to int8 by torch, whose matrices have no gradients: score it before it is "
+            "quantised (the units have the same names), or score by ablation."
+        )
     one_by_one = any(not p.per_example or (isinstance(p, Site) and not p.calls_writer) for p in parts)
     one_by_one = one_by_one or not _independent(root, task)
     work = _Work(root, anatomy, parts, task, 1 if one_by_one else batch_size)

@@ -15,6 +15,8 @@ from .architectures import LAYOUTS, ModuleSpec, Tables
 from .matrices import Matrix, matrix
 
 STAMP = "headcount_kept"
+# the same on the module around the writer, by the kind of site: quantising puts another module in the writer's place
+MODULE_STAMPS = {"head": "headcount_kept_heads", "neuron": "headcount_kept_neurons"}
 
 
 class OriginalShape(NamedTuple):

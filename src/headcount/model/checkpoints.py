@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import reprlib
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +18,21 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import BadCheckpoint, BadPlan, HeadcountError, NotFound, Refused
+from ..errors import BadCheckpoint, BadPlan, HeadcountError, LoadingNote, NotFound, Refused
+from ..model_files import RECORD, ModelFiles, check_weights
 from ..plans import Plan, kind_of, read_json
 from .architectures import ModuleSpec
 from .cutting import layers
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
-from .model_folders import RECORD, appears_whole, bring_along, disk_errors, set_aside
+from .loading.adapters import adapted_class, merged
+from .loading.companions import at_the_root, companions
+from .loading.configs import hub_keywords, model_class, named_files, read_config
+from .loading.number_formats import in_stored_format, is_widened, widen
+from .loading.quantised import ADVICE, quantisation
+from .loading.signpost import put_up, take_down
+from .matrices import has_int8_of_torch
+from .model_folders import appears_whole, bring_along, disk_errors, set_aside
 from .portable import empty_model, portable_config, stock_differences
 
 VARIANT = "headcount"
@@ -86,14 +95,21 @@ def load(
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """The model in a folder or of that name on the hub, cut as it was saved, in evaluation mode.
+    """The model in a folder, in a GGUF file or of that name on the hub, cut as it was saved, in evaluation mode.
+
+    Its weights are in float32 on the CPU, also where the file has half precision, in which a CPU is many times slower;
+    `save` writes them in the format of the file again. `dtype="auto"` keeps that format in memory, and any other `dtype` is
+    taken. Where `device_map` names another device, the format stays that of the file.
 
     The class is the one that was saved; keywords such as `dtype` and `device_map` go to `from_pretrained`. A folder that
-    was never cut loads as usual. `into` is a fresh model for a folder saved from a plain `torch.nn` module. With
-    `weights=False` the model is empty (on the meta device): enough to look at, in no memory.
+    was never cut loads as usual, also one with sharded weights or with `pytorch_model.bin`, of which only tensors are read
+    and no code runs. The weights of a GGUF file are unpacked, a PEFT adapter is merged into the model that it names, and of
+    a sentence-transformers folder it is the transformer; a `LoadingNote` says so. Of quantised checkpoints units can be
+    masked, not cut. `into` is a fresh model for a folder saved from a plain `torch.nn` module. With `weights=False` the
+    model is empty (on the meta device): enough to look at, in no memory.
 
     Args:
-        name: A folder or a name on the hub.
+        name: A folder, a GGUF file or a name on the hub.
         into: A fresh model to load into, for a folder saved from a plain `torch.nn` module.
         weights: Whether to read the weights.
         trust_remote_code: Whether code that comes with the model may run.
@@ -106,31 +122,57 @@ def load(
         >>> model = hc.load("my-model")
         >>> type(model).__name__
         'BertForSequenceClassification'
+        >>> model.dtype
+        torch.float32
     """
+    if into is not None and not weights:
+        raise BadCheckpoint("`into` takes weights in; leave out weights=False, or into.")
+    if aside := set_aside(Path(name)):
+        raise BadCheckpoint(
+            f"{name} was to be replaced by a command that was killed half way; the earlier one is {aside}: rename it back."
+        )
+    files = named_files(name, kwargs)
+    folder = Path(files.folder)
+    if weights and (into is not None or ((folder / RECORD).is_file() and not (folder / "config.json").is_file())):
+        return _load_plain(folder, into)
+    for note in files.notes:
+        warnings.warn(note, LoadingNote, stacklevel=2)
+    config = read_config(files, trust_remote_code, kwargs)
+    kind = model_class(config, files, trust_remote_code)
+    if files.adapter is not None:
+        kind = adapted_class(kind, config, files.adapter)
     if not weights:
-        if into is not None:
-            raise BadCheckpoint("`into` takes weights in; leave out weights=False, or into.")
-        return _empty(name, trust_remote_code, kwargs)
-    if into is not None or ((Path(name) / RECORD).is_file() and not (Path(name) / "config.json").is_file()):
-        return _load_plain(Path(name), into)
-    config = _read_config(name, trust_remote_code, kwargs)
+        return _empty(kind, config, files.name)
+    check_weights(files)
+    options = {"trust_remote_code": trust_remote_code, **kwargs, **files.keywords, **hub_keywords(files, kwargs)}
+    model, info = _whole_or_cut(kind, config, files, options)
+    return model if files.adapter is None else merged(model, files.adapter, info["missing_keys"]).eval()
+
+
+def _whole_or_cut(kind: Any, config: Any, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model of a config with its weights, born cut if the config has the record of a cut; and how loading went."""
     written = getattr(config, "headcount", None)
-    kind = _model_class(config, name, trust_remote_code)
-    options = {"trust_remote_code": trust_remote_code, **kwargs}
     if written is None:
-        model, info = _from_pretrained(kind, name, output_loading_info=True, **options)
-        vars(model)[MISSING] = tuple(sorted(info.get("missing_keys", ())))
-        return model.eval()
+        if files.adapter is not None:
+            options = {**options, "config": config}  # with the labels of the adapter's head
+        model, info = _from_pretrained(kind, files, config, **options)
+        vars(model)[MISSING] = tuple(sorted(info.get("missing_keys", ()))) if files.adapter is None else ()
+        return model.eval(), info
     plan, specs = read_record(written)
     restore_config(config, written)
-    if (Path(name) / _weights_name(VARIANT)).is_file() or (Path(name) / _weights_name(VARIANT, True)).is_file():
+    if any((Path(files.folder) / _weights_name(VARIANT, sharded)).is_file() for sharded in (False, True)):
         options["variant"] = VARIANT
     with _born_cut(kind, plan, specs, written.get("config", {})):
-        model, info = _from_pretrained(kind, name, config=config, output_loading_info=True, **options)
-    wrong = [key for group in ("missing_keys", "mismatched_keys", "unexpected_keys") for key in info.get(group, ())]
+        model, info = _from_pretrained(kind, files, config, config=config, **options)
+    groups = ["mismatched_keys", "unexpected_keys"] + ["missing_keys"] * (
+        files.adapter is None
+    )  # that may bring a head
+    wrong = [key for group in groups for key in info.get(group, ())]
     if wrong:
-        raise BadCheckpoint(f"The weights in {name} do not fit its plan, first at {wrong[0]}: nothing was loaded.")
-    return model.eval()
+        raise BadCheckpoint(
+            f"The weights in {files.name} do not fit its plan, first at {wrong[0]}: nothing was loaded."
+        )
+    return model.eval(), info
 
 
 def missing_weights(model: Any) -> tuple[str, ...]:
@@ -138,27 +180,34 @@ def missing_weights(model: Any) -> tuple[str, ...]:
     return tuple(vars(model).get(MISSING, ()))
 
 
-def _from_pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
-    """`from_pretrained`, with whatever goes wrong in one sentence."""
+def _from_pretrained(kind: Any, files: ModelFiles, stored_config: Any, **options: Any) -> tuple[Any, Any]:
+    """The model in the number format that is wanted and how its loading went; whatever goes wrong is one sentence."""
+    options["output_loading_info"] = True
+    widened = is_widened(options) and quantisation(stored_config) is None
+    if files.gguf is not None:
+        from transformers import GgufConfig
+
+        options.setdefault("quantization_config", GgufConfig(dequantize=True))
     try:
-        return kind.from_pretrained(name, **options)
+        if not widened:
+            return kind.from_pretrained(files.folder, **options)
+        return widen(lambda dtype: kind.from_pretrained(files.folder, **{**options, "dtype": dtype}), stored_config)
     except (HeadcountError, MemoryError):
         raise
     except Exception as error:
         text = str(error)
         if "ignore_mismatched_sizes" in text:  # transformers prints a report, and points to it
             raise BadCheckpoint(
-                f"The weights in {name} have other shapes than its plan says: nothing loaded."
+                f"The weights in {files.name} have other shapes than its plan says: nothing loaded."
             ) from error
         first = (text.strip().splitlines() or [type(error).__name__])[0]
-        raise BadCheckpoint(f"{name} does not load ({type(error).__name__}: {first[:300]}).") from error
+        advice = f"; {ADVICE}" if quantisation(stored_config) else ""
+        raise BadCheckpoint(f"{files.name} does not load ({type(error).__name__}: {first[:300]}){advice}.") from error
 
 
-def _empty(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) -> Any:
-    """The model of a folder or hub name without its weights, cut as it was saved: enough to look at, in no memory."""
-    config = _read_config(name, trust_remote_code, kwargs)
+def _empty(kind: Any, config: Any, name: str) -> Any:
+    """The model of a config without its weights, cut as it was saved: enough to look at, in no memory."""
     written = getattr(config, "headcount", None)
-    kind = _model_class(config, name, trust_remote_code)
     if hasattr(kind, "_model_mapping"):
         kind = kind._model_mapping[type(config)]
     if written is None:
@@ -206,12 +255,18 @@ def write_into(
 ) -> None:
     """Write the model, and what goes with it, into a folder that is there and empty, as `save` does."""
     root = unwrap(model)
-    if not hasattr(root, "save_pretrained"):
-        _save_plain(root, draft, portable)
-    elif portable:
-        _save_portable(root, draft, max_shard_size)
-    else:
-        _save_cut(root, draft, max_shard_size)
+    if has_int8_of_torch(root):
+        raise Refused(
+            f"{type(root).__name__} is quantised to int8 by torch, and no folder that loads again can hold that: save it before "
+            "it is quantised, and quantise what is loaded."
+        )
+    with in_stored_format(root):
+        if not hasattr(root, "save_pretrained"):
+            _save_plain(root, draft, portable)
+        elif portable:
+            _save_portable(root, draft, max_shard_size)
+        else:
+            _save_cut(root, draft, max_shard_size)
     if source is not None:
         _bring_along(source, draft)
     if tokenizer is not None:
@@ -221,15 +276,18 @@ def write_into(
 
 
 def _bring_along(source: str | Path, draft: Path) -> None:
-    """What belongs to the model and is not the model: the other files of its folder, or what the hub has of it."""
-    if Path(source).is_dir():
-        bring_along(Path(source), draft)
+    """What belongs to the model and is not the model: the other files of its folders, or what the hub has of it."""
+    folders, keywords = companions(source)
+    for number, folder in enumerate(folders):
+        bring_along(folder, draft, without=folders[:number])
+    at_the_root(folders, draft)
+    if folders:
         return
     from transformers import AutoProcessor, AutoTokenizer
 
     for kind in (AutoTokenizer, AutoProcessor):
         try:
-            kind.from_pretrained(source).save_pretrained(draft)
+            kind.from_pretrained(**keywords).save_pretrained(draft)
         except (OSError, ValueError, KeyError, ImportError):
             continue  # this model has none of that kind
 
@@ -241,6 +299,8 @@ def _save_cut(root: Any, draft: Path, max_shard_size: str) -> None:
     silent = bool(differences) and not any(difference.shape for difference in differences)
     variant = VARIANT if silent else None
     root.save_pretrained(draft, max_shard_size=max_shard_size, variant=variant)
+    if differences:
+        put_up(draft)
 
 
 def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
@@ -275,59 +335,6 @@ def _save_plain(root: nn.Module, draft: Path, portable: bool) -> None:
 # -- reading -------------------------------------------------------------------------------------------------------------
 
 
-def _read_config(name: str | Path, trust_remote_code: bool, kwargs: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-
-    if aside := set_aside(Path(name)):
-        raise BadCheckpoint(
-            f"{name} was to be replaced by a command that was killed half way; the earlier one is {aside}: rename it back."
-        )
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            raise BadCheckpoint(f"{name} has no config.json; give a folder written by save or save_pretrained.")
-        try:
-            read_json(Path(name) / "config.json")
-        except BadPlan as error:
-            raise BadCheckpoint(str(error)) from None
-    elif os.sep in str(name) and (Path(name).is_absolute() or str(name).startswith(".")):
-        raise BadCheckpoint(f"There is no folder {name}; give a model folder or a name on the hub.")
-    hub = {key: kwargs[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in kwargs}
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **hub)
-    except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = "" if Path(name).exists() else "there is no such folder here, and as a name on the hub: "
-        raise BadCheckpoint(f"I cannot read the config of {name}: {where}{first[:300]}") from error
-
-
-def _model_class(config: Any, name: str | Path, trust_remote_code: bool) -> Any:
-    """The class that was saved; where the config names none, the one its type stands for."""
-    import transformers
-
-    architectures, code = getattr(config, "architectures", None) or [None], getattr(config, "auto_map", None) or {}
-    if not isinstance(architectures, list | str) or not isinstance(code, dict):
-        raise BadCheckpoint(f"The config of {name} is damaged: architectures are a list, auto_map an object.")
-    saved = architectures[0]
-    if saved is None:
-        return (
-            transformers.AutoModel
-            if getattr(config, "headcount", None) is None
-            else transformers.MODEL_MAPPING[type(config)]
-        )
-    model_class = getattr(transformers, saved, None) if isinstance(saved, str) else None
-    if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
-        return model_class
-    references = [ref for ref in code.values() if isinstance(ref, str) and ref.endswith(f".{saved}")]
-    if trust_remote_code and references:
-        from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-        return get_class_from_dynamic_module(references[0], str(name))
-    raise BadCheckpoint(
-        f"{name} was saved from {saved}, which transformers does not have; "
-        "if it ships its own code and you trust it, pass trust_remote_code."
-    )
-
-
 def restore_config(config: Any, written: dict[str, Any]) -> None:
     """Give the config back the numbers of layers it had before the cut, so that the whole model is built first."""
     values = written.get("config", {})
@@ -353,6 +360,7 @@ def restore_config(config: Any, written: dict[str, Any]) -> None:
     for owner, name, value in changes:
         setattr(owner, name, value)
     config.headcount = None
+    take_down(config)
 
 
 def _part_of(config: Any, path: list[str]) -> Any:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import NotFound
 from . import source_code
-from .anatomy import STAMP, Anatomy, CutRecord, Site, Stack
+from .anatomy import MODULE_STAMPS, STAMP, Anatomy, CutRecord, Site, Stack
 from .architectures import COUNT_NAMES, HEADS, NEURONS, WIDTH_NAMES, ModuleSpec, measure
-from .matrices import matrix
+from .matrices import is_matrix, matrix
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -123,7 +123,7 @@ def _fit(
     root: nn.Module, path: str, module: nn.Module, writer: nn.Module, readers: tuple[nn.Module, ...], row: ModuleSpec
 ) -> Site | None:
     """The site, if the shapes agree with the row; its counts come from the shapes alone."""
-    stamp: CutRecord | None = getattr(writer, STAMP, None)
+    stamp: CutRecord | None = getattr(writer, STAMP, None) or getattr(module, MODULE_STAMPS[row.kind], None)
     columns = _inputs(writer)
     width = 1 if row.kind == "neuron" else stamp.width if stamp else _width(module, row, columns)
     if not width or columns % width or (not columns and stamp is None):
@@ -199,7 +199,7 @@ def _child(module: nn.Module, path: str) -> nn.Module | None:
         module = module._modules.get(name)  # type: ignore[assignment]
         if module is None:
             return None
-    return module if isinstance(getattr(module, "weight", None), Tensor) else None
+    return module if is_matrix(module) else None
 
 
 def _writer(module: nn.Module, parent: nn.Module | None, name: str) -> nn.Module | None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ def matrix(module: nn.Module | None) -> Matrix | None:
     weight = getattr(module, "weight", None)
     if not isinstance(module, nn.Module) or not isinstance(weight, Tensor):
         return None
-    if not weight.is_floating_point() or isinstance(module, nn.Embedding):
+    if isinstance(module, nn.Embedding) or is_quantised(module):
         return None  # a quantised weight packs several numbers in one: slicing it would cut through them
     if isinstance(module, Bypass | Padded):
         return Matrix(module, row_axis=module.row_axis, column_axis=module.column_axis)
@@ -91,6 +92,36 @@ def matrix(module: nn.Module | None) -> Matrix | None:
     if weight.dim() == 3 and hasattr(module, "num_experts"):
         return Matrix(module, bias=None, row_axis=1, column_axis=2)
     return None
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether a module is a matrix whose weights are integers, eight-bit floats or packed in a way of their own.
+
+    Its scales lie beside the weights, by blocks that slicing would cut through.
+    """
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        wrapped = is_traceable_wrapper_subclass(weight) and type(weight).__module__.startswith("torchao")
+        return wrapped or not weight.is_floating_point() or weight.element_size() == 1
+    return _is_packed(module)
+
+
+def has_int8_of_torch(root: nn.Module) -> bool:
+    """Whether torch quantised some of a model: such modules compute in int8, without gradients, and live in memory only."""
+    return any(type(module).__module__.startswith("torch.ao.nn.") for module in root.modules())
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Whether a module turns vectors into vectors by a matrix, be it one that can be sliced or a quantised one."""
+    return isinstance(getattr(module, "weight", None), Tensor) or _is_packed(module)
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a module says how many features it maps, and holds no weight as a tensor: int8 of torch, GPTQ, AWQ."""
+    sizes = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+    if not all(type(size) is int for size in sizes) or isinstance(getattr(module, "weight", None), Tensor):
+        return False
+    return not any(isinstance(getattr(inner, "weight", None), Tensor) for inner in module.modules())
 
 
 def _is_linear(module: nn.Module) -> bool:

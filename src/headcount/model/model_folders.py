@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
@@ -24,11 +24,11 @@ from typing import NamedTuple
 from filelock import BaseFileLock, FileLock, Timeout
 
 from ..errors import BadCheckpoint
+from ..model_files import ADAPTER, RECORD
 from ..runs import flush_folder
 
-RECORD = "headcount.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
-OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
+OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD, ADAPTER)
 # what headcount and save_pretrained write besides: a folder with anything else in it is not replaced
 WEIGHT_FILES: tuple[str, ...] = (
     "model*.safetensors",
@@ -227,9 +227,14 @@ def disk_errors(target: Path, advice: str = "") -> Iterator[None]:
         ) from None
 
 
-def bring_along(source: Path, draft: Path) -> None:
-    """Copy what belongs to the model and is not the model: everything but weights, configs and the old model card."""
+def bring_along(source: Path, draft: Path, without: Sequence[Path] = ()) -> None:
+    """Copy what belongs to the model and is not the model: everything but weights, configs and the old model card.
+
+    What lies in the folders `without` stays behind.
+    """
     for inside in brought_along(source, notes=True):
+        if any((source / inside).is_relative_to(folder) for folder in without):
+            continue
         if not os.path.lexists(draft / inside):
             (draft / inside).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / inside, draft / inside)

@@ -41,8 +41,10 @@ from ..model.discovery import find, unwrap
 from ..model.equivalence import differs
 from ..model.equivalence import run as outputs
 from ..model.gates import masked
+from ..model.loading.number_formats import stored_format
 from ..model.model_folders import appears_whole, disk_errors, may_be_written
 from ..model.portable import stock_differences
+from ..model_files import ADAPTER, model_files
 from ..plans import Plan
 from ..reporting.model_card import card
 from ..reporting.model_warnings import of_results
@@ -353,12 +355,13 @@ def _write(
     It is in the number format of the source; changed numbers about which something was shown are in the one `tested`.
     Gives the bytes of the weights before the cut, and whether a stock `from_pretrained` reads what was written rightly.
     """
-    saved_model = copy.deepcopy(model) if source is None else load(source, dtype="auto", trust_remote_code=trust)
-    took = sum(p.numel() * p.element_size() for p in saved_model.parameters())
+    saved_model = copy.deepcopy(model) if source is None else load(source, trust_remote_code=trust)
+    stored = stored_format(saved_model)
+    took = sum(p.numel() * (stored or p.dtype).itemsize for p in saved_model.parameters())
     if changed is None:
         cut(saved_model, plan, specs=rows)
     else:
-        dtype = tested or format_of(saved_model)
+        dtype = tested or stored or format_of(saved_model)
         saved_model = copy.deepcopy(changed)
         _rounded(saved_model, dtype)
     with disk_errors(draft.parent, ADVICE):
@@ -422,6 +425,13 @@ def _parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _on_disk(folder: str | Path | None) -> int:
-    """The size of a checkpoint's weights; 0 if they are not in a folder here."""
-    return sum(path.stat().st_size for path in (weight_files(Path(folder)) if folder is not None else []))
+def _on_disk(source: str | Path | None) -> int:
+    """The size of a checkpoint's weights, an adapter's among them; 0 if they are not in a folder here."""
+    if source is None:
+        return 0
+    files = model_files(source)
+    folders = [Path(place) for place in (files.folder, files.adapter) if place is not None]
+    weights = [path for folder in folders for path in weight_files(folder)]
+    if files.gguf is not None:
+        weights = [path for path in files.fingerprinted() if path.name != ADAPTER]
+    return sum(path.stat().st_size for path in weights)

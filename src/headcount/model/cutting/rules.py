@@ -20,6 +20,8 @@ from ...errors import Refused
 from ...plans import Plan
 from .. import source_code
 from ..anatomy import Anatomy, Site, Stack
+from ..loading.quantised import ADVICE, is_to_be_quantised
+from ..matrices import is_quantised
 from . import layers
 from .kv_groups import needs_padding
 from .per_head import makes_bias_for_all, other_tensors, per_head_tensors
@@ -88,6 +90,8 @@ def refusal(part: Site | Stack, anatomy: Anatomy, root: nn.Module) -> str | None
         return layers.refusal(part, anatomy, root)
     if not part.calls_writer:
         return f"{type(part.module).__name__} uses the weights of its output projection without calling it"
+    if is_to_be_quantised(root) or any(is_quantised(module) for module in (*part.readers, part.writer)):
+        return ADVICE
     if part.columns is None or None in part.matrices:
         return "its weights are quantised, grouped or packed in a way that cannot be sliced unit by unit"
     if _keys_and_values_differ(part):

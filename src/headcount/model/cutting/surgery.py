@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import BadPlan, CheckFailed
 from ...plans import Plan, Unit
-from ..anatomy import STAMP, Anatomy, CutRecord, OriginalShape, Site, Stack
+from ..anatomy import MODULE_STAMPS, STAMP, Anatomy, CutRecord, OriginalShape, Site, Stack
 from ..architectures import ModuleSpec
 from ..discovery import find, unwrap
 from ..equivalence import block_outputs, differs, first_difference, run
@@ -107,9 +107,10 @@ def removed(model: nn.Module) -> Plan:
     """
     units: set[Unit] = set()
     for module in unwrap(model).modules():
-        stamp: CutRecord | None = getattr(module, STAMP, None)
-        if stamp is not None:
-            units |= {Unit(stamp.name, index) for index in set(range(stamp.of)) - set(stamp.ids)}
+        for name in (STAMP, *MODULE_STAMPS.values()):
+            stamp: CutRecord | None = getattr(module, name, None)
+            if stamp is not None:
+                units |= {Unit(stamp.name, index) for index in set(range(stamp.of)) - set(stamp.ids)}
     return Plan(frozenset(units))
 
 
@@ -151,6 +152,8 @@ def _carry_out(
         if (site.name in chosen or site.name in scales) and id(site.module) not in inside:
             keep = survivors(site, site.positions(chosen.get(site.name, ())))
             _cut_site(transaction, root, site, keep, scales.get(site.name), parents)
+    for site in anatomy:
+        transaction.set(site.module, MODULE_STAMPS[site.kind], getattr(site.writer, STAMP))
     before = _config_values(root)
     for stack in anatomy.stacks:
         if stack.name in chosen:

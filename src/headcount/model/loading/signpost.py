@@ -1,0 +1,41 @@
+"""A sign on folders of cut models that a stock `from_pretrained` cannot read: its error names headcount and what to do.
+
+`transformers_weights` in a config names the file of weights. Where it names none, transformers stops before it loads
+anything and shows the value; so the value is the sentence that a person needs there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+KEY = "transformers_weights"
+START = "THIS MODEL WAS CUT BY HEADCOUNT"
+SENTENCE = (
+    f"{START}, and stock classes cannot hold it: pip install headcount, then in Python "
+    'headcount.load("THIS FOLDER") in the place of from_pretrained("THIS FOLDER")'
+)
+
+
+def put_up(folder: Path) -> None:
+    """Write the sign into the config of a folder."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config[KEY] = SENTENCE
+    path.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def take_down(config: Any) -> None:
+    """Take the sign out of a config that headcount has read: it can hold the model."""
+    if str(getattr(config, KEY, None) or "").startswith(START):
+        delattr(config, KEY)
+
+
+def needs_headcount(folder: Path) -> bool:
+    """Whether a folder carries the sign: only `headcount.load` reads it."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True  # a record and weights of a model without a config
+    return str(config.get(KEY) or "").startswith(START)
