@@ -36,7 +36,7 @@ BELOW["cli"] = " ".join(BELOW)
 ALSO = {("reproduction.inputs", "data.files")}  # reads files, and needs no torch for it
 NO_TORCH = {"root", "stats", "documents", "embedded", "reporting", "reproduction"}
 NO_TORCH |= {"data.files", "data.sentences.conllu", "data.sentences.word_alignment", "head_roles.rules"}
-NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.demo"}
+NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.help.demo"}
 # what modules without torch may use
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock", "altair", "vl_convert", "jinja2", "markupsafe"}
 NUMBERS |= {"huggingface_hub"}

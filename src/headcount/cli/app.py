@@ -16,6 +16,8 @@ from rich.table import Table
 from .. import __version__
 from ..errors import BadPlan, HeadcountError
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
+from .help import demo as walk
+from .help.panels import arranged
 from .options import out, quieten, specs_of, with_data
 
 if TYPE_CHECKING:
@@ -223,13 +225,14 @@ def cut(
 
 app.command()(bench.bench)
 app.command()(report.report)
-app.command()(reproduce.reproduce)
-app.command()(with_data(prune.prune))
-app.command()(with_data(train.train))
-app.command()(with_data(learn.learn))
-app.command()(with_data(lottery.lottery))
+app.command()(arranged(reproduce.reproduce))
+app.command()(arranged(with_data(prune.prune)))
+app.command()(arranged(with_data(train.train)))
+app.command()(arranged(with_data(learn.learn)))
+app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
-for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, measure.curve):
+app.command()(arranged(with_data(measure.curve)))
+for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer):
     app.command()(with_data(command))
 
 
@@ -249,10 +252,8 @@ def demo(
 
         headcount demo -o somewhere-else
     """
-    from . import demo as embedded
-
-    embedded.unpack(output)
-    for words in embedded.walk(output):
+    walk.unpack(output)
+    for words in walk.walk(output):
         out.print(f"\n[bold]$ headcount {shlex.join(words)}[/]", soft_wrap=True)
         app(words, standalone_mode=False)
     out.print(f"\nEverything is in {output}: open {output / 'report.html'}", soft_wrap=True, markup=False)

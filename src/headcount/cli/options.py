@@ -80,11 +80,12 @@ class Running:
     output: Annotated[
         Path | None,
         flag(
+            "--run",
             "-o",
             "--output",
             panel=WHERE,
             metavar="FOLDER",
-            help="The run folder.",
+            help="The run folder: all that this command makes, so -o says the same.",
             show_default="a new folder in runs/",
         ),
     ] = None
