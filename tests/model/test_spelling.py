@@ -181,8 +181,8 @@ def test_the_gradient_of_a_table_of_gates_is_that_of_its_rows() -> None:
 
 @pytest.mark.parametrize(
     "gates",
-    ["0:1", [1.0, 0.0], torch.ones(4), torch.ones(2, 3), None, 3, {0: [1, 1, 1]}, {0: "1"}, {0: torch.ones(4), "0": torch.ones(4)},
-     {9: torch.ones(4)}, {None: torch.ones(4)}],
+    ["0:1", [1.0, 0.0], torch.ones(4), torch.ones(2, 3), None, 3, {0: [1, 1, 1]}, {0: "1"},
+     {0: torch.ones(4), "0": torch.ones(4)}, {9: torch.ones(4)}, {None: torch.ones(4)}],
     ids=repr,
 )  # fmt: skip
 def test_gates_of_no_meaning_are_one_sentence(gates: Any) -> None:

@@ -261,7 +261,7 @@ def prune(
             folder.finish()  # all is measured; the page should not say otherwise
             write_page([folder.folder], draft / "report.html")
 
-        pipeline.prune(
+        pipeline.save_pruned(
             subject,
             output,
             sets.report,

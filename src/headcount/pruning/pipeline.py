@@ -1,4 +1,4 @@
-"""`prune`: what was chosen, cut for real, perhaps trained once more, saved, loaded again and measured again."""
+"""`save_pruned`: what was chosen, cut for real, perhaps trained once more, saved, loaded again and measured again."""
 
 from __future__ import annotations
 
@@ -64,16 +64,18 @@ class Pruned:
     bytes: tuple[int, int]
     speed: Bench | None
     cut_effects: tuple[CutEffect, ...]
-    output: Path
+    output: Path | None  # None where the smaller model was not to be kept in a folder
     flops: tuple[int, int] | None = None  # of one pass of one example of the usual length, two per multiply-add
     recovered: dict[str, Any] | None = None  # how it was trained once more, and what it was worth before that
     suspicion: str = ""  # that the model knew the examples which the guarantee was shown on, if it looks so
+    model: Any = None  # the smaller model, as it was loaded again
+    examples: tuple[str, ...] = ()  # which examples were used for what, a line for each use
 
     def __str__(self) -> str:
         return sentence(self)
 
 
-def prune(
+def save_pruned(
     model: nn.Module,
     output: str | Path,
     report: Task,
@@ -129,7 +131,7 @@ def prune(
         >>> report = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> scored = hc.task("classification", "train.tsv", tokenizer="my-model", limit=64)
         >>> choice = hc.pruning.choose(model, remove="25%", score=scored)
-        >>> pruned = hc.prune(model, "smaller", report, choice, source="my-model")
+        >>> pruned = hc.pruning.save_pruned(model, "smaller", report, choice, source="my-model")
         >>> len(hc.removed(hc.load("smaller")))
         12
     """
@@ -179,6 +181,7 @@ def prune(
             _operations(model, smaller, length or usual_length(report)),
             facts,
             "" if choice.selected is None else known_before(choice.selected, before, seed),
+            smaller,
         )
         facts_of = {"task": report.kind, "stock": stock, "base_card": _old_card(source), "sets_note": left_out or None}
         facts_of.update(about or {})
@@ -241,7 +244,7 @@ def document_of(result: Pruned, model: nn.Module, about: dict[str, Any]) -> Prun
         structure=sites,
         layers=stacks,
         sites=tuple(CutSite(p.name, p.units, p.left, p.mode, p.parameters) for p in result.cut_effects),
-        output=result.output.name,
+        output="" if result.output is None else result.output.name,
         signature=result.before.signature,
         versions=versions(),
     )
