@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import notebook
 from .errors import BadPlan
 from .parsing import by_number
 from .spelling import ALL, LARGEST_INDEX, MOST_UNITS, NAME, RANGES, spelled
@@ -17,6 +18,7 @@ from .spelling import short as _short
 FORMAT = 1
 LARGEST_FILE = 64_000_000  # bytes; a plan for a 70-billion-parameter model that has seen 5 million examples still fits
 LONGEST_REASON = 100_000
+LONGEST_REPR = 200
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -117,6 +119,19 @@ class Plan:
 
     def __str__(self) -> str:
         return " ".join(f"{site}:{ranges(indices)}" for site, indices in self.by_site().items()) or "nothing"
+
+    def __repr__(self) -> str:
+        text = str(self) if self.units else ""
+        if len(text) > LONGEST_REPR:
+            text = f"{text[:LONGEST_REPR]}..."
+        count = f", {len(self):,} units" * (len(self) > 1)
+        return f"<Plan {text or 'of nothing'}{count}{f': {self.why[:LONGEST_REPR]}' if self.why else ''}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(site, ranges(indices), f"{len(indices):,}") for site, indices in self.by_site().items()]
+        why = [notebook.line(self.why[:LONGEST_REPR])] if self.why else []
+        table = notebook.table(["site", "units", "count"], [(a, b[:LONGEST_REPR], c) for a, b, c in rows], left=2)
+        return notebook.block(notebook.line(f"{len(self):,} units", bold=True), *why, table)
 
 
 def legalize(plan: Plan, anatomy: Any, to: str = "even") -> Plan:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..errors import BadPlan, HeadcountError
+from ..formatting import short_count
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
 from .help import demo as walk
 from .help.panels import arranged
@@ -119,7 +120,7 @@ def inspect(
         print(json.dumps(_anatomy_json(model, anatomy, rows, total), indent=2))
         return
     out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters")
-    table_rows = rows if every else _alike(rows)
+    table_rows = rows if every else _alike(rows, anatomy)
     out.print(_site_table(table_rows, total))
     for row in table_rows:
         if row["cut"] not in MANNERS:
@@ -333,41 +334,27 @@ def _anatomy_json(name: str, anatomy: Anatomy, rows: list[dict[str, Any]], total
     }
 
 
-def _alike(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _alike(rows: list[dict[str, Any]], anatomy: Anatomy) -> list[dict[str, Any]]:
     """Rows of neighbouring layers that differ in nothing but the layer, as one row with a range for a name."""
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        stem = row["site"].replace(str(row["layer"]), "#", 1) if row["layer"] is not None else row["site"]
-        same = tuple(row[key] for key in ("kind", "attention", "units", "of", "kv_heads", "width", "parameters", "cut"))
-        key = (stem, same)
-        run = groups.get(key)
-        if run is not None and row["layer"] is not None and run[-1]["layer"] == row["layer"] - 1:
-            run.append(row)
-        else:
-            groups[key if run is None else (*key, row["site"])] = [row]
-    return [
-        {
-            **run[0],
-            "site": run[0]["site"].replace(str(run[0]["layer"]), f"{run[0]['layer']}-{run[-1]['layer']}", 1),
-            "times": len(run),
-        }
-        if len(run) > 1
-        else run[0]
-        for run in groups.values()
-    ]
+    from ..model.anatomy import alike_layers, joined_name
+
+    by_name = {row["site"]: row for row in rows}
+    keys = ("kind", "attention", "units", "of", "kv_heads", "width", "parameters", "cut")
+    runs = alike_layers(anatomy.sites, lambda site: tuple(by_name[site.name][key] for key in keys))
+    return [{**by_name[run[0].name], "site": joined_name(run), "times": len(run)} for run in runs]
 
 
 def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
-    """One line per row; parameters and shares are those of one attention or MLP, and of one of its units."""
+    """One line per row; parameters and their share are those of one attention or MLP, then those of one of its units."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "type", "units", "kv", "width", "params", "share", "per unit", "share", "cut"):
-        table.add_column(title, justify="left" if title in ("site", "type", "cut") else "right", no_wrap=True)
+    table.add_column("site", overflow="fold")  # of the columns this one alone may be narrower than its texts
+    for title in ("type", "units", "kv", "width", "params", "share", "a unit", "cut"):
+        table.add_column(title, justify="left" if title in ("type", "cut") else "right", no_wrap=True)
     for row in rows:
         times, unit = row.get("times", 1), row["parameters_per_unit"]
         units = f"{row['units']} of {row['of']}" if row["units"] != row["of"] else str(row["units"])
         type_text = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
-        unit_cells = (_n(unit), f"{unit / total:.2%}") if unit else ("", "")
-        sizes = (_n(row["parameters"]), f"{row['parameters'] / total:.1%}", *unit_cells)
+        sizes = (short_count(row["parameters"]), f"{row['parameters'] / total:.1%}", short_count(unit) if unit else "")
         cut = row["cut"] if row["cut"] in MANNERS else "refused"
         table.add_row(row["site"], type_text, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
     return table

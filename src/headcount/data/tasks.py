@@ -356,6 +356,4 @@ def kind_of(model: Any) -> str:
     ):
         if name.endswith(ending):
             return kind
-    raise BadData(
-        f"I cannot tell from {name} what it is for; say it with --task (task= in Python), such as classification."
-    )
+    raise BadData(f"I cannot tell from {name} what it is for; say it with --task, for example --task classification.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeAlias
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from .. import notebook
 from ..errors import BadPlan, NotFound
 from ..plans import Plan, Unit
 from ..spelling import ALL, Indices, is_whole, mask_rows, short, spelled
@@ -267,20 +268,67 @@ class Anatomy:
             units += [unit for unit, value in zip(site.units, row, strict=True) if not value]
         return Plan(frozenset(units))
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.model_name}: {_count(self.heads, 'attention', 'head')}, {_count(self.neurons, 'MLP', 'neuron')}"
-        ]
-        lines.append(f"{'site':<24}{'type':<10}{'layer':>6}{'units':>8}{'of':>7}{'kv':>5}{'width':>7}")
-        for site in self.sites:
+    def rows(self) -> list[tuple[str, ...]]:
+        """A line for each site, or for neighbouring layers that are alike: name, type, layers, units, of, kv heads, width."""
+        rows = []
+        for run in alike_layers(list(self.sites), _alike):
+            site, last = run[0], run[-1]
+            layers = "" if site.layer is None else str(site.layer) + f"-{last.layer}" * (len(run) > 1)
             kv = str(site.kv_heads) if site.kind == "head" else ""
-            layer = "" if site.layer is None else str(site.layer)
             kind = site.attention or "mlp"
-            lines.append(f"{site.name:<24}{kind:<10}{layer:>6}{len(site):>8}{site.of:>7}{kv:>5}{site.width:>7}")
-        lines += [f"{stack.name}: {len(stack)} of {stack.of} layers" for stack in self.stacks]
+            rows.append((joined_name(run), kind, layers, str(len(site)), str(site.of), kv, str(site.width)))
+        return rows
+
+    def _notes(self) -> list[str]:
+        lines = [f"{stack.name}: {len(stack)} of {stack.of} layers" for stack in self.stacks]
         lines += [f"not supported: {path}: {reason}" for path, reason in self.refused]
-        lines += [f"looks like attention, built in a way not known: {path}" for path in self.unknown]
-        return "\n".join(lines)
+        return lines + [f"looks like attention, built in a way not known: {path}" for path in self.unknown]
+
+    def _title(self) -> str:
+        return f"{self.model_name}: {_count(self.heads, 'attention', 'head')}, {_count(self.neurons, 'MLP', 'neuron')}"
+
+    def __str__(self) -> str:
+        rows = [COLUMNS, *self.rows()]
+        widths = [max(len(row[place]) for row in rows) + 2 for place in range(len(COLUMNS))]
+        cells = [
+            [f"{c:{'<' if n < 2 else '>'}{w}}" for n, (c, w) in enumerate(zip(r, widths, strict=True))] for r in rows
+        ]
+        return "\n".join([self._title(), *("".join(row).rstrip() for row in cells), *self._notes()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        parts = [notebook.line(self._title(), bold=True), notebook.table(COLUMNS, self.rows(), left=2)]
+        return notebook.block(*parts, *map(notebook.line, self._notes()))
+
+
+COLUMNS = ("site", "type", "layer", "units", "of", "kv", "width")
+
+
+def alike_layers(sites: Sequence[Any], same: Callable[[Any], Any]) -> list[list[Any]]:
+    """Sites in runs of neighbouring layers that differ in nothing else: `same` is what has to be equal."""
+    groups: dict[Any, list[Any]] = {}
+    for site in sites:
+        stem = site.name if site.layer is None else site.name.replace(str(site.layer), "#", 1)
+        key = (stem, same(site))
+        run = groups.get(key)
+        if run is not None and site.layer is not None and run[-1].layer == site.layer - 1:
+            run.append(site)
+        else:
+            groups[key if run is None else (*key, site.name)] = [site]
+    return list(groups.values())
+
+
+def joined_name(run: Sequence[Any]) -> str:
+    """The name of some alike layers: "0-5.mlp"."""
+    first, last = run[0], run[-1]
+    return str(first.name if first is last else first.name.replace(str(first.layer), f"{first.layer}-{last.layer}", 1))
+
+
+def _alike(site: Site) -> tuple[Any, ...]:
+    kv = tuple(site.kv_of) if site.kind == "head" else ()
+    return (site.kind, site.attention, tuple(site.ids), site.of, site.kv_heads, kv, site.width)
 
 
 def _from_the_end(index: int, part: Site | Stack) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from .. import notebook
 from ..data import splits
 from ..documents import curves as documents
 from ..documents.results import ResultDocument
@@ -44,6 +45,9 @@ class Point:
     def removed(self) -> int:
         """How many units are gone."""
         return len(self.plan)
+
+    def __repr__(self) -> str:
+        return f"<Point {self.removed:,} removed, {self.result}: {self.comparison}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +89,17 @@ class Curve:
         lines = [f"{self.by}: {self.base}"]
         lines += [f"{p.removed:>5} of {self.of}  {p.result.value:.4f}  {p.comparison}" for p in self.points[1:]]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        line = notebook.curve(
+            [(p.removed, p.result.value) for p in self.points], "units removed", self.base.metric.name
+        )
+        rows = [(f"{p.removed} of {self.of}", f"{p.result.value:.4f}", str(p.comparison)) for p in self.points[1:]]
+        table = notebook.table(["removed", self.base.metric.name, "difference to the whole model"], rows)
+        return notebook.block(notebook.line(f"{self.by}: {self.base}", bold=True), line, table)
 
 
 def counts(step: float | int | str | Sequence[int], of: int) -> list[int]:

@@ -171,7 +171,7 @@ def prune(
         with tempfile.TemporaryDirectory() as place:
             pruned = pipeline.save_pruned(subject, Path(place) / "model", sets.report, choice, **options)
         pruned = replace(pruned, output=None)
-    return replace(pruned, examples=tuple(used_text(sets)))
+    return replace(pruned, examples=tuple(text.strip() for text in used_text(sets)))
 
 
 class _Reader:

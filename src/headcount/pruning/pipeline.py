@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .. import notebook
 from ..data.seen_examples import short, to_note
 from ..data.splits import marks, without
 from ..documents.prune import (
@@ -30,6 +31,7 @@ from ..efficiency.benchmark import Bench, bench
 from ..efficiency.costs import homes, one_example, operations_of
 from ..errors import BadCheckpoint, BadData, CheckFailed, HeadcountError
 from ..evaluation.evaluator import device_of, evaluate, measure, result_of, to_device
+from ..formatting import bytes_text, flops_text
 from ..hashing import versions
 from ..model.architectures import ModuleSpec
 from ..model.checkpoints import appears_whole, load, may_be_written, save, weight_files
@@ -71,8 +73,37 @@ class Pruned:
     model: Any = None  # the smaller model, as it was loaded again
     examples: tuple[str, ...] = ()  # which examples were used for what, a line for each use
 
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """What it came to: a line for each thing that was measured, before and after."""
+        (had, has), (took, takes), metric = self.parameters, self.bytes, self.before.metric.name
+        values = [f"{result.value:.{3 if abs(self.before.value) < 10 else 1}f}" for result in (self.before, self.after)]
+        rows = [(metric, values[0], values[1], str(self.comparison))]
+        rows.append(("parameters", f"{had:,}", f"{has:,}", f"{has / max(1, had) - 1:+.1%}"))
+        rows.append(("on disk", bytes_text(took), bytes_text(takes), f"{takes / max(1, took) - 1:+.1%}"))
+        if self.flops is not None:
+            counted, left = self.flops
+            rows.append(("FLOPs", flops_text(counted), flops_text(left), f"{left / max(1, counted) - 1:+.1%}"))
+        return rows
+
     def __str__(self) -> str:
-        return sentence(self)
+        rows = self.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}} -> {c:>{widths[2]}}  {d}" for a, b, c, d in rows]
+        speed = [] if self.speed is None else self.speed.sentences()
+        return "\n".join([sentence(self), *lines, *speed, *self.examples, self._where()])
+
+    def _where(self) -> str:
+        where = "not kept in a folder" if self.output is None else f"in {self.output}"
+        return f"the smaller model is {where}, and .model here"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        speed = [] if self.speed is None else self.speed.sentences()
+        texts = map(notebook.line, [*speed, *self.examples, self._where()])
+        table = notebook.table(["", "before", "after", ""], self.rows())
+        return notebook.block(notebook.line(sentence(self), bold=True), table, *texts)
 
 
 def save_pruned(
