@@ -308,16 +308,18 @@ COLUMNS = ("site", "type", "layer", "units", "of", "kv", "width")
 
 def alike_layers(sites: Sequence[Any], same: Callable[[Any], Any]) -> list[list[Any]]:
     """Sites in runs of neighbouring layers that differ in nothing else: `same` is what has to be equal."""
-    groups: dict[Any, list[Any]] = {}
+    runs = list[list[Any]]()
+    latest: dict[Any, list[Any]] = {}  # the last run of each sort
     for site in sites:
         stem = site.name if site.layer is None else site.name.replace(str(site.layer), "#", 1)
         key = (stem, same(site))
-        run = groups.get(key)
+        run = latest.get(key)
         if run is not None and site.layer is not None and run[-1].layer == site.layer - 1:
             run.append(site)
         else:
-            groups[key if run is None else (*key, site.name)] = [site]
-    return list(groups.values())
+            latest[key] = [site]
+            runs.append(latest[key])
+    return runs
 
 
 def joined_name(run: Sequence[Any]) -> str:
