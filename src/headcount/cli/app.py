@@ -18,6 +18,7 @@ from ..errors import BadPlan, HeadcountError
 from ..formatting import short_count
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
 from .help import demo as walk
+from .help import doctor
 from .help.panels import arranged
 from .options import out, quieten, specs_of, with_data
 
@@ -33,6 +34,7 @@ app = typer.Typer(
     help="Which attention heads, neurons and layers of a transformer earn their keep, and how to remove the rest.\n\n"
     "Examples:\n\n"
     "    headcount demo                                     # everything, on embedded models, offline\n\n"
+    "    headcount doctor                                   # is all installed, and exact here?\n\n"
     "    headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller   # the main job\n\n"
     "    headcount inspect my-model                         # a folder, or a name on the hub\n\n"
     "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
@@ -224,6 +226,7 @@ def cut(
         out.print(f"written to {output} · {proof}")
 
 
+app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.command()(report.report)
 app.command()(arranged(reproduce.reproduce))
