@@ -224,8 +224,10 @@ class Anatomy:
 
     def _matching(self, pattern: str) -> list[Site | Stack]:
         """The sites that a pattern such as "*.mlp" means; "*" are the attentions."""
-        parts = [part for part in (*self.sites, *self.stacks) if fnmatchcase(part.name, pattern)]
-        parts = list(self.heads) if pattern == ALL else parts
+        everything: list[Site | Stack] = [*self.sites, *self.stacks]
+        parts = [part for part in everything if fnmatchcase(part.name, pattern)]
+        if pattern == ALL:
+            parts = [*self.heads]
         kinds = sorted({part.kind for part in parts})
         if not parts:
             raise NotFound(f"{self.model_name} has no site like {pattern!r:.80}; `headcount inspect` lists them.")
@@ -270,8 +272,8 @@ class Anatomy:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A line for each site, or for neighbouring layers that are alike: name, type, layers, units, of, kv heads, width."""
-        rows = []
-        for run in alike_layers(list(self.sites), _alike):
+        rows = list[tuple[str, ...]]()
+        for run in alike_layers(self.sites, _alike):
             site, last = run[0], run[-1]
             layers = "" if site.layer is None else str(site.layer) + f"-{last.layer}" * (len(run) > 1)
             kv = str(site.kv_heads) if site.kind == "head" else ""
