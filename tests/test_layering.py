@@ -43,7 +43,7 @@ NO_TORCH |= {
     "data.sentences.word_alignment",
     "head_roles.rules",
 }
-NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.demo"}
+NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.help.demo"}
 # what modules without torch may use
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock", "altair", "vl_convert", "jinja2", "markupsafe"}
 NUMBERS |= {"huggingface_hub"}

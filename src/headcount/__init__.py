@@ -6,6 +6,7 @@
     with hc.masked(model, "3:7"): ...        # ask what happens without head 7 of layer 3
     hc.cut(model, "3:7 5:0-3", check=batch)  # remove them; checked on this batch: nothing else changed
     hc.save(model, "smaller"); model = hc.load("smaller")
+    hc.prune("my-model", "dev.tsv", max_drop=1)  # or all of it in one call, with a guarantee
 
 The verbs are here; what they take and give, and what is rarer, is in the namespaces: `hc.stats`, `hc.pruning` and so on.
 Names are looked up on first use, so importing the package does nothing and is fast.
@@ -39,7 +40,7 @@ _HOMES = {
     "plan": ".documents.scores",
     "ablate": ".evaluation.ablation",
     "curve": ".pruning.curves",
-    "prune": ".pruning.pipeline",
+    "prune": ".pruning.one_call",
     "learn": ".learned_gates.pipeline",
     "train": ".training.loop",
     "roles": ".head_roles.analysis",
@@ -122,7 +123,7 @@ if TYPE_CHECKING:
     from .model.gates import gated, masked
     from .plans import Plan, Unit
     from .pruning.curves import curve
-    from .pruning.pipeline import prune
+    from .pruning.one_call import prune
     from .reporting.page import report
     from .stats.results import compare
     from .training.loop import train

@@ -144,6 +144,15 @@ def with_commas(value: float) -> str:
     return f"{round(value):,}".replace("-", MINUS)
 
 
+def short_count(count: float) -> str:
+    """A count with three digits: "513", "263k", "1.05M"."""
+    unit = 0
+    while count >= (999.5 if unit else 9_999.5) and unit < 4:
+        count, unit = count / 1000, unit + 1
+    digits = 0 if not unit or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:,.{digits}f}{('', 'k', 'M', 'B', 'T')[unit]}"
+
+
 def percent(value: float) -> str:
     """A share as a percentage, without decimals."""
     return f"{100 * value:.0f}\u00a0%".replace("-", MINUS)

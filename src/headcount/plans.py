@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
-import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import notebook
 from .errors import BadPlan
 from .parsing import by_number
+from .spelling import ALL, LARGEST_INDEX, MOST_UNITS, NAME, RANGES, spelled
+from .spelling import short as _short
 
 FORMAT = 1
 LARGEST_FILE = 64_000_000  # bytes; a plan for a 70-billion-parameter model that has seen 5 million examples still fits
 LONGEST_REASON = 100_000
-LARGEST_INDEX = 10_000_000
 DEEPEST = 100  # lists and objects in each other
-MOST_UNITS = 5_000_000  # so that a few letters ("0-9999999") cannot fill the memory
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
-_RANGES = re.compile(r"\d{1,8}(-\d{1,8})?(,\d{1,8}(-\d{1,8})?)*")
+LONGEST_REPR = 200
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -42,15 +40,22 @@ class Plan:
     units: frozenset[Unit] = frozenset()
     why: str = ""
 
-    @classmethod
-    def of(cls, *texts: str, why: str = "") -> Plan:
-        """A plan from texts such as `"3:7"`, `"3:7 decoder.2.cross:0-3,6"` or `"layers:4"` (no wildcards: see `find`)."""
-        return cls(frozenset(unit for text in texts for part in text.split() or [text] for unit in parse(part)), why)
+    def __post_init__(self) -> None:
+        if type(self.units) is not frozenset:  # Plan("3:7") and Plan([(3, 7)]), as people write it
+            object.__setattr__(self, "units", frozenset(_units_in(self.units)))
 
     @classmethod
-    def removing(cls, indices: Mapping[str, Iterable[int]], why: str = "") -> Plan:
-        """A plan from site names and the original indices to remove there."""
-        return cls(frozenset(Unit(site, index) for site, chosen in indices.items() for index in chosen), why)
+    def of(cls, *units: Any, why: str = "") -> Plan:
+        """A plan from `"3:7 decoder.2.cross:0-3,6"`, `"layers:4"`, `"L3H7"`, `(3, 7)` or `{3: [7]}`.
+
+        What only a model can tell, such as "3:*", "*:7" or "3:-1", is read by `find(model).plan(...)`.
+        """
+        return cls(frozenset(unit for some in units for unit in _units_in(some)), why)
+
+    @classmethod
+    def removing(cls, indices: Mapping[str | int, Iterable[int]] | Mapping[str, Iterable[int]], why: str = "") -> Plan:
+        """A plan from site names (or the numbers of layers) and the original indices to remove there."""
+        return cls.of(indices, why=why)
 
     def by_site(self) -> dict[str, tuple[int, ...]]:
         """Site name -> sorted indices; sites in the order of their names, numbers counted as numbers."""
@@ -116,6 +121,19 @@ class Plan:
     def __str__(self) -> str:
         return " ".join(f"{site}:{ranges(indices)}" for site, indices in self.by_site().items()) or "nothing"
 
+    def __repr__(self) -> str:
+        text = str(self) if self.units else ""
+        if len(text) > LONGEST_REPR:
+            text = f"{text[:LONGEST_REPR]}..."
+        count = f", {len(self):,} units" * (len(self) > 1)
+        return f"<Plan {text or 'of nothing'}{count}{f': {self.why[:LONGEST_REPR]}' if self.why else ''}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(site, ranges(indices), f"{len(indices):,}") for site, indices in self.by_site().items()]
+        why = [notebook.line(self.why[:LONGEST_REPR])] if self.why else []
+        table = notebook.table(["site", "units", "count"], [(a, b[:LONGEST_REPR], c) for a, b, c in rows], left=2)
+        return notebook.block(notebook.line(f"{len(self):,} units", bold=True), *why, table)
+
 
 def legalize(plan: Plan, anatomy: Any, to: str = "even") -> Plan:
     """The largest plan within `plan` that leaves grouped-query attention regular; it only ever gives heads back.
@@ -144,12 +162,20 @@ def legalize(plan: Plan, anatomy: Any, to: str = "even") -> Plan:
 
 def parse(text: str) -> list[Unit]:
     """`"3:0-2,7"` -> four units. A malformed text is a `BadPlan` that shows the form."""
-    site, colon, chosen = text.strip().rpartition(":")
-    if not colon or not _NAME.fullmatch(site) or not _RANGES.fullmatch(chosen):
-        raise BadPlan(
-            f"I cannot read {_short(text)} as units; write SITE:INDICES, for example 3:7, 3:0-4,9 or layers:2."
-        )
-    return [Unit(site, index) for index in _checked_indices(site, chosen)]
+    return _units_in(text)
+
+
+def _units_in(units: Any) -> list[Unit]:
+    """Units that say by themselves which they are; `BadPlan` for those that depend on a model."""
+    out = []
+    for site, chosen in spelled(units):
+        if chosen == ALL or not NAME.fullmatch(site) or any(index < 0 for index in chosen):
+            raise BadPlan(
+                f"Which units {_short(f'{site}:{chosen}')} are depends on the model: use `find(model).plan(...)`, or give "
+                "this to `masked`, `gated` or `cut` as it is."
+            )
+        out += [Unit(site, index) for index in chosen]
+    return out
 
 
 def ranges(indices: Iterable[int]) -> str:
@@ -204,21 +230,21 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _how_many(chosen: object) -> int:
     """How many indices a text or a list stands for, counted without spelling them out."""
-    if isinstance(chosen, str) and _RANGES.fullmatch(chosen):
+    if isinstance(chosen, str) and RANGES.fullmatch(chosen):
         bounds = [part.split("-") for part in chosen.split(",")]
         return sum(int(bound[-1]) - int(bound[0]) + 1 for bound in bounds)
     return len(chosen) if isinstance(chosen, list) else 0
 
 
 def _checked_name(site: object) -> str:
-    if not isinstance(site, str) or not _NAME.fullmatch(site):
+    if not isinstance(site, str) or not NAME.fullmatch(site):
         raise BadPlan(f"{_short(site)} is not a site name; names look like 3, 3.mlp or decoder.2.cross.")
     return site
 
 
 def _checked_indices(site: object, chosen: object) -> list[int]:
     """Indices from "0-3,7" or [0, 1, 2, 3, 7]; whole, in range, each once."""
-    if isinstance(chosen, str) and _RANGES.fullmatch(chosen):
+    if isinstance(chosen, str) and RANGES.fullmatch(chosen):
         bounds = [tuple(map(int, part.split("-"))) for part in chosen.split(",")]
         if any(b[0] > b[-1] for b in bounds) or _how_many(chosen) > MOST_UNITS:
             raise BadPlan(f"The indices {_short(chosen)} of site {_short(site)} run backwards or are too many.")
@@ -233,10 +259,6 @@ def _checked_indices(site: object, chosen: object) -> list[int]:
     if len(set(indices)) != len(indices):
         raise BadPlan(f"Site {_short(site)} names an index twice; each unit can be removed once.")
     return indices
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value)  # never builds the text of a huge or deep value
 
 
 def site_of(unit: str) -> str:

@@ -12,7 +12,8 @@ from conftest import says
 from typer.testing import CliRunner
 
 import headcount as hc
-from headcount.cli import app, demo
+from headcount.cli import app
+from headcount.cli.help import demo
 from headcount.efficiency import benchmark
 from headcount.pruning import pipeline
 from headcount.runs import read

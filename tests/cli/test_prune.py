@@ -328,7 +328,7 @@ def test_tables_that_a_model_makes_anew_are_not_taken_for_weights(tmp_path: Path
     model.half().save_pretrained(tmp_path / "whole")
     model = hc.load(tmp_path / "whole", dtype=torch.float32).eval()
     choice = hc.pruning.choose(model, flops=0.8, units="heads,neurons", tune=True, score=score, length=8, multiple=1)
-    found = hc.prune(model, tmp_path / "smaller", report, choice, source=tmp_path / "whole", length=8)
+    found = hc.pruning.save_pruned(model, tmp_path / "smaller", report, choice, source=tmp_path / "whole", length=8)
     assert found.choice.tuned is not None
     written = load_file(tmp_path / "smaller" / "model.safetensors")
     assert {written[name].dtype for name, _ in model.named_parameters() if name in written} == {torch.float16}
@@ -347,7 +347,7 @@ def test_units_that_only_a_row_of_the_user_knows_are_pruned_and_trained_too(
     rows = [hc.model.ModuleSpec(("dense",), ("out_proj",), "neurons", "neuron")]  # of the part that classifies
     choice = hc.pruning.choose(model, plan="classifier:1-9", specs=rows)
     output, report = tmp_path / "smaller", small_models.class_task()
-    found = hc.prune(model, output, report, choice, length=8, specs=rows, recover=lambda _: {})
+    found = hc.pruning.save_pruned(model, output, report, choice, length=8, specs=rows, recover=lambda _: {})
     assert found.parameters[0] - found.parameters[1] == 9 * (32 + 1 + 3)
     assert hc.removed(hc.load(output)) == hc.Plan.of("classifier:1-9")
 
@@ -370,7 +370,9 @@ def test_two_plans_in_one_run_are_told_apart(place: Path, tmp_path: Path) -> Non
         before = []
         for number, text in enumerate(("0:0", "0:* 1:* 2:* 0.mlp:* 1.mlp:* 2.mlp:*")):
             choice = hc.pruning.choose(model, plan=text, run=run)
-            found = hc.prune(model, tmp_path / f"m{number}", report, choice, run=run, recover=lambda _: {})
+            found = hc.pruning.save_pruned(
+                model, tmp_path / f"m{number}", report, choice, run=run, recover=lambda _: {}
+            )
             assert found.recovered is not None
             before.append(found.recovered["before"])
     with hc.masked(model, "0:* 1:* 2:* 0.mlp:* 1.mlp:* 2.mlp:*"):

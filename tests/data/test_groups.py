@@ -480,7 +480,7 @@ def test_choosing_scores_on_no_group_that_is_selected_on(place: Path) -> None:
         hc.pruning.choose(model, max_drop=5, score=task.subset(others), select=task.subset(ones))
     choice = hc.pruning.choose(model, remove=2, score=task.subset(ones))
     with says(BadData, about="All 160 examples to report on had a part in choosing"):
-        hc.prune(model, "/nowhere/at/all", task.subset(others), choice)
+        hc.pruning.save_pruned(model, "/nowhere/at/all", task.subset(others), choice)
 
 
 # -- running text --------------------------------------------------------------------------------------------------------

@@ -416,8 +416,8 @@ def test_the_result_in_plain_words() -> None:
     text = bench_text(FOUND)
     assert text.splitlines()[0].startswith("cpu, 2 threads · float32 · torch 2.13.0 · ")
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "a 2,000 16 128 10.00 (9.00 to 11.00) 3.0 MiB" in lines
-    assert "b 1,000 16 128 12.0 (11.0 to 13.0) 1.19 (1.17 to 1.20) 1.21 90%" in lines
+    assert "a 16 128 2,000 10.00 (9.00 to 11.00) 3.0 MiB" in lines
+    assert "b 16 128 1,000 12.0 (11.0 to 13.0) 1.19 (1.17 to 1.20) 1.21 90%" in lines
     assert text.endswith(FOUND.sentences()[0])
 
 

@@ -734,7 +734,7 @@ def test_a_wrong_shape_is_a_bad_plan_that_says_the_right_one(shape: tuple[int, .
         pytest.fail("entered")
 
 
-@pytest.mark.parametrize("gate", [1.0, [1.0, 0.0, 1.0, 1.0], None, "1 0 1 1"])
+@pytest.mark.parametrize("gate", [1.0, [1.0, 0.0, 1.0], ["a", "b", "c", "d"], [[1.0], 1.0], {1.0}, None, "1 0 1 1"])
 def test_a_gate_that_is_no_tensor_is_a_bad_plan(gate: Any) -> None:
     model, _ = zoo.build("bert")
     with says(BadPlan), hc.gated(model, {"0": gate}):

@@ -16,6 +16,7 @@ from model.test_discovery import HEADS, MLP, Stranger, X
 from torch import Tensor, nn
 
 import headcount as hc
+from headcount.data import splits
 from headcount.documents.curves import CurvesDocument
 from headcount.pruning import curves
 from headcount.pruning.curves import counts
@@ -280,3 +281,49 @@ def test_gradients_do_not_leak_into_a_curve() -> None:
     hc.curve(model, class_task(7), scored(model), step=6)
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     assert torch.is_grad_enabled()
+
+
+# -- as people write it ----------------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_its_points() -> None:
+    model = classifier()
+    made = hc.curve(model, class_task(7), scored(model), step=4)
+    assert list(made) == list(made.points)
+    assert len(made) == len(made.points) == 4
+    assert made[-1] is made.points[-1]
+    assert [point.removed for point in made] == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    "say", [{"by": "taylor"}, {"scores": "taylor"}, {}, {"scores": "taylor", "by": "taylor"}], ids=repr
+)
+def test_a_criterion_is_scored_on_one_half_and_measured_on_the_other(say: dict[str, Any]) -> None:
+    model, task = classifier(), class_task(16)
+    made = hc.curve(model, task, step=4, seed=1, **say)
+    halves = splits.share_out(task, {"score": 0.5, "report": 0.5}, 1).tasks
+    assert 0 < made.base.n == halves["report"].size < task.size
+    want = hc.curve(model, halves["report"], hc.score(model, halves["score"], "taylor"), step=4, seed=1)
+    assert [point.plan for point in made] == [point.plan for point in want]
+    assert [point.result.value for point in made] == pytest.approx([point.result.value for point in want], abs=1e-5)
+
+
+def test_data_of_their_own_for_scores_leave_the_whole_task_to_be_measured_on() -> None:
+    model, task = classifier(), class_task(16)
+    parts = splits.share_out(task, {"score": 0.5, "report": 0.5}, 1).tasks
+    made = hc.curve(model, parts["report"], by="taylor", score_data=parts["score"], step=4)
+    assert made.base.n == parts["report"].size
+    with says(hc.errors.BadData, about="never choose and report"):
+        hc.curve(model, task, by="taylor", score_data=task)
+
+
+def test_what_needs_no_data_splits_none() -> None:
+    model = classifier()
+    assert hc.curve(model, class_task(7), by="magnitude", step=12).base.n == 7
+
+
+def test_scores_and_a_criterion_are_two_answers() -> None:
+    model = classifier()
+    for wrong in ({"scores": scored(model), "by": "taylor"}, {"scores": "taylor", "by": "random"}):
+        with says(hc.errors.BadPlan):
+            hc.curve(model, class_task(7), **wrong)

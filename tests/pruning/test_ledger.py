@@ -119,7 +119,7 @@ def test_both_folders_say_what_was_seen_also_what_was_reported_on(place: Path, f
 def test_a_plan_written_by_the_verb_says_it_too(place: Path, tmp_path: Path) -> None:  # noqa: F811
     model = _model(place)
     score, report = splits.distinct(_task(place, "few")).split(0.5, 0.5)
-    hc.prune(model, tmp_path / "smaller", report, hc.pruning.choose(model, remove=2, score=score))
+    hc.pruning.save_pruned(model, tmp_path / "smaller", report, hc.pruning.choose(model, remove=2, score=score))
     note = seen_examples.read_seen(json.loads((tmp_path / "smaller" / "plan.json").read_text())["seen"], Path())
     assert note == {"choose": seen_examples.marks(score), "report": seen_examples.marks(report)}
 
@@ -517,7 +517,7 @@ def test_in_python_the_number_format_is_the_models_own_unless_another_is_named(
         choice = hc.pruning.choose(model, **asked, score=score, select=select, dtype=dtype)
         assert choice.tuned is not None
         output = tmp_path / str(dtype)
-        hc.prune(model, output, report, choice)
+        hc.pruning.save_pruned(model, output, report, choice)
         kept = {tensor.dtype for tensor in load_file(output / "model.safetensors").values()}
         assert kept == {dtype or torch.float32}
         smaller = hc.load(output, dtype=torch.float32)

@@ -278,7 +278,7 @@ def test_the_model_in_memory_is_pruned_too_and_left_as_it_was(place: Path, tmp_p
     score, select, report = splits.distinct(_task(place, "dev")).split(0.25, 0.45, 0.3)
     kept = Fingerprint(model)
     choice = hc.pruning.choose(model, max_drop=4.0, score=score, select=select, step=3)
-    found = hc.prune(model, tmp_path / "smaller", report, choice)
+    found = hc.pruning.save_pruned(model, tmp_path / "smaller", report, choice)
     assert not kept.changed()
     with hc.masked(model, choice.plan):
         assert found.after.value == hc.evaluate(model, report).value
@@ -389,11 +389,11 @@ def test_in_python_too_nothing_is_chosen_and_reported_on_the_same_examples(place
     assert "1 of 3 examples of own batches were there before and count once" in left_out
     for wrong in (score, select):
         with says(hc.errors.BadData, about="had a part in choosing"):
-            hc.prune(model, tmp_path / "smaller", wrong, choice)
-    more = hc.prune(model, tmp_path / "more", task, choice)
+            hc.pruning.save_pruned(model, tmp_path / "smaller", wrong, choice)
+    more = hc.pruning.save_pruned(model, tmp_path / "more", task, choice)
     assert more.before.n == report.size
     assert f"{task.size - report.size} examples of" in (tmp_path / "more" / "README.md").read_text()
-    assert hc.prune(model, tmp_path / "smaller", report, choice).before.n == report.size
+    assert hc.pruning.save_pruned(model, tmp_path / "smaller", report, choice).before.n == report.size
 
 
 def test_flags_that_would_say_nothing_are_refused(place: Path, tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_units_are_counted_and_named_as_they_are(place: Path, tmp_path: Path) ->
     assert (neurons.of, neurons.units) == (96, "neurons")
     both = hc.pruning.choose(model, plan="0:1 layers:2")
     assert (both.of, both.units) == (15, "heads,layers")
-    found = hc.prune(model, tmp_path / "x", report.with_metric("loss"), both)
+    found = hc.pruning.save_pruned(model, tmp_path / "x", report.with_metric("loss"), both)
     assert str(found).startswith("2 of 15 heads and layers (13 %) are gone: loss went from")
     with says(hc.errors.BadPlan, about="none of the 12 units can go"):
         hc.pruning.choose(model, max_drop=1.0, score=report, select=_task(place, "few"), least=4)

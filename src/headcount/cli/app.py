@@ -19,7 +19,11 @@ from rich.table import Table
 
 from .. import __version__
 from ..errors import HeadcountError
+from ..formatting import short_count
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
+from .help import demo as walk
+from .help import doctor
+from .help.panels import arranged
 from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ app = typer.Typer(
     help="Which attention heads, neurons and layers of a transformer earn their keep, and how to remove the rest.\n\n"
     "Examples:\n\n"
     "    headcount demo                                     # everything, on embedded models, offline\n\n"
+    "    headcount doctor                                   # is all installed, and exact here?\n\n"
     "    headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller   # the main job\n\n"
     "    headcount inspect my-model                         # a folder, or a name on the hub\n\n"
     "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
@@ -131,7 +136,7 @@ def inspect(
         print(json.dumps(_anatomy_json(model, anatomy, rows, total), indent=2))
         return
     out.print(f"[bold]{anatomy.model_name}[/] · {_n(total)} parameters{format_in_words(empty.config)}", soft_wrap=True)
-    table_rows = rows if every else _alike(rows)
+    table_rows = rows if every else _alike(rows, anatomy)
     out.print(_site_table(table_rows, total))
     for row in table_rows:
         if row["cut"] not in MANNERS:
@@ -243,15 +248,17 @@ def cut(
         out.print(how_to_load(output), soft_wrap=True, markup=False)
 
 
+app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.command()(report.report)
-app.command()(reproduce.reproduce)
-app.command()(with_data(prune.prune))
-app.command()(with_data(train.train))
-app.command()(with_data(learn.learn))
-app.command()(with_data(lottery.lottery))
+app.command()(arranged(reproduce.reproduce))
+app.command()(arranged(with_data(prune.prune)))
+app.command()(arranged(with_data(train.train)))
+app.command()(arranged(with_data(learn.learn)))
+app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
-for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, measure.curve):
+app.command()(arranged(with_data(measure.curve)))
+for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer):
     app.command()(with_data(command))
 
 
@@ -271,10 +278,8 @@ def demo(
 
         headcount demo -o somewhere-else
     """
-    from . import demo as embedded
-
-    embedded.unpack(output)
-    for words in embedded.walk(output):
+    walk.unpack(output)
+    for words in walk.walk(output):
         out.print(f"\n[bold]$ headcount {shlex.join(words)}[/]", soft_wrap=True)
         do(words)
     out.print(f"\nEverything is in {output}: open {output / 'report.html'}", soft_wrap=True, markup=False)
@@ -354,41 +359,27 @@ def _anatomy_json(name: str, anatomy: Anatomy, rows: list[dict[str, Any]], total
     }
 
 
-def _alike(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _alike(rows: list[dict[str, Any]], anatomy: Anatomy) -> list[dict[str, Any]]:
     """Rows of neighbouring layers that differ in nothing but the layer, as one row with a range for a name."""
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        stem = row["site"].replace(str(row["layer"]), "#", 1) if row["layer"] is not None else row["site"]
-        same = tuple(row[key] for key in ("kind", "attention", "units", "of", "kv_heads", "width", "parameters", "cut"))
-        key = (stem, same)
-        run = groups.get(key)
-        if run is not None and row["layer"] is not None and run[-1]["layer"] == row["layer"] - 1:
-            run.append(row)
-        else:
-            groups[key if run is None else (*key, row["site"])] = [row]
-    return [
-        {
-            **run[0],
-            "site": run[0]["site"].replace(str(run[0]["layer"]), f"{run[0]['layer']}-{run[-1]['layer']}", 1),
-            "times": len(run),
-        }
-        if len(run) > 1
-        else run[0]
-        for run in groups.values()
-    ]
+    from ..model.anatomy import alike_layers, joined_name
+
+    by_name = {row["site"]: row for row in rows}
+    keys = ("kind", "attention", "units", "of", "kv_heads", "width", "parameters", "cut")
+    runs = alike_layers(anatomy.sites, lambda site: tuple(by_name[site.name][key] for key in keys))
+    return [{**by_name[run[0].name], "site": joined_name(run), "times": len(run)} for run in runs]
 
 
 def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
-    """One line per row; parameters and shares are those of one attention or MLP, and of one of its units."""
+    """One line per row; parameters and their share are those of one attention or MLP, then those of one of its units."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "type", "units", "kv", "width", "params", "share", "per unit", "share", "cut"):
-        table.add_column(title, justify="left" if title in ("site", "type", "cut") else "right", no_wrap=True)
+    table.add_column("site", overflow="fold")  # of the columns this one alone may be narrower than its texts
+    for title in ("type", "units", "kv", "width", "params", "share", "a unit", "cut"):
+        table.add_column(title, justify="left" if title in ("type", "cut") else "right", no_wrap=True)
     for row in rows:
         times, unit = row.get("times", 1), row["parameters_per_unit"]
         units = f"{row['units']} of {row['of']}" if row["units"] != row["of"] else str(row["units"])
         type_text = f"{row['attention'] or 'mlp'}" + (f" ×{times}" if times > 1 else "")
-        unit_cells = (_n(unit), f"{unit / total:.2%}") if unit else ("", "")
-        sizes = (_n(row["parameters"]), f"{row['parameters'] / total:.1%}", *unit_cells)
+        sizes = (short_count(row["parameters"]), f"{row['parameters'] / total:.1%}", short_count(unit) if unit else "")
         cut = row["cut"] if row["cut"] in MANNERS else "refused"
         table.add_row(row["site"], type_text, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
     return table

@@ -46,7 +46,14 @@ def bench(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FOLDER", help="The run folder.", show_default="a new folder in runs/"),
+        typer.Option(
+            "--run",
+            "-o",
+            "--output",
+            metavar="FOLDER",
+            help="The run folder: all that this command makes, so -o says the same.",
+            show_default="a new folder in runs/",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
@@ -99,7 +106,7 @@ def bench(
             print(json.dumps({**data.to_json(), "run": str(run.folder)}, indent=2))
             return
         out.print(bench_text(data), soft_wrap=True, markup=False)
-        note = f" (measured on {run.created[:10]}; to measure anew, give another folder with -o)" if before else ""
+        note = f" (measured on {run.created[:10]}; to measure anew, give another folder with --run)" if before else ""
         out.print(f"run folder: {run.folder}{note}", soft_wrap=True, markup=False)
 
 

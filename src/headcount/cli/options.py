@@ -98,11 +98,12 @@ class Running:
     output: Annotated[
         Path | None,
         flag(
+            "--run",
             "-o",
             "--output",
             panel=WHERE,
             metavar="FOLDER",
-            help="The run folder.",
+            help="The run folder: all that this command makes, so -o says the same.",
             show_default="a new folder in runs/",
         ),
     ] = None
@@ -388,21 +389,9 @@ def named_paths(*names: str | Path | None) -> list[Path]:
 
 def kind_of(model: Any) -> str:
     """The kind of task that a model's class was made for."""
-    name = type(model).__name__
-    if "ForSequenceClassification" in name:
-        single = getattr(model.config, "num_labels", 2) == 1 or model.config.problem_type == "regression"
-        return "regression" if single else "classification"
-    for ending, kind in (
-        ("ForImageClassification", "image-classification"),
-        ("ForMaskedLM", "masked-language-modelling"),
-        ("ForCausalLM", "language-modelling"),
-        ("LMHeadModel", "language-modelling"),
-        ("ForConditionalGeneration", "translation"),
-        ("MTModel", "translation"),
-    ):
-        if name.endswith(ending):
-            return kind
-    raise BadData(f"I cannot tell from {name} what it is for; say it with --task, for example --task classification.")
+    from ..data import tasks
+
+    return tasks.kind_of(model)
 
 
 @contextmanager

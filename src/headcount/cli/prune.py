@@ -273,7 +273,7 @@ def prune(
             except (HeadcountError, MemoryError) as error:  # the model is worth more than the page about it
                 no_page.append(str(error) or "there is too little memory for it")
 
-        pipeline.prune(
+        pipeline.save_pruned(
             subject,
             output,
             sets.report,

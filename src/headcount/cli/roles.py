@@ -69,7 +69,7 @@ def roles(
 
     Examples:
 
-        headcount roles my-model --data en_ewt-ud-dev.conllu -o runs/roles
+        headcount roles my-model --data en_ewt-ud-dev.conllu --run runs/roles
 
         headcount roles my-model --data dev.tsv --parser spacy:en_core_web_sm --limit 2000
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..documents.bench import Bench
     from ..documents.prune import PruneDocument
-    from ..documents.results import ResultDocument
     from ..documents.roles import Head, Relation, RolesDocument
     from ..documents.scores import Scores, Stability
     from ..evaluation.ablation import Ablation, OneHead, Transfer
@@ -66,10 +67,12 @@ def ablation_text(ablation: Ablation, comparisons: Sequence[Comparison]) -> str:
     if max(map(len, cells.values())) <= MOST_COLUMNS and all(len(str(c)) < 8 for cs in columns.values() for c in cs):
         lines += _map(cells, columns)
     else:
-        lines += [f"{name:<24}{comparison}" for name, comparison in zip(ablation.names, comparisons, strict=True)]
+        side = max(map(len, ablation.names))
+        lines += [f"{name:<{side}}  {one.brief}" for name, one in zip(ablation.names, comparisons, strict=True)]
     lines += ["", _counted(comparisons)]
     worst = sorted(zip(ablation.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
-    lines += ["", "hurt most:"] + [f"  {name:<20} {comparison}" for name, comparison in worst[:5]]
+    side = max(len(name) for name, _ in worst[:5])
+    lines += ["", "hurt most:"] + [f"  {name:<{side}}  {comparison.brief}" for name, comparison in worst[:5]]
     ended, most = {" of the whole model": ablation.base.unfinished}, max(ablation.unfinished, default=0)
     if most > (ablation.base.unfinished or 0):
         ended[f" without {ablation.names[ablation.unfinished.index(most)]}, the most of any"] = most
@@ -121,17 +124,16 @@ def _relations_text(relations: Sequence[Relation]) -> list[str]:
     rows.sort(key=lambda row: (row[1] not in row[0].earned, -row[2][1]))
     if not rows:
         return []
-    lines = ["", "relation                                  offset  always  best head           right  gain (points)"]
+    cells = [("relation", "offset", "always", "best head", "right", "gain (points)")]
     for relation, unit, (accuracy, gain, low, high) in rows[:MOST_RELATIONS]:
         name = f"{relation.relation}, {relation.direction}" if relation.direction else relation.relation
         mark = "*" if unit in relation.earned else " "
         span = f"{100 * gain:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-        lines.append(
-            f"{name:<42}{relation.offset:>+5}  {accuracy - gain:>6.0%}  {unit:<18} {accuracy:>5.0%}  {span}{mark}"
-        )
+        cells.append((name, f"{relation.offset:+d}", f"{accuracy - gain:.0%}", unit, f"{accuracy:.0%}", span + mark))
     more = [f"... and {len(rows) - MOST_RELATIONS} more in roles.json"] * (len(rows) > MOST_RELATIONS)
     return [
-        *lines,
+        "",
+        *columns_text(cells, "<>><><"),
         *more,
         "The head is chosen on one half of the sentences, all numbers are those of the other half; * has earned the role: on all "
         "sentences it is 10 points or more above the best fixed offset, beyond chance after correction.",
@@ -154,7 +156,8 @@ def one_head_table(rows: Sequence[OneHead]) -> str:
     """One line per attention: the head that stays, and what it costs to remove the others."""
     width = max(4, *(len(row.site) for row in rows))
     lines = [f"{'site':<{width}}  head  difference when all its other heads are closed"]
-    return "\n".join(lines + [f"{row.site:<{width}}  {row.head.index:>4}  {row.comparison}" for row in rows])
+    lines += [f"{row.site:<{width}}  {row.head.index:>4}  {row.comparison.brief}" for row in rows]
+    return "\n".join([*lines, *[rows[0].comparison.tested] * bool(rows)])
 
 
 def transfer_text(transfer: Transfer) -> str:
@@ -176,20 +179,15 @@ def curve_text(curves: Sequence[Curve]) -> str:
     columns = [(curve.by, [f"{point.result.value:.4f}" for point in curve.points]) for curve in orders]
     if drawn:
         columns.append((f"random, mean of {len(drawn)} [lowest, highest]", _band(drawn)))
-    widths = [max(10, len(title) + 2, *(len(cell) + 2 for cell in cells)) for title, cells in columns]
-    lines = [
-        str(first.base),
-        "",
-        f"{'removed':>12}" + "".join(f"{t:>{w}}" for (t, _), w in zip(columns, widths, strict=True)),
-    ]
+    table = [["removed", *(title for title, _ in columns)]]
     for place, point in enumerate(first.points):
         share = f"{point.removed} ({point.removed / first.of:.0%})"
-        row = [cells[place] if place < len(cells) else "" for _, cells in columns]
-        lines.append(f"{share:>12}" + "".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)))
+        table.append([share, *(cells[place] if place < len(cells) else "" for _, cells in columns)])
+    lines = [str(first.base), "", *columns_text(table, ">")]
     for curve in orders:
         lines += ["", f"{curve.by}: difference to the whole model"]
-        rows = [(f"{p.removed} ({p.removed / curve.of:.0%})", p.comparison) for p in curve.points[1:]]
-        lines += [f"{share:>12}  {comparison}" for share, comparison in rows]
+        rows = [(f"{p.removed} ({p.removed / curve.of:.0%})", p.comparison.brief) for p in curve.points[1:]]
+        lines += [*columns_text(rows, "><"), *[curve.points[-1].comparison.tested] * (len(curve.points) > 1)]
     points = [(point, curve.by) for curve in curves for point in curve.points]
     worst, by = max(points, key=lambda pair: pair[0].result.unfinished or 0)
     ended = {" of the whole model": first.base.unfinished}
@@ -203,7 +201,6 @@ def curve_text(curves: Sequence[Curve]) -> str:
 def over_text(stages: Sequence[Stage]) -> str:
     """A table per order: a row per checkpoint, a column per share removed, the metric relative to that checkpoint whole."""
     metric, blocks = stages[0].curves[0].base.metric.name, []
-    side, first = max(len("checkpoint"), *(len(stage.name) for stage in stages)), max(10, len(metric) + 2)
     for by in dict.fromkeys(curve.by for curve in stages[0].curves):
         rows = [(stage.name, [curve for curve in stage.curves if curve.by == by]) for stage in stages]
         cells = [_by_share(curves) for _, curves in rows]
@@ -211,12 +208,11 @@ def over_text(stages: Sequence[Stage]) -> str:
         drawn = len(rows[0][1])
         called = f"{by}, mean of {drawn}" if drawn > 1 else by
         lines = [f"{called}: {metric} without so many units, relative to the whole model of the checkpoint"]
-        lines.append(f"{'checkpoint':<{side}}{metric:>{first}}" + "".join(f"{share:>8.0%}" for share in shares))
+        table = [["checkpoint", metric, *(f"{share:.0%}" for share in shares)]]
         for (name, curves), row in zip(rows, cells, strict=True):
             base_value = curves[0].base.value
-            row_text = "".join(f"{_relative(row.get(share), base_value):>8}" for share in shares)
-            lines.append(f"{name:<{side}}{base_value:>{first}.4f}{row_text}".rstrip())
-        blocks.append("\n".join(lines))
+            table.append([name, f"{base_value:.4f}", *(_relative(row.get(share), base_value) for share in shares)])
+        blocks.append("\n".join([*lines, *columns_text(table, "<>")]))
     return "\n\n".join(blocks)
 
 
@@ -250,7 +246,8 @@ def pruned_text(document: PruneDocument) -> str:
     (had, has), (took, takes) = document.parameters, document.bytes
     rows = [
         ("", "before", "after", ""),
-        (before.metric, _with_interval(before), _with_interval(after), str(document.comparison)),
+        (before.metric, f"{before.value:.3f}", f"{after.value:.3f}", str(document.comparison)),
+        ("", *(f"[{result.low:.3f}, {result.high:.3f}]" for result in (before, after)), f"n={before.n:,}"),
         *(
             (noun, f"{was:,}", f"{remaining:,}", f"{remaining / max(1, was) - 1:+.0%}")
             for noun, was, remaining in counts(document)
@@ -274,8 +271,7 @@ def pruned_text(document: PruneDocument) -> str:
         at = "" if last.length is None else f", length {last.length}"
         speeds = (f"{first.examples_per_second:,.0f}", f"{last.examples_per_second:,.0f}")
         rows.append((f"examples/s (batch {last.batch}{at})", *speeds, times))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+    lines = columns_text(rows, "<>><")
     notes = [*step_sentences(document.steps), *recovery_sentences(document)]
     ended = limit_notes({", before": before.unfinished, ", after": after.unfinished}, before.n)
     warnings = [f"WARNING: {warning}" for warning in of_prune(document)]
@@ -307,10 +303,6 @@ def guarantee_text(guarantee: Guarantee) -> str:
     return "\n".join([str(guarantee), *lines])
 
 
-def _with_interval(result: ResultDocument) -> str:
-    return f"{result.value:.3f} [{result.low:.3f}, {result.high:.3f}] (n={result.n})"
-
-
 def bench_text(bench: Bench) -> str:
     """A line per model at each batch size and length, then what it comes to in plain words."""
     sizes = {subject.name: f"{subject.parameters:,}" for subject in bench.models}
@@ -320,9 +312,9 @@ def bench_text(bench: Bench) -> str:
         "batch",
         "length",
         "examples/s",
-        "",
+        "(quartiles)",
         "ratio",
-        "",
+        "(quartiles)",
         "limit",
         "arrived",
         "peak memory",
@@ -340,14 +332,15 @@ def bench_text(bench: Bench) -> str:
         shape = (str(row.batch), "" if row.length is None else str(row.length))
         speed = (numbers[0], f"({numbers[1]} to {numbers[2]})")
         cells.append((row.model, sizes[row.model], *shape, *speed, *ratio, *gain, memory))
-    widths = [max(len(line[n]) for line in cells) for n in range(len(titles))]
-    lines = [
-        "  ".join(f"{c:{'<' if n == 0 else '>'}{w}}" for n, (c, w) in enumerate(zip(line, widths, strict=True)))
-        for line in cells
+    name = max(12, terminal_width() - 56)  # a path of any length; its end says which model it is
+    table = [
+        (_end_of(a, name), batch, length, size, f"{speed} {quartiles}", f"{times} {span}", *others)
+        for a, size, batch, length, speed, quartiles, times, span, *others in cells
     ]
+    lines = columns_text([[cell.strip() for cell in line] for line in table], "<>", keys=3)
     how = f"{bench.device} · {bench.dtype}{' · compiled' * bench.compile} · torch {bench.torch}"
     head = f"{how} · medians and quartiles of {bench.repeats} repetitions in turns"
-    return "\n".join([head, "", *(line.rstrip() for line in lines), "", *bench.sentences(), *bench.notes]).rstrip()
+    return "\n".join([head, "", *lines, "", *bench.sentences(), *bench.notes]).rstrip()
 
 
 def _band(curves: Sequence[Curve]) -> list[str]:
@@ -362,10 +355,78 @@ def _band(curves: Sequence[Curve]) -> list[str]:
 def _map(cells: dict[str, list[str]], columns: dict[str, list[Any]]) -> list[str]:
     """Rows of cells by site under the numbers of their units, all columns equally wide."""
     indices = sorted({index for row in columns.values() for index in row}, key=lambda i: (len(str(i)), str(i)))
-    width = max(len(text) for text in (*(cell for row in cells.values() for cell in row), *map(str, indices))) + 1
-    side = max(map(len, cells))
-    lines = [" " * side + "".join(f"{index!s:>{width}}" for index in indices)]
+    width = max(len(text) for text in (*(cell for row in cells.values() for cell in row), *map(str, indices)))
+    table = [["", *(f"{index!s:>{width}}" for index in indices)]]
     for site, row in cells.items():
         by_index = dict(zip(columns[site], row, strict=True))
-        lines.append(f"{site:<{side}}" + "".join(f"{by_index.get(index, ''):>{width}}" for index in indices))
-    return lines
+        table.append([site, *(by_index.get(index, "") for index in indices)])
+    return columns_text(table, "<>", gap=1)
+
+
+# -- what fits into a terminal -------------------------------------------------------------------------------------------
+
+
+def columns_text(rows: Sequence[Sequence[str]], sides: str, *, keys: int = 1, gap: int = 2) -> list[str]:
+    """Lines of a table that is no wider than the terminal.
+
+    `sides` has < or > for each column, the last of them for all further ones. A last column of text is wrapped; of others,
+    those that do not fit come in a second table below, after the first `keys` columns, which are in both.
+    """
+    room, count = terminal_width(), len(rows[0])
+    side = [sides[min(column, len(sides) - 1)] for column in range(count)]
+    widths = [max(len(row[column]) for row in rows) for column in range(count)]
+    taken = sum(widths[:-1]) + gap * (count - 1)
+    if side[-1] == "<" and taken + 20 <= room:
+        return _wrapped(rows, side, widths, room - taken, gap)
+    out = list[str]()
+    for group in _groups(widths, keys, gap, room):
+        out += [""] * bool(out)
+        out += [_joined(row, side, widths, group, gap) for row in rows]
+    return out
+
+
+def _groups(widths: Sequence[int], keys: int, gap: int, room: int) -> list[list[int]]:
+    """Which columns stand side by side: the keys, and as many as there is room for, about equally many in each group."""
+    first = list(range(keys))
+    rest = [widths[column] + gap for column in range(keys, len(widths))]
+    left = max(room - sum(widths[:keys]) - gap * (keys - 1), max(rest, default=0))
+    if sum(rest) <= left:
+        return [[*first, *range(keys, len(widths))]]
+    most = left
+    if len(set(rest)) == 1:  # as in a map: equally many in each
+        count = -(-len(rest) // (left // rest[0]))
+        most = -(-len(rest) // count) * rest[0]
+    groups, used = [[*first]], 0
+    for column, width in enumerate(rest, keys):
+        if used and used + width > most:
+            groups.append([*first])
+            used = 0
+        groups[-1].append(column)
+        used += width
+    return groups
+
+
+def _end_of(text: str, most: int) -> str:
+    return text if len(text) <= most else f"…{text[1 - most :]}"
+
+
+def _joined(row: Sequence[str], side: Sequence[str], widths: Sequence[int], columns: Sequence[int], gap: int) -> str:
+    return (" " * gap).join(f"{row[n]:{side[n]}{widths[n]}}" for n in columns).rstrip()
+
+
+def _wrapped(
+    rows: Sequence[Sequence[str]], side: Sequence[str], widths: Sequence[int], room: int, gap: int
+) -> list[str]:
+    """The lines of a table whose last column is a text."""
+    out = []
+    columns = range(len(widths))
+    for row in rows:
+        parts = textwrap.wrap(row[-1], room) or [""]
+        out.append(_joined([*row[:-1], parts[0]], side, widths, columns, gap))
+        out += [_joined([*[""] * (len(row) - 1), part], side, widths, columns, gap) for part in parts[1:]]
+    return out
+
+
+def terminal_width() -> int:
+    """The columns of the terminal; 80 where there is none."""
+    return max(40, shutil.get_terminal_size((80, 24)).columns)

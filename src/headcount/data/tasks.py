@@ -402,3 +402,22 @@ def _code(function: Any) -> str:
     body = code.co_code.hex() + repr((code.co_names, constants)) if code else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{name} {hashlib.sha256(body.encode()).hexdigest()[:16]}"
+
+
+def kind_of(model: Any) -> str:
+    """The kind of task that a model's class was made for."""
+    name = type(model).__name__
+    if "ForSequenceClassification" in name:
+        single = getattr(model.config, "num_labels", 2) == 1 or model.config.problem_type == "regression"
+        return "regression" if single else "classification"
+    for ending, kind in (
+        ("ForImageClassification", "image-classification"),
+        ("ForMaskedLM", "masked-language-modelling"),
+        ("ForCausalLM", "language-modelling"),
+        ("LMHeadModel", "language-modelling"),
+        ("ForConditionalGeneration", "translation"),
+        ("MTModel", "translation"),
+    ):
+        if name.endswith(ending):
+            return kind
+    raise BadData(f"I cannot tell from {name} what it is for; say it with --task, for example --task classification.")

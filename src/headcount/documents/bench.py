@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from .. import notebook
+from ..formatting import speed_text as per_second
 from .reading import JsonDocument
 
 
@@ -70,10 +72,40 @@ class Bench(JsonDocument):
         rows = [row for row in self.rows if row.model == model]
         return max(rows, key=lambda row: (row.batch, row.length or 0), default=None)
 
+    def __str__(self) -> str:
+        how = f"{self.device}, {self.dtype}, medians of {self.repeats} repetitions"
+        lines = [f"{row.model}: {speed_of(row)}" for row in self.rows]
+        return "\n".join([how, *lines, *self.sentences(), *self.notes])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                row.model,
+                row.batch,
+                row.length,
+                per_second(row.examples_per_second),
+                per_second(row.low),
+                per_second(row.high),
+            )
+            for row in self.rows
+        ]
+        head = ["model", "batch", "length", "examples/s", "lower quartile", "upper quartile"]
+        texts = map(notebook.line, (*self.sentences(), *self.notes))
+        return notebook.block(notebook.line(f"{self.device}, {self.dtype}"), notebook.table(head, rows), *texts)
+
     def sentences(self) -> list[str]:
         """What came out for each of the other models at the largest batch and length, in plain words."""
         rows = [self.largest(subject.name) for subject in self.models[1:]]
         return [_in_words(row, self.reference) for row in rows if row is not None]
+
+
+def speed_of(row: Speed) -> str:
+    """One row in words: the speed with its quartiles, at which batch size and length."""
+    speeds = [per_second(speed) for speed in (row.examples_per_second, row.low, row.high)]
+    return f"{speeds[0]} examples/s ({speeds[1]} to {speeds[2]}) at {shape_text(row.batch, row.length)}"
 
 
 def shape_text(batch: int, length: int | None) -> str:

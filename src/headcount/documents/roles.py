@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from scipy import special
 
+from .. import notebook
 from ..errors import BadPlan, BadRun
 from ..plans import read_json
 from ..stats.paired_tests import SMALLEST
@@ -317,6 +318,16 @@ class Roles:
     def read(cls, path: str | Path) -> Roles:
         """The roles in a JSON file."""
         return cls.from_json(read_json(Path(path), LARGEST_FILE))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        some = [head for head in self.heads if head.roles]
+        title = f"{self.model}: {len(some)} of {len(self.heads)} heads have a role"
+        rows = [(head.unit, head.main, "; ".join(role.text for role in head.roles)) for head in some]
+        table = notebook.table(["head", "main role", "what it does"], rows, left=3)
+        return notebook.block(notebook.line(title, bold=True), notebook.line(self.sets), table)
 
     def __str__(self) -> str:
         some = [head for head in self.heads if head.roles]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from .. import notebook
 from ..errors import BadPlan
 from ..parsing import share_in
 from ..plans import Plan, Unit, read_json
@@ -236,10 +237,22 @@ class Scores:
         for n, unit in enumerate(self.units):
             sites.setdefault(unit.site, []).append(f"{values[n]:.3f}")
         width = max(map(len, sites), default=0)
+        room = max(
+            4, (66 - width) // (1 + max((len(cell) for cells in sites.values() for cell in cells[:16]), default=1))
+        )
         for name, cells in sites.items():
-            more = f" ... ({len(cells)})" if len(cells) > 16 else ""
-            lines.append(f"{name:<{width}}  {' '.join(cells[:16])}{more}")
+            more = f" ... ({len(cells)})" if len(cells) > room else ""
+            lines.append(f"{name:<{width}}  {' '.join(cells[:room])}{more}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        title = f"{self.by}: {len(self.units):,} units, bigger = matters more"
+        return notebook.block(
+            notebook.line(title, bold=True), notebook.shades(notebook.by_site(self.units, self.values))
+        )
 
     def _names(self, unit: Unit) -> set[str]:
         first = unit.site.split(".")[0]  # of an encoder-decoder; attentions have a type, which says more

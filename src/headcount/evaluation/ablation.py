@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from .. import notebook
 from ..documents.scores import Scores
 from ..errors import BadPlan
 from ..model.anatomy import Anatomy
@@ -102,7 +103,22 @@ class Ablation:
         return Scores(units, self.damage, "ablation", kinds, types, None, f"by:ablation|{self.base.signature}")
 
     def __str__(self) -> str:
-        return f"{len(self.plans)} ablations of {self.base}"
+        points, metric = self.base.metric.points, self.base.metric.name
+        order = np.argsort(-self.damage, kind="stable")
+        worst = [f"{self.names[n]} {self.damage[n] * points:+.2f}" for n in order[:5]]
+        least = [f"{self.names[n]} {self.damage[n] * points:+.2f}" for n in order[::-1][:5]]
+        unit = "points" if points != 1 else metric
+        lines = [f"{len(self.plans)} ablations of {self.base}", f"cost most ({unit}): {', '.join(worst)}"]
+        return "\n".join([*lines, f"cost least: {', '.join(least)}", "`.comparisons()` tests each difference"])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        points = self.base.metric.points
+        title = f"{self.base}; below, what it loses without each{' (points)' if points != 1 else ''}"
+        sites = notebook.by_site(self.names, self.damage * points)
+        return notebook.block(notebook.line(title, bold=True), notebook.shades(sites, digits=2 if points != 1 else 4))
 
 
 def plans_of(anatomy: Anatomy, units: str = "heads", *, block: int | None = None) -> dict[str, Plan]:

@@ -18,25 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadPlan, Refused
-from ..plans import Plan, Unit
-from .anatomy import Anatomy, Site, Stack
+from ..plans import Plan
+from ..spelling import mask_rows, short
+from .anatomy import Anatomy, Site, Stack, Units
 from .architectures import ModuleSpec
 from .discovery import find, unwrap
 from .multihead import opened
 
 
 @contextmanager
-def masked(
-    model: nn.Module, units: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
-) -> Iterator[Plan]:
+def masked(model: nn.Module, units: Units, *, specs: Iterable[ModuleSpec] = ()) -> Iterator[Plan]:
     """Within the block, these `units` contribute nothing; gives the plan that they make.
 
-    `masked(model, "3:7")` masks head 7 of layer 3, `"3:*"` that whole attention, `"3.mlp:0-99"` a hundred neurons,
-    `"layers:3"` the whole layer. The model is as it was afterwards, also after an exception.
+    `masked(model, "3:7")` masks head 7 of layer 3, `"3:*"` that whole attention, `"*:7"` head 7 of every attention,
+    `"3:-1"` the last head, `"3.mlp:0-99"` a hundred neurons, `"layers:3"` the whole layer. `(3, 7)`, `{3: [7]}`, `"L3H7"`
+    and a mask of layers x heads (0 masks a head, as in `head_mask`) are read too. The model is as it was afterwards, also
+    after an exception.
 
     Args:
         model: The model; it is as it was after the block.
-        units: Units such as `"3:7 5:0-3"`, or a plan.
+        units: Units such as `"3:7 5:0-3"`, `(3, 7)` or `{3: [7]}`, a plan, or a mask of layers x heads (see `Anatomy.plan`).
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
     Returns:
@@ -66,18 +67,19 @@ def gates_of(anatomy: Anatomy, plan: Plan) -> dict[str, Tensor]:
 
 @contextmanager
 def gated(
-    model: nn.Module, gates: Mapping[str, Tensor], *, specs: Iterable[ModuleSpec] = ()
+    model: nn.Module, gates: Mapping[Any, Any] | Tensor | Any, *, specs: Iterable[ModuleSpec] = ()
 ) -> Iterator[dict[str, Tensor]]:
     """Within the block, the units of each named site are multiplied by its gates; gives the gates back.
 
     A gate has shape `(units,)`, or `(batch, 1, units)` for gates that differ from example to example; gradients flow
-    into it. Sites are those of `find`, stacks of layers included. Contexts may be nested: gates multiply. With
-    gradient checkpointing, call `backward` inside the block, because the forward pass is run again there. Code that
-    went through `torch.compile` runs eagerly inside the block, because compiled code does not see new hooks.
+    into it. Lists and arrays are taken too, and a whole table of layers x heads, as `head_mask` was. Sites are those of
+    `find`, stacks of layers included; the number of a layer stands for its attention. Contexts may be nested: gates
+    multiply. With gradient checkpointing, call `backward` inside the block, because the forward pass is run again there.
+    Code that went through `torch.compile` runs eagerly inside the block, because compiled code does not see new hooks.
 
     Args:
         model: The model.
-        gates: Gates by site name: `(units,)`, or `(batch, 1, units)` per example.
+        gates: Gates by site name or number of the layer: `(units,)`, or `(batch, 1, units)` per example; or layers x heads.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
     Returns:
@@ -93,8 +95,42 @@ def gated(
         >>> gates["0"].grad.shape
         torch.Size([8])
     """
-    with applied(unwrap(model), find(model, specs), gates):
-        yield dict(gates)
+    anatomy = find(model, specs)
+    by_site = _by_site(anatomy, gates)
+    with applied(unwrap(model), anatomy, by_site):
+        yield by_site
+
+
+def _by_site(anatomy: Anatomy, gates: Any) -> dict[str, Any]:
+    """Gates as tensors by the names of their sites, from a dictionary or from a table of layers x heads."""
+    if not isinstance(gates, Mapping):
+        if mask_rows(gates) is None:
+            raise BadPlan(
+                f"Gates are a dictionary {{site: numbers}}, or a table of layers x heads; I got {short(gates)}: units to "
+                "mask are for `masked`."
+            )
+        rows = gates if isinstance(gates, Tensor) else [_as_gate("this table", row) for row in gates]
+        return {
+            site.name: row if isinstance(row, Tensor) else torch.stack(row)
+            for site, row in anatomy.rows_of(rows, "A table of gates")
+        }
+    out: dict[str, Any] = {}
+    for name, gate in gates.items():
+        site = anatomy[name].name
+        if site in out:
+            raise BadPlan(f"The gates name {site} twice, the second time as {short(name)}; give each site once.")
+        out[site] = _as_gate(site, gate)
+    return out
+
+
+def _as_gate(name: str, gate: Any) -> Any:
+    """A tensor from a list or an array; tensors and functions as they are."""
+    if isinstance(gate, Tensor) or callable(gate) or not (isinstance(gate, list | tuple) or hasattr(gate, "tolist")):
+        return gate
+    try:
+        return torch.as_tensor(gate, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError):
+        raise BadPlan(f"Gates of {name} are numbers, one for each unit; I got {short(gate)}.") from None
 
 
 SHADOWED = "headcount_shadowed"

@@ -9,7 +9,8 @@ from ..lazy import lazy_attributes
 if TYPE_CHECKING:
     from ..documents.prune import Budget
     from .curves import Curve, Point, curve
-    from .pipeline import Pruned, prune
+    from .one_call import prune
+    from .pipeline import Pruned, save_pruned
     from .selection import Choice, choose
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "choose",
     "curve",
     "prune",
+    "save_pruned",
 ]
 
 __getattr__ = lazy_attributes(
@@ -33,6 +35,7 @@ __getattr__ = lazy_attributes(
         "Pruned": ".pipeline",
         "choose": ".selection",
         "curve": ".curves",
-        "prune": ".pipeline",
+        "prune": ".one_call",
+        "save_pruned": ".pipeline",
     },
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from .. import notebook
+from ..data import splits
 from ..documents import curves as documents
 from ..documents.results import ResultDocument
 from ..documents.scores import Scores, how_many
 from ..errors import BadPlan, BadRun
 from ..evaluation.evaluator import MEMORY, measure, result_of, signature
-from ..importance.criteria import score
+from ..importance.criteria import NEED_NO_DATA, score
 from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
 from ..model.gates import masked
@@ -44,10 +46,16 @@ class Point:
         """How many units are gone."""
         return len(self.plan)
 
+    def __repr__(self) -> str:
+        return f"<Point {self.removed:,} removed, {self.result}: {self.comparison}>"
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Points from the whole model on, each without more units than the one before; `of` units could go in all."""
+    """Points from the whole model on, each without more units than the one before; `of` units could go in all.
+
+    `for point in curve`, `len(curve)` and `curve[-1]` are those of its points.
+    """
 
     by: str
     of: int
@@ -58,6 +66,15 @@ class Curve:
     def base(self) -> Result:
         """The whole model."""
         return self.points[0].result
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, place: int) -> Point:
+        return self.points[place]
 
     def safe(self, drop: float) -> Point:
         """The last point before the metric has first fallen by more than `drop` points: a description, not a guarantee."""
@@ -72,6 +89,17 @@ class Curve:
         lines = [f"{self.by}: {self.base}"]
         lines += [f"{p.removed:>5} of {self.of}  {p.result.value:.4f}  {p.comparison}" for p in self.points[1:]]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        line = notebook.curve(
+            [(p.removed, p.result.value) for p in self.points], "units removed", self.base.metric.name
+        )
+        rows = [(f"{p.removed} of {self.of}", f"{p.result.value:.4f}", str(p.comparison)) for p in self.points[1:]]
+        table = notebook.table(["removed", self.base.metric.name, "difference to the whole model"], rows)
+        return notebook.block(notebook.line(f"{self.by}: {self.base}", bold=True), line, table)
 
 
 def counts(step: float | int | str | Sequence[int], of: int) -> list[int]:
@@ -100,8 +128,11 @@ def _share(step: float | int | str, of: int) -> float:
 def curve(
     model: nn.Module,
     task: Task,
-    scores: Scores | Callable[[nn.Module, Plan], Scores],
+    scores: Scores | str | Callable[[nn.Module, Plan], Scores] | None = None,
     *,
+    by: str | None = None,
+    score_data: Task | None = None,
+    units: str = "heads",
     step: float | int | str | Sequence[int] = "10%",
     least: int = 0,
     only: str | Iterable[str] = (),
@@ -119,22 +150,26 @@ def curve(
     """Close the least important units step by step and measure the model at each.
 
     `scores` are computed once (as in the paper), on other data than `task`; or a function `(model, plan) -> Scores` that
-    scores the model again with the plan so far masked. Sets are nested: what is gone stays gone. `least` units of each
-    site stay; `only` restricts the choice to a type ("encoder", "decoder", "cross"). `until_drop` stops after the first
-    point that is worse by more than so many points. With `really_cut` a copy of the model is cut instead of masked: the
-    numbers are the same, to rounding.
+    scores the model again with the plan so far masked; or the name of a criterion, which `by` says too: then the units are
+    scored on `score_data`, or on one half of `task`, and the curve is measured on the other half. Sets are nested: what is
+    gone stays gone. `least` units of each site stay; `only` restricts the choice to a type ("encoder", "decoder", "cross").
+    `until_drop` stops after the first point that is worse by more than so many points. With `really_cut` a copy of the
+    model is cut instead of masked: the numbers are the same, to rounding.
 
     Args:
         model: The model; it is as it was afterwards.
         task: The data to measure on: others than the scores come from.
-        scores: Importance scores, or a function `(model, plan) -> Scores` for iterative pruning.
+        scores: Importance scores, or a function `(model, plan) -> Scores` for iterative pruning, or a criterion of `score`.
+        by: A criterion of `score`, instead of `scores`; "taylor" if neither is there.
+        score_data: With a criterion: the data to score on. By default half of `task`, which is then not measured on.
+        units: With a criterion: "heads", "neurons" or "layers".
         step: Units per step: a count, a share such as "10%", or the counts themselves.
         least: Units that every site keeps.
         only: Restricts the units to a type ("encoder", "decoder", "cross").
         until_drop: Stop after the first point that is worse by more points than this.
         really_cut: Cut copies of the model instead of masking.
         test: The paired test, as in `compare`.
-        seed: Random seed of the test.
+        seed: Random seed of the test, and of halving `task`.
         batch_size: Examples per forward pass; by default that of the task.
         memory: Bytes of activations that may be cached.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
@@ -149,11 +184,17 @@ def curve(
         >>> model = hc.load("my-model")
         >>> task = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> scores = hc.score(model, by="magnitude")
-        >>> curve = hc.curve(model, task, scores, step="50%")
-        >>> [len(point.plan) for point in curve.points]
+        >>> [point.removed for point in hc.curve(model, task, scores, step="50%")]
         [0, 24, 48]
+        >>> by_taylor = hc.curve(model, task, by="taylor", step="50%")  # scored on one half, measured on the other
     """
     rows = tuple(specs)
+    if isinstance(scores, str) or scores is None:
+        criterion = _one_criterion(scores, by)
+        select, task = _apart(task, score_data, seed) if criterion not in NEED_NO_DATA else (None, task)
+        scores = score(model, select, criterion, units=units, seed=seed, run=run, name=f"{name}-score", specs=rows)
+    elif by is not None or score_data is not None:
+        raise BadPlan("Scores that are there have a criterion and data of their own: leave by and score_data out.")
     again = scores if callable(scores) else None
     current = again(model, Plan()) if again is not None else scores
     assert isinstance(current, Scores)
@@ -189,6 +230,22 @@ def curve(
         if until_drop is not None and point.comparison.damage > until_drop:
             break
     return Curve(chosen.by, len(chosen), tuple(points), chosen.signature)
+
+
+def _one_criterion(scores: str | None, by: str | None) -> str:
+    """The criterion that was named, in one place or the other."""
+    if scores is not None and by is not None and scores != by:
+        raise BadPlan(f"Which criterion? I got {scores!r:.40} and by={by!r:.40}; name one of them.")
+    return scores or by or "taylor"
+
+
+def _apart(task: Task, score_data: Task | None, seed: int) -> tuple[Task, Task]:
+    """Examples to score on and to measure on, which share none: those that there are, or the halves of a task."""
+    if score_data is not None:
+        uses = splits.share_out(task, {"report": 1.0}, seed, {"score": score_data})
+    else:
+        uses = splits.share_out(task, {"score": 0.5, "report": 0.5}, seed)
+    return uses.tasks["score"], uses.tasks["report"]
 
 
 def _grown(plan: Plan, scores: Scores, target: int, least: int) -> Plan:

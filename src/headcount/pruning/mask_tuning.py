@@ -27,14 +27,14 @@ from ..documents.prune import Skipped, TunedDocument
 from ..documents.reading import read, write
 from ..errors import BadData, Refused
 from ..evaluation.evaluator import device_of, fresh, in_parts, to_device
-from ..model.anatomy import Anatomy, Site
+from ..model.anatomy import Anatomy, Site, Units
 from ..model.cutting.layers import deleted_blocks
 from ..model.cutting.rules import refuse
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating, frozen
 from ..model.gates import applied, gates_of
 from ..model.tensor_trees import tensors
-from ..plans import Plan, Unit
+from ..plans import Plan
 from ..progress import Bar
 from .residual_targets import Enough, ResidualTarget, landing, matrix_of, rows_of
 
@@ -90,7 +90,7 @@ class MaskTuning:
 
 def tune_mask(
     model: nn.Module,
-    units: str | Unit | Plan | Iterable[str | Unit],
+    units: Units,
     task: Task,
     *,
     positions: int = 8192,

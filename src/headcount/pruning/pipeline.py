@@ -1,4 +1,4 @@
-"""`prune`: what was chosen, cut for real, perhaps trained once more, saved, loaded again and measured again."""
+"""`save_pruned`: what was chosen, cut for real, perhaps trained once more, saved, loaded again and measured again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .. import notebook
 from ..data.losses import asked_tokens
 from ..data.seen_examples import short, to_note
 from ..data.splits import marks, without
@@ -32,6 +33,7 @@ from ..efficiency.benchmark import Bench, bench
 from ..efficiency.costs import homes, one_example, operations_of
 from ..errors import BadData, CheckFailed, HeadcountError
 from ..evaluation.evaluator import device_of, evaluate, measure, result_of, to_device
+from ..formatting import bytes_text, flops_text
 from ..hashing import versions
 from ..model.architectures import ModuleSpec
 from ..model.checkpoints import load, weight_files, write_into
@@ -74,11 +76,13 @@ class Pruned:
     bytes: tuple[int, int]
     speed: Bench | None
     cut_effects: tuple[CutEffect, ...]
-    output: Path
+    output: Path | None  # None where the smaller model was not to be kept in a folder
     flops: tuple[int, int] | None = None  # of one pass of one example of the usual length, two per multiply-add
     recovered: dict[str, Any] | None = None  # how it was trained once more, and what it was worth before that
     suspicion: str = ""  # that the model knew the examples which the guarantee was shown on, if it looks so
     constant: float | None = None  # what a constant answer is worth, where the rows do not tell: losses over tokens
+    model: Any = None  # the smaller model, as it was loaded again
+    examples: tuple[str, ...] = ()  # which examples were used for what, a line for each use
 
     @property
     def documents(self) -> tuple[ResultDocument, ResultDocument]:
@@ -89,11 +93,40 @@ class Pruned:
         )
         return before, after
 
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """What it came to: a line for each thing that was measured, before and after."""
+        (had, has), (took, takes), metric = self.parameters, self.bytes, self.before.metric.name
+        values = [f"{result.value:.{3 if abs(self.before.value) < 10 else 1}f}" for result in (self.before, self.after)]
+        rows = [(metric, values[0], values[1], str(self.comparison))]
+        rows.append(("parameters", f"{had:,}", f"{has:,}", f"{has / max(1, had) - 1:+.1%}"))
+        rows.append(("on disk", bytes_text(took), bytes_text(takes), f"{takes / max(1, took) - 1:+.1%}"))
+        if self.flops is not None:
+            counted, left = self.flops
+            rows.append(("FLOPs", flops_text(counted), flops_text(left), f"{left / max(1, counted) - 1:+.1%}"))
+        return rows
+
     def __str__(self) -> str:
-        return " ".join([sentence(self), *of_results(*self.documents)])
+        rows = self.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}} -> {c:>{widths[2]}}  {d}" for a, b, c, d in rows]
+        speed = [] if self.speed is None else self.speed.sentences()
+        return "\n".join([sentence(self), *of_results(*self.documents), *lines, *speed, *self.examples, self._where()])
+
+    def _where(self) -> str:
+        where = "not kept in a folder" if self.output is None else f"in {self.output}"
+        return f"the smaller model is {where}, and .model here"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        speed = [] if self.speed is None else self.speed.sentences()
+        texts = map(notebook.line, [*of_results(*self.documents), *speed, *self.examples, self._where()])
+        table = notebook.table(["", "before", "after", ""], self.rows())
+        return notebook.block(notebook.line(sentence(self), bold=True), table, *texts)
 
 
-def prune(
+def save_pruned(
     model: nn.Module,
     output: str | Path,
     report: Task,
@@ -149,7 +182,7 @@ def prune(
         >>> report = hc.task("classification", "dev.tsv", tokenizer="my-model", limit=64)
         >>> scored = hc.task("classification", "train.tsv", tokenizer="my-model", limit=64)
         >>> choice = hc.pruning.choose(model, remove="25%", score=scored)
-        >>> pruned = hc.prune(model, "smaller", report, choice, source="my-model")
+        >>> pruned = hc.pruning.save_pruned(model, "smaller", report, choice, source="my-model")
         >>> len(hc.removed(hc.load("smaller")))
         12
     """
@@ -202,6 +235,7 @@ def prune(
             facts,
             "" if choice.selected is None else known_before(choice.selected, before, seed),
             _constant_loss(report),
+            smaller,
         )
         facts_of = {"task": report.kind, "stock": stock, "base_card": _old_card(source), "sets_note": left_out or None}
         facts_of.update(about or {})
@@ -265,7 +299,7 @@ def document_of(result: Pruned, model: nn.Module, about: dict[str, Any]) -> Prun
         structure=sites,
         layers=stacks,
         sites=tuple(CutSite(p.name, p.units, p.left, p.mode, p.parameters) for p in result.cut_effects),
-        output=result.output.name,
+        output="" if result.output is None else result.output.name,
         signature=result.before.signature,
         versions=versions(),
     )

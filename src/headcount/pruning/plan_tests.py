@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -242,12 +243,19 @@ def _not_shown(guarantee: Guarantee, of: int | None) -> str:
         else ""
     )
     message = f"I cannot show that removing {units_text} loses less than {guarantee.drop:g} {unit}: {lost}"
+    larger = f"a larger drop (--max-drop {_rounded_up(first.bound)} is the least that these examples could show of it)"
     if guarantee.needed is None:
-        return f"{message}, more than allowed; allow a larger drop, or take smaller steps."
-    more = f"{in_words(guarantee.needed)} to select on would be needed, or a larger drop"
+        return f"{message}, more than allowed; allow {larger}, or take smaller steps (--step 1)."
+    more = f"{in_words(guarantee.needed)} to select on would be needed (--select-data FILE, or --data with more), or {larger}"
     if guarantee.least is not None and guarantee.least >= guarantee.drop:
         more = f"{least_in_words(guarantee.n, guarantee.least, guarantee.metric)}: {more}"
     return f"{message}; {more}."
+
+
+def _rounded_up(bound: float) -> str:
+    """A number above a bound, with two digits: 9.52 -> "9.6"."""
+    step = 10.0 ** (math.floor(math.log10(bound)) - 1) if bound > 0 else 0.01
+    return f"{(math.floor(bound / step) + 1) * step:.6g}"
 
 
 def defined(result: Result, task: Task) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import notebook
 from ..data import splits
 from ..documents.prune import Steps
 from ..documents.scores import Scores, how_many
@@ -64,6 +65,19 @@ class Choice:
     def scale(self) -> Mapping[str, Tensor]:
         """Numbers for the units that stay, by site, to be folded into the weights; empty where nothing was tuned."""
         return {} if self.tuned is None else self.tuned.scale
+
+    def __str__(self) -> str:
+        kind, value = self.how
+        asked = f"{kind} {value}" if value else kind
+        lines = [f"{len(self.plan)} of {self.of} {self.units.replace(',', ' and ')} are to go ({asked}): {self.plan!r}"]
+        lines += [str(fact) for fact in (self.guarantee, self.budget, self.tried, self.note, self.left_out) if fact]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.block(*map(notebook.line, str(self).splitlines()), self.plan._repr_html_())
 
     def told(self) -> Steps:
         """The budget, and what rearranging and tuning did, as prune.json has them."""

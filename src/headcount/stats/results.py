@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from .. import notebook
 from ..errors import BadMeasure
 from ..formatting import Column, digits_for, digits_of, signed
 from .constant_answer import constant_answer
@@ -77,6 +78,12 @@ class Result:
         texts = [f"{number:.{digits}f}" for number in (self.value, low, high)]
         return f"{self.metric.name} {texts[0]} [{texts[1]}, {texts[2]}] ({sample_of(self.n, self.groups)})"
 
+    def __repr__(self) -> str:
+        return f"<Result {self}>"
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.line(self, bold=True), notebook.line(self.signature))
+
     def to_json(self) -> dict[str, Any]:
         """Metric, value, 95% interval, number of examples (groups, `unfinished`), a constant answer's value; not the rows."""
         low, high = self.interval()
@@ -128,16 +135,37 @@ class Comparison:
         """Whether p is at most alpha: Holm's p where several comparisons were made together, else the test's own."""
         return (self.p if self.p_holm is None else self.p_holm) <= alpha
 
-    def __str__(self) -> str:
+    def _numbers(self) -> str:
         numbers = [number * self.points for number in (self.difference, self.low, self.high)]
         digits = digits_of(numbers[2] - numbers[1], default=1)
         texts = [_signed(number, digits) for number in numbers]
         in_points = self.points != 1 or self.metric in ("bleu", "chrf")
         unit = "points" if in_points else f"in {self.metric}"
-        corrected = "" if self.p_holm is None else f"Holm {_p(self.p_holm)}, "
+        return f"{texts[0]} {unit} [{texts[1]}, {texts[2]}], p {_p(self.p, equals='= ')}"
+
+    @property
+    def brief(self) -> str:
+        """The difference with its interval and p in short; `tested` says by which test."""
+        corrected = "" if self.p_holm is None else f", Holm {_p(self.p_holm)}"
+        return f"{self._numbers()}{corrected}"
+
+    @property
+    def tested(self) -> str:
+        """The test, and on how many examples: "paired randomization, n=400"."""
         sides = "" if self.alternative == "two-sided" else f", {self.alternative}"
-        how = f"({corrected}{TEST_NAMES[self.test]}{sides}, {sample_of(self.n, self.groups)})"
-        return f"{texts[0]} {unit} [{texts[1]}, {texts[2]}], p {_p(self.p, equals='= ')} {how}"
+        return f"{TEST_NAMES[self.test]}{sides}, {sample_of(self.n, self.groups)}"
+
+    def __str__(self) -> str:
+        corrected = "" if self.p_holm is None else f"Holm {_p(self.p_holm)}, "
+        return f"{self._numbers()} ({corrected}{self.tested})"
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.metric} {self.before:.4g} -> {self.after:.4g}: {self}>"
+
+    def _repr_html_(self) -> str:
+        head = ["metric", "before", "after", "difference"]
+        row = [self.metric, f"{self.before:.4f}", f"{self.after:.4f}", str(self)]
+        return notebook.block(notebook.table(head, [row]))
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""

@@ -255,7 +255,7 @@ def test_documents_without_the_new_keys_read_as_before(missing, document, tmp_pa
         assert model_card.card(PruneDocument.from_json(one))
     if missing == NEW:
         plain = [line.split()[0] for line in pruned_text(PruneDocument.from_json(old)).splitlines() if line]
-        assert plain[1:] == ["before", "accuracy", "heads,neurons,layers", "parameters", "on", "examples/s"]
+        assert plain[1:] == ["before", "accuracy", "[0.860,", "heads,neurons,layers", "parameters", "on", "examples/s"]
         report_page.report([tmp_path / "0"], tmp_path / "page.html")
 
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ...plans import Plan, Unit
-from ..anatomy import Site, Stack
+from ..anatomy import Site, Stack, Units
 from ..architectures import ModuleSpec
 from ..discovery import find, unwrap
 from . import layers, per_head, rules
@@ -27,9 +26,7 @@ class CutEffect(NamedTuple):
     kv_left: int  # and after
 
 
-def cut_effects(
-    model: nn.Module, units: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
-) -> list[CutEffect]:
+def cut_effects(model: nn.Module, units: Units, *, specs: Iterable[ModuleSpec] = ()) -> list[CutEffect]:
     """What `cut` would do, site by site, counted without cutting: parameters, and what the cache of keys and values holds."""
     anatomy = find(model, specs)
     plan = anatomy.plan(units)
@@ -45,9 +42,7 @@ def cut_effects(
     return out
 
 
-def parameters_removed(
-    model: nn.Module, units: str | Unit | Plan | Iterable[str | Unit], *, specs: Iterable[ModuleSpec] = ()
-) -> int:
+def parameters_removed(model: nn.Module, units: Units, *, specs: Iterable[ModuleSpec] = ()) -> int:
     """How many parameters `cut` would remove."""
     return sum(price.parameters for price in cut_effects(model, units, specs=specs))
 

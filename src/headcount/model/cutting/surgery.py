@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import BadPlan, CheckFailed
 from ...plans import Plan, Unit
-from ..anatomy import MODULE_STAMPS, STAMP, Anatomy, CutRecord, OriginalShape, Site, Stack
+from ..anatomy import MODULE_STAMPS, STAMP, Anatomy, CutRecord, OriginalShape, Site, Stack, Units
 from ..architectures import ModuleSpec
 from ..discovery import find, unwrap
 from ..equivalence import block_outputs, differs, first_difference, run
@@ -27,7 +27,7 @@ from .transaction import Transaction
 
 def cut(
     model: nn.Module,
-    units: str | Unit | Plan | Iterable[str | Unit],
+    units: Units,
     *,
     check: Any = None,
     scale: Mapping[str, Tensor] | None = None,
@@ -43,7 +43,7 @@ def cut(
 
     Args:
         model: The model, which is changed in place.
-        units: Units such as `"3:7 5:0-3"`, or a plan.
+        units: Units such as `"3:7 5:0-3"`, `(3, 7)` or `{3: [7]}`, a plan, or a mask of layers x heads (see `Anatomy.plan`).
         check: A batch on which the cut model is compared with the masked one.
         scale: Gates `(units,)` by site name, folded into the weights that stay.
         dry_run: Look for reasons to refuse, and change nothing.

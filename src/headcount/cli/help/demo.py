@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ..embedded import copy_embedded
-from ..errors import BadRun
+from ...embedded import copy_embedded
+from ...errors import BadRun
 
 COMMANDS = "commands.txt"  # what was run; a folder with it is ours to write to again
 
