@@ -91,7 +91,8 @@ class Site:
             return layout(torch.tensor(self.kv_of, dtype=torch.long), self.kv_heads, self.widths)
         was = self.whole
         tables = layout(torch.tensor(was.kv_of, dtype=torch.long), was.kv_heads, was.widths)
-        kept_positions = [was.ids.index(index) for index in self.ids]
+        where = {index: position for position, index in enumerate(was.ids)}
+        kept_positions = [where[index] for index in self.ids]
         places = [torch.tensor(reader.places, dtype=torch.long) for reader in self.readers]
         return [
             [torch.searchsorted(p, t[kept_positions]) for t in part] for p, part in zip(places, tables, strict=True)
