@@ -384,8 +384,11 @@ def _price_table(cut_effects: list[Any]) -> Table:
 
 def main() -> None:
     """Run the command line; every error that is ours, and every ordinary one, ends as one sentence."""
+    from ..progress import lines
+
     try:
-        app(standalone_mode=True)
+        with lines():
+            app(standalone_mode=True)
     except HeadcountError as error:
         sys.stderr.write(f"headcount: {error}\n")
         raise SystemExit(1) from None

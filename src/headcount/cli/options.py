@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from logging import ERROR, getLogger
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
+from .. import progress
 from ..errors import BadData, BadPlan, HeadcountError
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def with_data(command: Callable[..., None]) -> Callable[..., None]:
             name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})
             for name, kind in sets.items()
         }
-        command(**filled, **values)
+        with progress.quiet() if shared.get("quiet") or shared.get("as_json") else nullcontext():
+            command(**filled, **values)
 
     run.__signature__ = inspect.Signature([context, *mine, *flags.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in [context, *mine, *flags.values()]}
@@ -228,7 +230,8 @@ def load_model(name: str, flags: Running) -> Any:
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if flags.dtype not in kinds:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
-    return placed(load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code), flags)
+    with progress.Bar("loading the model"):
+        return placed(load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code), flags)
 
 
 def placed(model: Any, flags: Running) -> Any:
@@ -268,7 +271,8 @@ def make_task(name: str, model: Any, flags: CommonFlags, data: Any = None, **ove
         "tokenizer": name,
         **overrides,
     }
-    built_task = task(flags.task or kind_of(model), source, **options)
+    with progress.Bar("reading the data"):
+        built_task = task(flags.task or kind_of(model), source, **options)
     _fits(built_task, name, model)
     return built_task
 
@@ -346,7 +350,6 @@ def running(
     command: str, name: str, model: Any, flags: Running, tasks: Mapping[str, Task | Passages], **options: Any
 ) -> Iterator[Run]:
     """Within the block, the run folder of this question, locked; progress bars as asked for."""
-    from .. import progress
     from ..runs import Run, default_folder
 
     question = question_of(command, name, model, flags, tasks, options)
@@ -354,7 +357,9 @@ def running(
         if flags.quiet or flags.as_json:
             stack.enter_context(progress.quiet())
         run = stack.enter_context(Run.open(flags.output or default_folder(question), question))
-        for note in data_notes(tasks):
+        with progress.Bar("comparing the sets of examples"):
+            notes = data_notes(tasks)
+        for note in notes:
             typer.echo(f"note: {note}", err=True)
         try:
             yield run

@@ -384,9 +384,8 @@ def _show_plan(
     if choice.guarantee is not None:
         lines += [guarantee_text(choice.guarantee), *[choice.tried] * bool(choice.tried), ""]
     lines += [f"{price.name}: {price.units - price.left} of {price.units} go" for price in listed if price.units > 128]
-    few = Plan(
-        frozenset(unit for price in listed if price.units <= 128 for unit in choice.plan if unit.site == price.name)
-    )
+    small_sites = {price.name for price in listed if price.units <= 128}
+    few = Plan(frozenset(unit for unit in choice.plan.units if unit.site in small_sites))
     lines += [f"remove: {few}"] * bool(few)
     units = choice.units.replace(",", " and ")
     lines += [

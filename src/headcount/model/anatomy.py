@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -79,7 +80,7 @@ class Site:
         """The writer as a matrix, or None if it cannot be sliced."""
         return matrix(self.writer)
 
-    @property
+    @cached_property
     def units(self) -> tuple[Unit, ...]:
         """The units that are still there, by their original indices."""
         return tuple(Unit(self.name, index) for index in self.ids)
@@ -128,7 +129,7 @@ class Stack:
     kind: str = "layer"
     per_example: bool = True
 
-    @property
+    @cached_property
     def units(self) -> tuple[Unit, ...]:
         """The layers that are still there, by their original indices."""
         return tuple(Unit(self.name, index) for index in self.ids)

@@ -41,6 +41,7 @@ from ..model.equivalence import run as outputs
 from ..model.gates import masked
 from ..model.portable import stock_differences
 from ..plans import Plan
+from ..progress import Bar
 from ..reporting.model_card import card
 from ..stats.guarantee import cap_in_words, unit_of
 from ..stats.results import Comparison, Result, compare
@@ -154,11 +155,13 @@ def prune(
     with appears_whole(target) as draft:
         # what was shown holds for these very numbers
         tested = None if choice.guarantee is None else choice.dtype or dtype
-        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, tested)
+        with Bar("cutting and saving"):
+            took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, tested)
         if changed is not None:  # what was written may have fewer digits than what was tuned or trained
             _read_back(changed, draft)
             want = outputs(changed, batch)
-        smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
+        with Bar("loading what was saved"):
+            smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
         if difference := differs(want, outputs(smaller, batch)):
             variant = "masked" if changed is None else "tuned" if recover is None else "trained"
             raise CheckFailed(
@@ -394,7 +397,8 @@ def _write_documents(
         (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card(document), encoding="utf-8")
         if page is not None:
-            page(draft)
+            with Bar("drawing the report"):
+                page(draft)
     except OSError as error:
         raise _unwritten(error, draft) from None
 
