@@ -28,7 +28,7 @@ from headcount.documents.scores import Scores
 from headcount.efficiency.costs import operations, parameters
 from headcount.model.cutting.effects import cut_effects
 from headcount.model.cutting.surgery import removed
-from headcount.plans import Plan, Unit
+from headcount.plans import Plan
 from headcount.pruning import budget
 from headcount.pruning.mask_rearrangement import exchanged
 from headcount.pruning.pipeline import structure
@@ -163,7 +163,9 @@ def seconds(work: Callable[[Subject], Any], subject: Subject) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--units", type=int, default=10_000, help="neurons of the smaller model; the larger has ten times as many")
+    parser.add_argument(
+        "--units", type=int, default=10_000, help="neurons of the smaller model; the larger has ten times as many"
+    )
     parser.add_argument("--only", default="", help="what has this in its name")
     options = parser.parse_args()
     small, large = Subject(options.units), Subject(10 * options.units)

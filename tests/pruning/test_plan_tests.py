@@ -20,17 +20,11 @@ ASKED: dict[str, Any] = {"units": "heads,neurons", "multiple": 1, "alpha": 0.2}
 
 
 def labelled(model: nn.Module, count: int, seed: int) -> hc.data.Task:
-    """Texts with the labels that the model gives them."""
+    """Texts with the labels that the model gives them, measured by the loss."""
     ids = texts(count, seed=seed)
     with torch.no_grad():
         labels = model(ids).logits.argmax(-1)
-    return hc.custom_task(
-        [{"input_ids": ids, "labels": labels}], loss=class_loss, values=right, batch_size=8, metric="mean"
-    )
-
-
-def right(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return class_loss(model, batch)
+    return hc.custom_task([{"input_ids": ids, "labels": labels}], loss=class_loss, batch_size=8)
 
 
 def asked(model: nn.Module, **more: Any) -> hc.pruning.Choice:
