@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headcount import progress
-from headcount.progress import Bar, quiet, track
+from headcount.progress import Bar, lines, quiet, track
 
 CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
@@ -40,24 +41,24 @@ class Clock:
 
 def screen(written: str) -> list[str]:
     """The lines a terminal shows after all that was written to it; only what rich uses, anything else is an error."""
-    lines, row, column = [""], 0, 0
+    rows, row, column = [""], 0, 0
     for numbers, letter, move, text in CONTROL.findall(written):
         if text:
-            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
+            rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + len(text) :]
             column += len(text)
         elif move == "\r":
             column = 0
         elif move == "\n":
             row, column = row + 1, 0
-            lines += [""] * (row + 1 - len(lines))
+            rows += [""] * (row + 1 - len(rows))
         elif letter == "A":
             row -= int(numbers or 1)
         elif letter == "K":
             assert numbers == "2"
-            lines[row] = ""
+            rows[row] = ""
         else:
             assert letter == "m" or numbers == "?25"
-    return [line.rstrip() for line in lines if line.strip()]
+    return [line.rstrip() for line in rows if line.strip()]
 
 
 def cursor_is_shown(written: str) -> bool:
@@ -197,6 +198,115 @@ def test_nothing_is_shown_where_nobody_watches(kind: str, monkeypatch: pytest.Mo
         items.append(item)
     assert items == [0, 1, 2]
     assert kind == "closed" or stream.getvalue() == ""
+
+
+# -- lines, where there is no terminal -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[io.StringIO]:
+    """A file that stderr goes to, within a command; the clock alone decides when something is written."""
+    stream = io.StringIO()
+    # pytest puts a stream of its own into sys for every test, behind the back of its fixtures
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stream, stdout=sys.stdout))
+    monkeypatch.setattr(progress, "_lines", own := progress._Lines())
+    monkeypatch.setattr(own, "thread", threading.current_thread())  # no other one looks meanwhile
+    with lines():
+        yield stream
+    assert not own.bars
+
+
+def test_a_command_without_a_terminal_says_when_work_begins_rarely_how_far_it_is_and_when_it_is_done(
+    log: io.StringIO, clock: Clock
+) -> None:
+    with Bar("gradients", 200) as bar:
+        for _ in range(200):
+            clock.now += 0.5
+            bar.advance()
+    written = log.getvalue().splitlines()
+    assert written[0] == "gradients 2 %, about 2 min left"
+    assert written[1:-1] == [
+        "gradients 32 %, about 1 min left",
+        "gradients 62 %, about 38 s left",
+        "gradients 92 %, about 8 s left",
+    ]
+    assert written[-1] == "gradients: done in 2 min"
+
+
+def test_short_work_writes_no_line_and_neither_do_many_short_parts_of_it(log: io.StringIO, clock: Clock) -> None:
+    for _ in range(100):
+        with Bar("short", 2) as bar:
+            clock.now += 0.9
+            bar.advance(2)
+    assert log.getvalue() == ""
+
+
+def test_parts_of_long_work_stand_in_its_line_and_begin_once(log: io.StringIO, clock: Clock) -> None:
+    with Bar("plans", 9) as outer:
+        for _ in range(9):
+            for _ in track(range(4), "tuning"):
+                clock.now += 2.5
+            outer.advance()
+    written = log.getvalue().splitlines()
+    assert written == [
+        "plans 0 % · tuning 25 %, about 8 s left",
+        "plans 33 % · tuning 25 %, about 1 min left",
+        "plans 67 % · tuning 25 %, about 31 s left",
+        "plans: done in 2 min",
+    ]
+
+
+def test_a_step_that_takes_long_is_said_before_it_is_done(log: io.StringIO, clock: Clock) -> None:
+    with Bar("loading the model"):
+        clock.now += 1
+        progress._lines.look()
+        assert log.getvalue() == ""
+        clock.now += 1
+        progress._lines.look()
+        assert log.getvalue() == "loading the model ...\n"
+
+
+def test_a_thread_says_it_while_nothing_advances(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    monkeypatch.setattr(progress, "_lines", progress._Lines())
+    monkeypatch.setattr(progress, "APPEARS_AFTER", 0.0)
+    said = threading.Event()
+    monkeypatch.setattr(stream, "flush", said.set, raising=False)
+    with lines(), Bar("one long step"):
+        assert said.wait(60)
+    assert stream.getvalue().startswith("one long step ...\n")
+
+
+def test_quiet_commands_write_no_lines(log: io.StringIO, clock: Clock) -> None:
+    with quiet():
+        for _ in track(range(3), "silent"):
+            clock.now += 40
+    assert log.getvalue() == ""
+
+
+@pytest.mark.parametrize("broken", ["closed", "none", "full"])
+def test_a_log_that_cannot_be_written_does_not_stop_the_work(
+    broken: str, log: io.StringIO, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken == "full":
+        monkeypatch.setattr(log, "write", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    elif broken == "none":
+        monkeypatch.setattr(progress.sys, "stderr", None)
+    else:
+        monkeypatch.setattr(progress.sys, "stderr", closed := io.StringIO())
+        closed.close()
+    items = []
+    for item in track(range(3), "work"):
+        clock.now += 40
+        items.append(item)
+    assert items == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "1 s"), (59, "59 s"), (90, "2 min"), (3600, "1 h 0 min"), (7800, "2 h 10 min")]
+)
+def test_times_as_people_say_them(seconds: float, words: str) -> None:
+    assert progress._duration(seconds) == words
 
 
 def test_a_terminal_that_goes_away_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

@@ -24,7 +24,7 @@ from headcount.data import splits
 from headcount.data.places import place as place_of
 from headcount.efficiency import costs, latency
 from headcount.pruning import budget as budgets
-from headcount.pruning import pipeline, plan_tests
+from headcount.pruning import pipeline, plan_tests, time_budget
 from headcount.pruning.mask_tuning import tune_mask
 from headcount.pruning.selection import usual_length
 
@@ -413,3 +413,33 @@ def test_tuning_that_does_harm_is_left_out_and_said(
     assert all(
         torch.equal(written[name].float(), value) for name, value in plain.state_dict().items() if name in written
     )
+
+
+def test_in_little_time_less_is_done_the_same_when_it_goes_on_and_what_is_left_out_is_said(
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = (
+        "--score-data",
+        place / "train.tsv",
+        "--score-limit",
+        200,
+        "--remove",
+        "25%",
+        "--tune",
+        "--units",
+        "neurons",
+    )
+    words += ("--no-report", "--budget-minutes", 2, "--run", tmp_path / "run-folder")
+    monkeypatch.setattr(time_budget, "seconds_per_example", lambda *_: 1.0)  # a slow machine
+    found = _json(*_asked(place, tmp_path, *words))
+    assert [one["n"] for one in found["sets"] if one["role"] == "score"] == [128]
+    assert found["tuned"] is None
+    assert "128 of 199 examples to score on were used; what stays was not tuned" in found["sets_note"]
+    assert "128 of 199 examples" in (tmp_path / "smaller" / "README.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(time_budget, "seconds_per_example", lambda *_: 1e-6)  # and a fast one, for the same folder
+    again = _json(*_asked(place, tmp_path, *words, "--force"))
+    assert (again["plan"], again["sets_note"]) == (found["plan"], found["sets_note"])
+    other = ("--remove", "25%", "--budget-minutes", 0)
+    assert ran(*_asked(place, tmp_path / "other", *other)).exit_code == 2

@@ -52,6 +52,24 @@ def test_normalisation(how: str | None, norms: list[float]) -> None:
     assert scores["encoder.1:1"] == scores[Unit("encoder.1", 1)] == pytest.approx(8 / norms[3])
 
 
+def test_looking_up_every_unit_goes_through_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = made({"0.mlp": list(range(500)), "1.mlp": list(range(500))}, "layer")
+    written, right = [], Unit.__str__
+    monkeypatch.setattr(Unit, "__str__", lambda unit: (written.append(unit), right(unit))[1])
+    assert [scores[unit] for unit in scores] == scores.values.tolist()
+    assert len(written) <= 2 * len(scores), "each unit's name is written for the table, and for the look-up"
+
+
+def test_norms_are_found_by_site_and_not_by_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, asked, right = made({"0.mlp": list(range(500)), "1": [1.0]}), [], Scores._group
+    monkeypatch.setattr(Scores, "_group", lambda self, site: (asked.append(site), right(self, site))[1])
+    names, right_names = [], Scores._names
+    monkeypatch.setattr(Scores, "_names", lambda self, site: (names.append(site), right_names(self, site))[1])
+    assert len(scores.normalized("type").only("head")) == 1
+    assert len(asked) <= 3
+    assert names == ["0.mlp", "1"]
+
+
 def test_a_layer_of_zeros_stays_zero() -> None:
     assert made({"0": [0.0, 0.0], "1": [1.0, 1.0]}, "layer").values.tolist()[:2] == [0.0, 0.0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from helpers.same import close
 
 import headcount as hc
 from headcount.model import equivalence
-from headcount.model.cutting import surgery
+from headcount.model.cutting import kv_groups, surgery
 
 
 def output(model, inputs):
@@ -477,3 +478,46 @@ def test_two_outputs_may_differ_by_a_share_of_the_largest_entry() -> None:
         assert equivalence.differs([want], [want + 0.5 * allowed * moved]) is None
         found = equivalence.differs([want], [want + 2 * allowed * moved])
         assert found == f"{2 * allowed:.2e} (allowed: {allowed:.2e})"
+
+
+class Counted(int):
+    """A number that counts how often it is compared with another."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_sharing_key_value_heads_compares_each_with_few_others() -> None:
+    n = 400
+    spec = SimpleNamespace(layout="split")
+    site = SimpleNamespace(kind="head", spec=spec, kv_of=range(n), kv_heads=n, writer=SimpleNamespace())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_groups, "original_kv", lambda _: tuple(Counted(place) for place in range(n)))
+        Counted.comparisons = 0
+        groups = kv_groups.share(site, tuple(range(n)))  # type: ignore[arg-type]
+    assert groups.kv_of == tuple(range(n))
+    assert Counted.comparisons <= 4 * n
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_cut_searches_no_list_for_each_unit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unsearchable(tuple):
+        def index(self, *_: object) -> int:
+            raise AssertionError("a search through all units, for each of them")
+
+    right = surgery.original_kv
+    monkeypatch.setattr(surgery, "original_kv", lambda site: Unsearchable(right(site)))
+    model = zoo.build(name)[0]
+    plan = hc.Plan(frozenset(unit for site in hc.find(model) for unit in site.units[1::2]))
+    assert hc.cut(model, plan) == plan
+
+
+def test_the_units_of_a_site_are_listed_once() -> None:
+    anatomy = hc.find(zoo.build("bert")[0])
+    for part in (*anatomy.sites, *anatomy.stacks):
+        assert part.units is part.units

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 import headcount as hc
+from headcount.pruning import knapsack
 from headcount.pruning.knapsack import LayerGroup, Options, fill
 
 
@@ -186,3 +187,17 @@ def test_what_rounding_leaves_over_is_spent_on_what_is_worth_most_for_its_price(
     assert found.counts == ((1,), (2,), (2,))
     assert found.lost == 5.0
     assert found.cost <= budget
+
+
+def test_spending_what_is_left_over_looks_at_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[LayerGroup]()
+    right = knapsack._cost
+    monkeypatch.setattr(knapsack, "_cost", lambda floor, chosen: (calls.append(floor), right(floor, chosen))[1])
+    counts = np.arange(41)
+    for layers in (10, 40):
+        shelf = Options(counts, 40.0 - counts, counts.astype(float))
+        floors, selection = [LayerGroup([shelf])] * layers, [[0] for _ in range(layers)]
+        calls.clear()
+        knapsack._greedy_fill(floors, selection, 20.0 * layers)
+        assert sum(chosen[0] for chosen in selection) == 20 * layers
+        assert len(calls) <= layers + 21 * layers, "once each, and once more for every step and every step too dear"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 
 import headcount as hc
 from headcount.model.gates import gates_of
-from headcount.pruning import mask_tuning
+from headcount.model.tensor_trees import tensors
+from headcount.pruning import mask_tuning, residual_targets
 from headcount.pruning.mask_tuning import MaskTuning, Sums, normal_equations, ridge, tune_mask
 from headcount.pruning.residual_targets import ResidualTarget, landing
 
@@ -155,7 +157,7 @@ def landings_of(name: str) -> dict[str, tuple[nn.Module, ResidualTarget | None]]
     """Each site's layer, and where what it writes was found to land."""
     model, task = zoo_task(name)
     anatomy, blocks = hc.find(model), [b for stack in hc.find(model).stacks for b in stack.blocks]
-    work = mask_tuning._Work(model, anatomy, task, {})
+    work = residual_targets.Passes(model, anatomy, task)
     batch, found = task.collate([0, 1]), {}
     for site in anatomy:
         block = next(b for b in blocks if site.writer in set(b.modules()))
@@ -309,8 +311,8 @@ def test_only_positions_that_the_loss_reads_count(monkeypatch) -> None:
 
 
 def test_what_is_held_out_is_not_fitted() -> None:
-    work = mask_tuning._Work(model := classifier(), hc.find(model), text_task(30), {})
-    pieces = list(mask_tuning._pieces(work, mask_tuning._spots(work, half_of(model)), 10_000, 4, 0))
+    model = classifier()
+    pieces = mask_tuning.calibrate(model, text_task(30), [half_of(model)], positions=10_000, batch_size=4).pieces
     fitted, held = (
         {tuple(row) for p in pieces if p.held == side for row in p.batch["input_ids"].tolist()} for side in (0, 1)
     )
@@ -327,7 +329,7 @@ def test_it_looks_at_no_more_positions_than_it_may_and_draws_by_the_seed(monkeyp
     assert (one.scale["0.mlp"] - other.scale["0.mlp"]).abs().max() > 0.1
     assert tune_mask(model, plan, task, positions=1).examples == 2
     d_model, sites = model.config.hidden_size, 6
-    monkeypatch.setattr(mask_tuning, "MEMORY", 27 * d_model * 4 * sites)
+    monkeypatch.setattr(residual_targets, "MEMORY", 27 * d_model * 4 * sites)
     assert 2 <= tune_mask(model, plan, task).examples <= 4
     with says(hc.errors.BadData, about="two examples"):
         tune_mask(model, plan, task.subset([0]))
@@ -398,7 +400,7 @@ def test_a_loss_without_gradients_is_said() -> None:
 
 
 def test_memory_that_runs_out_halves_the_batch(monkeypatch) -> None:
-    right = mask_tuning._full_model_pass
+    right = residual_targets._full_model_pass
 
     def small(work: Any, spots: Any, batch: dict[str, Tensor]) -> Any:
         if len(batch["labels"]) > 2:
@@ -407,11 +409,84 @@ def test_memory_that_runs_out_halves_the_batch(monkeypatch) -> None:
 
     model, task = classifier(), text_task(16)
     want = tune_mask(model, "1.mlp:0-7", task)
-    monkeypatch.setattr(mask_tuning, "_full_model_pass", small)
+    monkeypatch.setattr(residual_targets, "_full_model_pass", small)
     found = tune_mask(model, "1.mlp:0-7", task)
     assert torch.allclose(found.scale["1.mlp"], want.scale["1.mlp"], atol=1e-3)
     monkeypatch.setattr(
-        mask_tuning, "_full_model_pass", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none"))
+        residual_targets, "_full_model_pass", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none"))
     )
     with says(hc.errors.OutOfMemory, about="one example"):
         tune_mask(model, "1.mlp:0-7", task)
+
+
+# -- nothing is computed twice -------------------------------------------------------------------------------------------
+
+
+def layer_calls(model: nn.Module, work: Any) -> int:
+    """How often layers run while `work` does."""
+    calls = []
+    blocks = {block for stack in hc.find(model).stacks for block in stack.blocks}
+
+    def counting(module: nn.Module, *_: Any) -> None:
+        if "forward" not in module.__dict__:  # what answers from memory stands there
+            calls.append(module)
+
+    handles = [block.register_forward_pre_hook(counting) for block in blocks]
+    work()
+    for handle in handles:
+        handle.remove()
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_that_answer_from_memory_change_nothing(name: str) -> None:
+    model, task = zoo_task(name)
+    plan = half_of(model)
+    basis = mask_tuning.calibrate(model, task)
+    again = tune_mask(model, plan, task, calibration=basis)
+    plain = tune_mask(model, plan, task, calibration=replace(basis, replayed=False))
+    assert basis.replayed
+    assert again.scale.keys() == plain.scale.keys()
+    for site, numbers in plain.scale.items():
+        assert torch.allclose(again.scale[site], numbers, atol=1e-3 * float(numbers.abs().max())), site
+
+
+def test_a_layer_runs_at_most_three_times_however_many_layers_there_are() -> None:
+    calls = {}
+    for layers in (4, 8):
+        model, task = classifier(layers), text_task(8)
+        basis = mask_tuning.calibrate(model, task, batch_size=8)
+        for replayed in (True, False):
+            work = partial(tune_mask, model, half_of(model), task, calibration=replace(basis, replayed=replayed))
+            calls[layers, replayed] = layer_calls(model, work) / len(basis.pieces)
+    # its attention is fitted, its neurons are, and its output is made for the next one
+    assert calls[4, True] <= 3 * 4
+    assert calls[8, True] <= 3 * 8
+    assert calls[8, False] > 6 * 8, "without memory, each site would run all layers before it"
+
+
+def test_plans_share_what_the_whole_model_computes(monkeypatch) -> None:
+    model, task = classifier(), text_task(24)
+    passes = []
+    right = residual_targets._full_model_pass
+    monkeypatch.setattr(residual_targets, "_full_model_pass", lambda *args: (passes.append(1), right(*args))[1])
+    basis = mask_tuning.calibrate(model, task)
+    once = len(passes)
+    for plan in ("0:1 0.mlp:0-9", "1.mlp:0-7 2:0", "layers:1"):
+        shared, alone = tune_mask(model, plan, task, calibration=basis), tune_mask(model, plan, task)
+        assert shared.scale.keys() == alone.scale.keys()
+        assert [fit.name for fit in shared.sites] == [fit.name for fit in alone.sites]
+        for name, numbers in alone.scale.items():
+            assert torch.allclose(shared.scale[name], numbers, atol=1e-3 * float(numbers.abs().max())), name
+    assert len(passes) == once + 3 * once, "alone, every plan has passes of its own; with a calibration none"
+
+
+def test_a_model_whose_layers_cannot_answer_from_memory_is_run_in_full(monkeypatch) -> None:
+    model, task = classifier(), text_task(12)
+    want = tune_mask(model, half_of(model), task)
+    monkeypatch.setattr(mask_tuning, "_again", lambda output, *_, **__: tuple(2 * t for t in tensors(output)))
+    basis = mask_tuning.calibrate(model, task)
+    assert not basis.replayed
+    found = tune_mask(model, half_of(model), task, calibration=basis)
+    for name, numbers in want.scale.items():
+        assert torch.allclose(found.scale[name], numbers, atol=1e-3 * float(numbers.abs().max())), name

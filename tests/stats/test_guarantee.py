@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from conftest import says
 from helpers import run_folders
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 import headcount as hc
@@ -21,7 +23,7 @@ from headcount.reporting import model_card
 from headcount.reporting.sections import pruning
 from headcount.stats import betting_bound, guarantee, noninferiority, paired_shares
 from headcount.stats.correlation_influence import influences
-from headcount.stats.guarantee import TEST_NAMES, fewest, fixed_sequence_test, noninferiority_test
+from headcount.stats.guarantee import TEST_NAMES, fewest, fixed_sequence_test, noninferiority_test, rehearsed_sequence
 from headcount.stats.metrics import metric
 from headcount.stats.paired_shares import LEFT_OUT, TAIL, exact_p, upper_bound
 
@@ -590,6 +592,73 @@ def test_the_promise_is_broken_in_at_most_alpha_of_the_repetitions(number: int) 
     kept = broken(model, "sequence", times)
     assert kept <= ALPHA + 2.5 * math.sqrt(ALPHA * (1 - ALPHA) / times)
     assert broken(model, "measured", times) > 2 * ALPHA, "and without a test it would be broken far more often"
+
+
+class Independent(Synthetic):
+    """Models that lose other examples each: of several tests of them, one more easily passes by chance."""
+
+    def measured(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, list[np.ndarray]]:
+        was = rng.random(n) < 0.9
+        pairs = zip(self.losses, self.wins, strict=True)
+        return rows_of(was), [rows_of(np.where(was, rng.random(n) >= lose, rng.random(n) < win)) for lose, win in pairs]
+
+
+MANY = Synthetic([0.004, 0.008, 0.012, 0.016, 0.02, *[0.035] * 5, *[0.06] * 6], [0.0] * 5 + [0.115] * 5 + [0.1] * 6)
+ALL_TOO_DEAR = Independent([0.0225] * 16, [0.0] * 16)
+
+
+def broken_after_rehearsal(model: Synthetic, repetitions: int, *, apart: bool, n: int = N) -> float:
+    """How often the plan chosen after a rehearsal loses too much; `apart`: on other examples than those of the test.
+
+    Otherwise the plan is the one that bisection ends with on the very examples that should show it.
+    """
+    rng, drops, count = np.random.default_rng(11), model.true_drops(), 0
+    for _ in range(repetitions):
+        before, afters = model.measured(n, rng)
+        rehearsal = model.measured(n, rng) if apart else (before, afters)
+
+        passed = [-1]
+
+        def holds(place: int, rehearsal: Any = rehearsal, passed: list[int] = passed) -> bool:
+            shown = noninferiority_test(ACCURACY, rehearsal[0], rehearsal[1][place], DROP, alpha=ALPHA).p <= ALPHA
+            passed += [place] * shown
+            return shown
+
+        places = rehearsed_sequence(len(afters), holds)
+        if apart:
+            plans = [(place + 1, afters[place]) for place in places]
+            removed = fixed_sequence_test(ACCURACY, before, plans, DROP, alpha=ALPHA).removed
+        else:
+            removed = 1 + max(passed)
+        count += removed > 0 and drops[removed - 1] >= DROP - 1e-9
+    return count / repetitions
+
+
+@pytest.mark.parametrize("model", [MANY, ALL_TOO_DEAR])
+@pytest.mark.usefixtures("only_p")
+def test_a_sequence_chosen_by_a_rehearsal_on_other_examples_keeps_the_promise(model: Synthetic) -> None:
+    times = 400
+    limit = ALPHA + 2.5 * math.sqrt(ALPHA * (1 - ALPHA) / times)
+    assert broken_after_rehearsal(model, times, apart=True) <= limit
+
+
+@pytest.mark.usefixtures("only_p")
+def test_a_search_on_the_examples_of_the_test_would_break_it() -> None:
+    many = Independent([0.0225] * 255, [0.0] * 255)
+    assert broken_after_rehearsal(many, 100, apart=False, n=1000) > 2 * ALPHA
+
+
+@given(st.integers(1, 300), st.integers(-1, 300))
+def test_a_rehearsal_looks_at_few_plans_and_leaves_out_only_mild_ones(of: int, last: int) -> None:
+    looked = list[int]()
+    places = rehearsed_sequence(of, lambda place: (looked.append(place), place <= last)[1])
+    assert len(looked) <= of.bit_length()
+    assert places == sorted(set(places))
+    assert set(places) <= set(range(of))
+    assert places[0] == 0, "the mildest, or a promise that could be made might not be"
+    last = min(last, of - 1)
+    assert set(range(max(0, last - 3), of)) <= set(places)
+    assert of <= 6 or len([place for place in places if place <= last]) <= 6
 
 
 @pytest.mark.usefixtures("only_p")

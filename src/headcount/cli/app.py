@@ -407,8 +407,11 @@ def main() -> None:
 
 
 def _run() -> None:
+    from ..progress import lines
+
     try:
-        app(standalone_mode=True)
+        with lines():
+            app(standalone_mode=True)
     except HeadcountError as error:
         sys.stderr.write(f"headcount: {error}\n")
         raise SystemExit(1) from None

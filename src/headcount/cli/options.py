@@ -11,7 +11,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from logging import ERROR, getLogger
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
+from .. import progress
 from ..errors import BadCheckpoint, BadData, BadPlan, HeadcountError, LoadingNote
 from ..formatting import listed
 from ..model_files import model_files
@@ -188,7 +189,8 @@ def with_data(command: Callable[..., None]) -> Callable[..., None]:
             name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})
             for name, kind in sets.items()
         }
-        command(**filled, **values)
+        with progress.quiet() if shared.get("quiet") or shared.get("as_json") else nullcontext():
+            command(**filled, **values)
 
     run.__signature__ = inspect.Signature([context, *mine, *flags.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in [context, *mine, *flags.values()]}
@@ -259,7 +261,8 @@ def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
     if flags.dtype not in kinds:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
     say_notes(name)
-    model = load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code)
+    with progress.Bar("loading the model"):
+        model = load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code)
     untrained = missing_weights(model)
     if untrained and not fresh:
         raise BadCheckpoint(
@@ -329,7 +332,8 @@ def make_task(
     if options["max_length"] is None and "image" not in kind:
         options["tokenizer"] = loaded_tokenizer(options["tokenizer"])
         options["max_length"], notes = model_fit.longest_input(options["tokenizer"], model)
-    built_task = task(kind, source, **options)
+    with progress.Bar("reading the data"):
+        built_task = task(kind, source, **options)
     if sample is not None and built_task.available is not None and built_task.available > built_task.size:
         notes.append(
             f"{built_task.size:,} of the {built_task.available:,} examples of {built_task.name} are scored on, drawn by --seed "
@@ -399,7 +403,6 @@ def running(
     command: str, name: str, model: Any, flags: Running, tasks: Mapping[str, Task | Passages], **options: Any
 ) -> Iterator[Run]:
     """Within the block, the run folder of this question, locked; progress bars as asked for."""
-    from .. import progress
     from ..runs import Run, default_folder
 
     question = question_of(command, name, model, flags, tasks, options)
@@ -408,7 +411,8 @@ def running(
             stack.enter_context(progress.quiet())
         run = stack.enter_context(Run.open(flags.output or default_folder(question), question))
         first = _first_notes(command, model, flags, tasks, run)
-        notes = first + data_notes(tasks)
+        with progress.Bar("comparing the sets of examples"):
+            notes = first + data_notes(tasks)
         for note in notes:
             typer.echo(f"note: {note}", err=True)
         try:

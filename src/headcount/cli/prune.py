@@ -136,6 +136,13 @@ def prune(
             show_default="median",
         ),
     ] = None,
+    budget_minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-minutes",
+            help="Take about this long at most: fewer scoring examples, coarser steps, no tuning; says what was left out.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Choose and show the plan; cut and write nothing.")
     ] = False,
@@ -182,12 +189,14 @@ def prune(
         raise typer.BadParameter(f"{name} goes with --max-drop.")
     if multiple is not None and (multiple < 1 or "neurons" not in kinds):
         raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
+    if budget_minutes is not None and not 0 < budget_minutes < float("inf"):
+        raise typer.BadParameter("--budget-minutes is a number of minutes above 0.")
     data_flags = (score_data, score_limit, select_data, select_limit)
     quieten()
     from ..documents.prune import ExampleSet, PruneDocument
     from ..importance.criteria import NEED_NO_DATA
     from ..model.model_folders import claimed
-    from ..pruning import ledger, pipeline, selection
+    from ..pruning import ledger, pipeline, selection, time_budget
     from ..stats.guarantee import check_promise
 
     level = 0.05 if alpha is None else alpha
@@ -213,6 +222,7 @@ def prune(
         "recovery": asdict(recovery),
     }
     options |= {"tries": tries, "fresh": fresh or None}
+    options |= {} if budget_minutes is None else {"budget_minutes": budget_minutes}
     places = [Path("runs"), *([] if run is None else [run.parent])]  # where promises tried before are looked for
     if fresh:
         question = question_of("prune", model, subject, flags, sets.fresh(sets.select).tasks(), options)
@@ -227,6 +237,10 @@ def prune(
             assert sets.select is not None
             return ledger.tries(folder, sets.select, alpha=level, planned=tries or 1, places=places)
 
+        if budget_minutes is not None:
+            asked = {**settings, "speedup": speedup}
+            sets, settings = time_budget.limited(subject, sets, asked, budget_minutes, folder, flags.seed, rows)
+            tasks |= sets.tasks()
         choice = selection.choose(
             subject,
             **how_much,
@@ -408,9 +422,8 @@ def _show_plan(
     if choice.guarantee is not None:
         lines += [guarantee_text(choice.guarantee), *[choice.tried] * bool(choice.tried), ""]
     lines += [f"{price.name}: {price.units - price.left} of {price.units} go" for price in listed if price.units > 128]
-    few = Plan(
-        frozenset(unit for price in listed if price.units <= 128 for unit in choice.plan if unit.site == price.name)
-    )
+    small_sites = {price.name for price in listed if price.units <= 128}
+    few = Plan(frozenset(unit for unit in choice.plan.units if unit.site in small_sites))
     lines += [f"remove: {few}"] * bool(few)
     units = choice.units.replace(",", " and ")
     lines += [

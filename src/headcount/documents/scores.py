@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -100,7 +101,8 @@ class Scores:
         return self.samples.std(0, ddof=1) / math.sqrt(len(self.samples)) / self._norms
 
     def __getitem__(self, unit: Unit | str) -> float:
-        return float(self.values[self._places()[str(unit)]])
+        place = self._places[str(unit)]
+        return float(self.raw[place] / self._norms[place])
 
     def __len__(self) -> int:
         return len(self.units)
@@ -111,9 +113,10 @@ class Scores:
     def only(self, *selectors: str) -> Scores:
         """The scores of some units alone: of a kind ("head"), an attention type ("cross") or a site ("3")."""
         wanted = {word[:-1] if word in ("heads", "neurons", "layers") else word for word in selectors}
-        keep = [n for n, unit in enumerate(self.units) if wanted & self._names(unit)]
+        names_by_site = {site: self._names(site) for site in dict.fromkeys(unit.site for unit in self.units)}
+        keep = [n for n, unit in enumerate(self.units) if wanted & names_by_site[unit.site]]
         if not keep:
-            names = sorted({name for unit in self.units for name in self._names(unit) if name[0].islower()})
+            names = sorted({name for site_names in names_by_site.values() for name in site_names if name[0].islower()})
             raise BadPlan(f"No unit scored here is {' or '.join(selectors)}; there are {', '.join(names[:8])}.")
         return self._picked(keep)
 
@@ -137,7 +140,7 @@ class Scores:
         values = self.values
         candidates = [n for n, unit in enumerate(self.units) if unit not in removed_units]
         places: dict[str, list[int]] = {}
-        for n in candidates:
+        for n in candidates if least else ():
             places.setdefault(self.units[n].site, []).append(n)
         staying = {n for members in places.values() for n in sorted(members, key=lambda n: (-values[n], n))[:least]}
         removable = set(candidates) - staying
@@ -254,28 +257,36 @@ class Scores:
             notebook.line(title, bold=True), notebook.shades(notebook.by_site(self.units, self.values))
         )
 
-    def _names(self, unit: Unit) -> set[str]:
-        first = unit.site.split(".")[0]  # of an encoder-decoder; attentions have a type, which says more
-        side = {first} if self.kinds[unit.site] != "head" and first in ("encoder", "decoder") else set()
-        return {unit.site, self.kinds[unit.site], str(self.types[unit.site]), *side}
+    def _names(self, site: str) -> set[str]:
+        first = site.split(".")[0]  # of an encoder-decoder; attentions have a type, which says more
+        side = {first} if self.kinds[site] != "head" and first in ("encoder", "decoder") else set()
+        return {site, self.kinds[site], str(self.types[site]), *side}
 
+    @cached_property
     def _places(self) -> dict[str, int]:
         return {str(unit): n for n, unit in enumerate(self.units)}
+
+    @cached_property
+    def _group_numbers(self) -> np.ndarray:
+        """For every unit the number of the group whose norm it is divided by."""
+        groups = {site: self._group(site) for site in dict.fromkeys(unit.site for unit in self.units)}
+        numbers = {group: number for number, group in enumerate(dict.fromkeys(groups.values()))}
+        number_of = {site: numbers[group] for site, group in groups.items()}
+        return np.fromiter((number_of[unit.site] for unit in self.units), np.int64, len(self.units))
 
     def _norms_of(self, raw: np.ndarray) -> np.ndarray:
         """What each value is divided by: the l2 norm of its group, or one."""
         if self.normalize is None:
             return np.ones(len(raw))
-        keys = [self._group(unit) for unit in self.units]
-        squares: dict[str, float] = {}
-        for key, value in zip(keys, raw, strict=True):
-            squares[key] = squares.get(key, 0.0) + float(value) ** 2
-        return np.array([math.sqrt(squares[key]) or 1.0 for key in keys])
+        squares = np.bincount(self._group_numbers, np.square(np.asarray(raw, np.float64)))
+        norms = np.sqrt(squares)
+        norms[norms == 0] = 1.0
+        return np.asarray(norms[self._group_numbers])
 
-    def _group(self, unit: Unit) -> str:
-        kind, attention_type = self.kinds[unit.site], self.types[unit.site]
+    def _group(self, site: str) -> str:
+        kind, attention_type = self.kinds[site], self.types[site]
         if self.normalize == "layer":
-            return unit.site
+            return site
         return f"{kind} {attention_type}" if self.normalize == "type" else kind
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -86,7 +87,7 @@ class Site:
         """The writer as a matrix, or None if it cannot be sliced."""
         return matrix(self.writer)
 
-    @property
+    @cached_property
     def units(self) -> tuple[Unit, ...]:
         """The units that are still there, by their original indices."""
         return tuple(Unit(self.name, index) for index in self.ids)
@@ -98,7 +99,8 @@ class Site:
             return layout(torch.tensor(self.kv_of, dtype=torch.long), self.kv_heads, self.widths)
         was = self.whole
         tables = layout(torch.tensor(was.kv_of, dtype=torch.long), was.kv_heads, was.widths)
-        kept_positions = [was.ids.index(index) for index in self.ids]
+        where = {index: position for position, index in enumerate(was.ids)}
+        kept_positions = [where[index] for index in self.ids]
         places = [torch.tensor(reader.places, dtype=torch.long) for reader in self.readers]
         return [
             [torch.searchsorted(p, t[kept_positions]) for t in part] for p, part in zip(places, tables, strict=True)
@@ -134,7 +136,7 @@ class Stack:
     kind: str = "layer"
     per_example: bool = True
 
-    @property
+    @cached_property
     def units(self) -> tuple[Unit, ...]:
         """The layers that are still there, by their original indices."""
         return tuple(Unit(self.name, index) for index in self.ids)

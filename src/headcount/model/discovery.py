@@ -147,7 +147,8 @@ def _fit(
     if row.kind == "neuron":
         kv_of = range(units)
     elif stamp and stamp.whole:
-        kv_of = tuple(stamp.whole.kv_of[stamp.whole.ids.index(index)] for index in stamp.ids)
+        original_kv_of = dict(zip(stamp.whole.ids, stamp.whole.kv_of, strict=True))
+        kv_of = tuple(original_kv_of[index] for index in stamp.ids)
     else:
         kv_of = (
             stamp.kv_of if stamp and stamp.kv_of is not None else tuple(u * kv // max(1, units) for u in range(units))

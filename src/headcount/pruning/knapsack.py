@@ -167,19 +167,26 @@ def _later(best: np.ndarray, bins: int) -> np.ndarray:
 
 
 def _totals(floors: Sequence[LayerGroup], selection: Taken) -> tuple[float, float]:
-    lost = cost = 0.0
+    lost = 0.0
     for floor, chosen in zip(floors, selection, strict=True):
         if chosen is None:
             lost += floor.lost or 0.0
         else:
             lost += sum(float(shelf.lost[option]) for shelf, option in zip(floor.shelves, chosen, strict=True))
-            cost += floor.cost + sum(float(s.cost[option]) for s, option in zip(floor.shelves, chosen, strict=True))
-    return lost, cost
+    return lost, sum(_cost(floor, chosen) for floor, chosen in zip(floors, selection, strict=True))
+
+
+def _cost(floor: LayerGroup, chosen: Sequence[int] | None) -> float:
+    """What a floor costs with these options; nothing if it goes."""
+    if chosen is None:
+        return 0.0
+    return floor.cost + sum(float(s.cost[option]) for s, option in zip(floor.shelves, chosen, strict=True))
 
 
 def _greedy_fill(floors: Sequence[LayerGroup], selection: Taken, budget: float) -> None:
     """Spend what is left over: one option up at a time, what is worth most for its price first."""
-    leftover = budget - _totals(floors, selection)[1]
+    costs = [_cost(floor, chosen) for floor, chosen in zip(floors, selection, strict=True)]
+    leftover = budget - sum(costs)
     heap: list[tuple[float, int, int]] = []
 
     def offer(f: int, s: int) -> None:
@@ -199,10 +206,14 @@ def _greedy_fill(floors: Sequence[LayerGroup], selection: Taken, budget: float) 
         _, f, s = heapq.heappop(heap)
         chosen = selection[f]
         assert chosen is not None
+        before = costs[f]
         chosen[s] += 1
-        spent = _totals(floors, selection)[1]  # counted anew, so that rounding cannot carry it over the budget
+        # only this floor is counted anew, and all are added up anew, so that rounding cannot carry it over the budget
+        costs[f] = _cost(floors[f], chosen)
+        spent = sum(costs)
         if spent > budget:
             chosen[s] -= 1
+            costs[f] = before
         else:
             leftover = budget - spent
             offer(f, s)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..plans import Plan
+from ..progress import track
 
 if TYPE_CHECKING:
     from ..importance.gradients import Contributions
@@ -36,7 +37,7 @@ def rearrange_mask(
     """
     chosen = plan.by_site()
     indices_by_site: dict[str, Sequence[int]] = dict(chosen)
-    for part in parts:
+    for part in track(parts, "exchanging units"):
         shares = part.kind == "head" and len(part) != getattr(part, "kv_heads", len(part))
         if part.kind == "layer" or shares or part.name not in chosen or part.name not in gathered.signed:
             continue

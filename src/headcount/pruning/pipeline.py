@@ -48,6 +48,7 @@ from ..model.model_folders import appears_whole, disk_errors, may_be_written
 from ..model.portable import stock_differences
 from ..model_files import ADAPTER, model_files
 from ..plans import Plan
+from ..progress import Bar
 from ..reporting.model_card import card
 from ..reporting.model_warnings import of_results
 from ..stats.constant_answer import entropy
@@ -209,11 +210,13 @@ def save_pruned(
     with appears_whole(target, force, keep, origin) as draft:
         # what was shown holds for these very numbers
         tested = None if choice.guarantee is None else choice.dtype or dtype
-        took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, tested)
+        with Bar("cutting and saving"):
+            took, stock = _write(model, choice.plan, draft, source, trust_remote_code, rows, changed, tested)
         if changed is not None:  # what was written may have fewer digits than what was tuned or trained
             _read_back(changed, draft)
             want = outputs(changed, batch)
-        smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
+        with Bar("loading what was saved"):
+            smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
         if difference := differs(want, outputs(smaller, batch)):
             variant = "masked" if changed is None else "tuned" if recover is None else "trained"
             raise CheckFailed(
@@ -452,7 +455,8 @@ def _write_documents(
         (draft / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card(document), encoding="utf-8")
         if page is not None:
-            page(draft)
+            with Bar("drawing the report"):
+                page(draft)
 
 
 def _parameters(model: nn.Module) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,16 +29,19 @@ from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..model.gates import applied
 from ..plans import Plan
-from ..stats.guarantee import Guarantee, fixed_sequence_test, in_words, least_in_words, unit_of
-from ..stats.noninferiority import check_cap
+from ..progress import Bar
+from ..stats.guarantee import Guarantee, fixed_sequence_test, in_words, least_in_words, rehearsed_sequence, unit_of
+from ..stats.noninferiority import check_cap, noninferiority_test
 from ..stats.results import Result
 from .mask_rearrangement import rearrange_mask
-from .mask_tuning import MaskTuning, tune_mask
+from .mask_tuning import Calibration, MaskTuning, calibrate, tune_mask
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
+    from ..importance.gradients import Contributions
+    from ..model.anatomy import Anatomy, Site
 
-JUDGED = 1024  # examples on which it is decided whether tuning does good
+JUDGED = 512  # examples on which it is decided whether tuning does good
 NEEDS_CLASSES = ("accuracy", "f1", "matthews", "pearson", "spearman")
 DRAWS = 999  # of the test whether the model knows the selection examples
 SUSPICIOUS = 0.01  # its level
@@ -52,6 +56,7 @@ class PreparedPlan:
     tuned: MaskTuning | None = None
     exchanged: int | None = None  # units that changed places
     note: str = ""  # why it was not tuned after all
+    judged: np.ndarray | None = None  # the values of the examples on which that was decided
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +79,27 @@ class PlanTester:
     )  # promises that share alpha, asked before the first selection example is tested
     dtype: torch.dtype | None = None  # the number format that what is tuned will be saved in; None: the model's own
     cap: float | None = None  # what one example may count for in a promise about a mean; None: 20 times the drop
+    prepared: dict[Plan, PreparedPlan] = field(default_factory=dict, repr=False)  # nothing is made ready twice
+
+    @cached_property
+    def _anatomy(self) -> Anatomy:
+        return find(self.model, self.specs)
+
+    @cached_property
+    def _calibration(self) -> Calibration:
+        """What the whole model computes on the examples to tune on: the same for every plan."""
+        assert self.score is not None
+        return calibrate(self.model, self.score, seed=self.seed, specs=self.specs)
+
+    @cached_property
+    def _gradients(self) -> tuple[list[Site], Contributions | None]:
+        """The sites whose units may change places, and their gradients: the same for every plan."""
+        names = set() if self.scores is None else {unit.site for unit in self.scores}
+        sites = [site for site in self._anatomy.sites if site.name in names]
+        if not sites or self.score is None:
+            return [], None
+        root = unwrap(self.model)
+        return sites, contributions(root, self._anatomy, sites, self.score, run=self.run, name="score")
 
     def check(self) -> None:
         """Refuse what cannot be done, before hours of scoring."""
@@ -90,31 +116,33 @@ class PlanTester:
         """
         if not self.tune:
             return PreparedPlan(plan)
+        if plan not in self.prepared:
+            self.prepared[plan] = self._tuned_or_not(plan)
+        return self.prepared[plan]
+
+    def _tuned_or_not(self, plan: Plan) -> PreparedPlan:
         assert self.score is not None
         better, exchanged = plan, None
-        if self.scores is not None:
-            names = {unit.site for unit in self.scores}
-            anatomy, root = find(self.model, self.specs), unwrap(self.model)
-            parts = [site for site in anatomy.sites if site.name in names]
-            if parts:
-                gathered = contributions(root, anatomy, parts, self.score, run=self.run, name="score")
-                better = rearrange_mask(plan, parts, gathered)
-                exchanged = len(better - plan)
-                better = Plan(better.units, f"{plan.why}, rearranged" if exchanged else plan.why)
+        sites, gradients = self._gradients
+        if gradients is not None:
+            better = rearrange_mask(plan, sites, gradients)
+            exchanged = len(better - plan)
+            better = Plan(better.units, f"{plan.why}, rearranged" if exchanged else plan.why)
         fit = MaskTuning.kept(runs.document(self.run, f"tuned-{mark(better)}", lambda: self._tuned(better)))
         judge = _judge(self.score)
         metric, candidates = judge.metric, (PreparedPlan(plan), PreparedPlan(better, fit))
-        before, after = (metric.value(self._rows(judge, candidate, "judged")) for candidate in candidates)
+        rows = [self._rows(judge, candidate, f"judged{judge.size}") for candidate in candidates]
+        before, after = (metric.value(values) for values in rows)
         if (after >= before) if metric.higher_is_better else (after <= before):
-            return PreparedPlan(better, fit, exchanged)
+            return PreparedPlan(better, fit, exchanged, judged=rows[1])
         note = (
             f"Not tuned: on {judge.size} of the examples that were scored on, {metric.name} is {before:.4f} as cut and "
         )
-        return PreparedPlan(plan, note=f"{note}{after:.4f} rearranged and tuned.")
+        return PreparedPlan(plan, note=f"{note}{after:.4f} rearranged and tuned.", judged=rows[0])
 
     def _rows(self, task: Task, candidate: PreparedPlan, name: str) -> np.ndarray:
         """The values of every example of the task with a plan masked, and what stays scaled."""
-        anatomy, root = find(self.model, self.specs), unwrap(self.model)
+        anatomy, root = self._anatomy, unwrap(self.model)
         name = f"{name}-{len(candidate.plan):05d}-{mark(candidate.plan)}{'-tuned' * (candidate.tuned is not None)}"
         if candidate.tuned is not None and self.dtype not in (None, format_of(self.model)):
             saved = as_saved(self.model, candidate.plan, candidate.tuned.scale, self.dtype, self.specs)
@@ -125,7 +153,8 @@ class PlanTester:
 
     def _tuned(self, plan: Plan) -> dict[str, Any]:
         assert self.score is not None
-        return tune_mask(self.model, plan, self.score, seed=self.seed, specs=self.specs).to_keep()
+        how: dict[str, Any] = {"seed": self.seed, "specs": self.specs, "calibration": self._calibration}
+        return tune_mask(self.model, plan, self.score, **how).to_keep()
 
     def test(
         self, plans: Iterable[Plan], of: int | None = None
@@ -144,13 +173,15 @@ class PlanTester:
         base = measure(self.model, self.select, [Plan()], name="select-whole", run=self.run, specs=self.specs)[0]
         full_result = result_of(self.select, base)
         defined(full_result, self.select)
-        tried = list[PreparedPlan]()
+        candidates, tried = self._sequence(list(plans), self.alpha / tries), list[PreparedPlan]()
 
         def measured() -> Iterator[tuple[int, np.ndarray]]:
             assert self.select is not None
-            for plan in plans:
-                tried.append(self.prepare(plan))
-                yield len(tried[-1].plan), self._rows(self.select, tried[-1], "select")
+            with Bar("plans to test, at most", total=len(candidates)) as bar:
+                for plan in candidates:
+                    tried.append(self.prepare(plan))
+                    yield len(tried[-1].plan), self._rows(self.select, tried[-1], "select")
+                    bar.advance()
 
         test: dict[str, Any] = {"alpha": self.alpha, "resamples": self.resamples, "seed": self.seed, "tries": tries}
         test |= {"clusters": full_result.clusters, "cap": self.cap}
@@ -158,6 +189,37 @@ class PlanTester:
         if guarantee.kept is None:
             raise NotShown(_not_shown(guarantee, of))
         return guarantee, tried[sum(step.shown for step in guarantee.steps) - 1], full_result
+
+    def _sequence(self, plans: Sequence[Plan], level: float) -> Sequence[Plan]:
+        """The plans to test, the mildest first: all of them, or where each must be tuned, few, by a rehearsal.
+
+        The rehearsal is the same test on examples that were scored on. The selection examples have no part in it.
+        """
+        assert self.max_drop is not None
+        assert self.select is not None
+        if (
+            not self.tune
+            or self.score is None
+            or self.score.metric.name != self.select.metric.name
+            or self.score.generates
+        ):
+            return plans
+        judge, max_drop = _judge(self.score), self.max_drop
+        n = min(judge.size, self.select.size)
+        options: dict[str, Any] = {"alpha": level, "resamples": self.resamples, "seed": self.seed, "cap": self.cap}
+        options["clusters"] = None if judge.clusters is None else np.array(judge.clusters[:n])
+        whole = PreparedPlan(Plan())
+        before = self._rows(judge, whole, f"judged{judge.size}")[:n]
+
+        def holds(place: int) -> bool:
+            rows = self.prepare(plans[place]).judged
+            bar.advance()
+            return (
+                rows is not None and noninferiority_test(judge.metric, before, rows[:n], max_drop, **options).p <= level
+            )
+
+        with Bar("rehearsing on scoring examples", total=len(plans).bit_length()) as bar:
+            return [plans[place] for place in rehearsed_sequence(len(plans), holds)]
 
 
 def as_saved(

@@ -151,7 +151,7 @@ def choose(
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
     and `Choice.scale` is folded into the weights by the cut. Both look at the examples of `score`, and are left out
-    where the model is worse with them on 1024 of those (`Choice.note` says so). What is tested is rounded to `dtype`, the
+    where the model is worse with them on 512 of those (`Choice.note` says so). What is tested is rounded to `dtype`, the
     number format of the checkpoint to come, which is else the model's own. `by` is `fisher`
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """

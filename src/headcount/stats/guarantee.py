@@ -11,7 +11,7 @@ Maurer, Hothorn and Lehmacher 1995; for tuning models, Angelopoulos et al. 2021)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,10 +32,13 @@ __all__ = [
     "fewest",
     "fixed_sequence_test",
     "noninferiority_test",
+    "rehearsed_sequence",
     "required_sample_size",
 ]
 
 POWER = 0.8  # with which the number of examples is foretold that would be needed
+MANY_PLANS = 6  # of more, only some are tested where each costs much
+NEAR = 3  # plans before the last one that a rehearsal shows, each of which is tested
 DEARER = 1.4  # examples for a betting test per example for one that knows the distribution, found by trying
 TEST_NAMES = {
     "exact": " by an exact paired test",
@@ -181,6 +184,28 @@ def fixed_sequence_test(
     n, last = len(before), tuple(steps)
     details = (n, base, last, more, same.bound, result.cap, groups, tries)
     return Guarantee(measure.name, float(drop), alpha, result.test, *details)
+
+
+def rehearsed_sequence(of: int, holds: Callable[[int], bool]) -> list[int]:
+    """Which of so many plans, from the mildest on, to test one after the other, where a test of each would cost too much.
+
+    `holds` says whether a plan passes in a rehearsal. The last that does is found by bisection; tested are the mildest, one
+    half way to it, the last few up to it, and all behind it. With `fixed_sequence_test` the promise holds as it does for
+    all plans, *if the rehearsal knows nothing of the examples that are tested on*: it then only says which tests there
+    will be, and in which order, before any of these examples is looked at. Bisection on those very examples would be
+    several tests, of which one may pass by chance.
+    """
+    if of <= MANY_PLANS:
+        return list(range(of))
+    low, high = -1, of  # the last that is known to hold, the first that is known not to
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    near = range(max(0, low - NEAR), of)
+    return sorted({0, max(0, low) // 2, *near})
 
 
 def required_sample_size(result: NonInferiority, n: int, margin: float, alpha: float, points: float) -> int | None:

@@ -40,7 +40,8 @@ def share(site: Site, keep: tuple[int, ...]) -> KVGroups:
         return KVGroups(keep, tuple(range(len(keep))), tuple(range(len(keep))))
     origins = _origins(site, keep)
     order = list(dict.fromkeys(origins))
-    return KVGroups(keep, tuple(order.index(origin) for origin in origins), tuple(order), indexed=_uneven(origins))
+    places = {origin: place for place, origin in enumerate(order)}
+    return KVGroups(keep, tuple(places[origin] for origin in origins), tuple(order), indexed=_uneven(origins))
 
 
 def needs_padding(site: Site, keep: tuple[int, ...]) -> bool:

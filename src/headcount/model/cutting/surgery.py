@@ -220,7 +220,8 @@ def _cut_per_head_tensors(transaction: Transaction, site: Site, groups: KVGroups
     """Cut what the attention has per head, or per kv head, besides its matrices."""
     heads = groups.keep or (0,)  # an empty attention runs one phantom head
     ids = original_kv(site)
-    kv = tuple(ids.index(origin) for origin in groups.kv_ids) or (0,)
+    places = {origin: place for place, origin in enumerate(ids)}
+    kv = tuple(places[origin] for origin in groups.kv_ids) or (0,)
     for claim in per_head.per_head_tensors(site):
         chosen, had = (heads, len(site)) if claim.per == "head" else (kv, site.kv_heads)
         if claim.name is None:
