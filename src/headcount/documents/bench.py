@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .reading import JsonDocument
+from .reading import SOMETIMES, JsonDocument
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Bench(JsonDocument):
     models: tuple[Subject, ...]
     rows: tuple[Speed, ...]
     notes: tuple[str, ...] = ()
+    busy: float | None = field(
+        default=None, metadata=SOMETIMES
+    )  # share of the time in which programs waited for a processor
 
     def __post_init__(self) -> None:
         if not self.models:

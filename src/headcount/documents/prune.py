@@ -51,6 +51,7 @@ class Budget:
     predicted: float
     measured: float | None = None
     multiples: dict[str, int] = field(default_factory=dict)
+    note: str = ""  # why the speed was reckoned and not measured
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""
@@ -58,7 +59,8 @@ class Budget:
 
     def __str__(self) -> str:
         kept_share, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
-        return f"{kept_share:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
+        text = f"{kept_share:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
+        return f"{text} ({self.note})" if self.note else text
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -99,7 +100,7 @@ class Scores:
         return self.samples.std(0, ddof=1) / math.sqrt(len(self.samples)) / self._norms
 
     def __getitem__(self, unit: Unit | str) -> float:
-        return float(self.values[self._places()[str(unit)]])
+        return float(self.values[self._places[str(unit)]])
 
     def __len__(self) -> int:
         return len(self.units)
@@ -246,6 +247,7 @@ class Scores:
         side = {first} if self.kinds[unit.site] != "head" and first in ("encoder", "decoder") else set()
         return {unit.site, self.kinds[unit.site], str(self.types[unit.site]), *side}
 
+    @cached_property
     def _places(self) -> dict[str, int]:
         return {str(unit): n for n, unit in enumerate(self.units)}
 

@@ -28,6 +28,7 @@ from ..model.equivalence import evaluating
 from ..model.tensor_trees import memory_of
 from ..progress import Bar
 from ..runs import Arrays, Run, piece
+from .contention import Watch, busy_text, is_busy
 from .flops import UNKNOWN, counted, gpu_peak
 from .random_inputs import has_length, random_batch
 
@@ -86,17 +87,21 @@ def bench(
         if repeats is None:
             repeats = min(MOST, max(FEWEST, int(seconds / max(sum(cost.values()), 1e-9))))
         timings, orders = {}, orders_of(len(names), repeats, seed)
+        watch = Watch()
         with Bar("measuring", repeats * sum(cost.values())) as bar:  # its unit is the second expected
             for shape in fitting:
                 bar.label = f"measuring {shape_text(*shape)} (seconds)"
                 step = partial(bar.advance, cost[shape] / len(names))
                 take = partial(_measured, work, shape, looks[shape], orders, step)
                 timings[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
+    busy = watch.share() if work.device.type == "cpu" else None
     rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], timings[shape])]
     if not rows:
         raise OutOfMemory(f"Not even {shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
     left_out = [shape for shape in shapes if not any((row.batch, row.length) == shape for row in rows)]
     notes = [f"{shape_text(*shape).capitalize()} does not fit into memory and was left out." for shape in left_out]
+    if busy is not None and is_busy(busy):
+        notes.append(busy_text(busy))
     return Bench(
         device=device_text(work.device),
         dtype=", ".join(dict.fromkeys(_dtype_text(model) for model in models.values())),
@@ -106,6 +111,7 @@ def bench(
         models=tuple(subjects),
         rows=tuple(rows),
         notes=tuple(notes),
+        busy=busy,
     )
 
 

@@ -49,6 +49,7 @@ class Costs:
     sites: Mapping[str, np.ndarray]
     layers: Mapping[Unit, float]
     homes: Mapping[str, Unit]  # the layer that a site goes with
+    note: str = ""  # why seconds were reckoned by counts and not measured
 
     def of(self, plan: Plan) -> float:
         """What the model should cost after the plan; it may cost less, where heads share keys and values."""

@@ -30,7 +30,8 @@ from ..plans import Plan, Unit
 from ..progress import Bar
 from ..runs import write_whole
 from .benchmark import bench, device_text
-from .costs import Costs, homes, widest
+from .contention import is_busy
+from .costs import Costs, homes, operations, widest
 
 FORMAT = 1
 SHARES = (
@@ -40,6 +41,7 @@ SHARES = (
     0.5,
     0.75,
 )  # of the units of a site: the widths that are measured; between them lie straight lines
+WIDEST = 0.25  # quartiles of a ratio further apart than this, as a share of it, decide nothing
 SECONDS = 4.0  # about, for each of them
 
 
@@ -56,6 +58,8 @@ def seconds(
     """Seconds of one pass at this batch size and length, of each site with any number of units, and of each layer.
 
     Measured once for models of this shape on this machine, and read from `cache` after that (`cache_folder()` if None).
+    Where other programs use the processor, or repetitions differ too much, nothing is kept: multiply-adds then share out the
+    seconds of the whole model, and `Costs.note` says so.
     """
     root, anatomy, wanted = unwrap(model), find(model, specs), set(kinds)
     groups = [group for group in alike(anatomy) if group[0].kind in wanted]
@@ -65,7 +69,10 @@ def seconds(
     measurements = _read(path, about)
     if measurements is None:
         sizes: dict[str, Any] = {"batch_sizes": (batch_size,), "lengths": (length,), "seed": seed, "seconds": SECONDS}
-        measurements = {"about": about, **_measured(model, groups, stacks, sizes, specs)}
+        measured, noise = _measured(model, groups, stacks, sizes, specs)
+        if noise:
+            return _by_counts(operations(model, length, specs=specs), measured["whole"], noise)
+        measurements = {"about": about, **measured}
         write_whole(path, _text(measurements))
     return _costs(anatomy, groups, stacks, measurements)
 
@@ -124,9 +131,12 @@ def _measured(
     stacks: Sequence[Stack],
     sizes: dict[str, Any],
     specs: tuple[ModuleSpec, ...],
-) -> dict[str, Any]:
-    """Seconds of the whole model, and for each group by number of units, and each stack, what one of them saves."""
+) -> tuple[dict[str, Any], str]:
+    """Seconds of the whole model, and for each group by number of units, and each stack, what one of them saves; and
+    why they cannot be believed, where they cannot."""
     wholes: list[float] = []
+    spreads: list[float] = []
+    waits: list[float] = []
 
     def saved(units: Iterable[Unit]) -> float | None:
         smaller = copy.deepcopy(model)
@@ -134,7 +144,10 @@ def _measured(
             cut(smaller, Plan(frozenset(units)), specs=specs)
         except Refused:
             return None
-        first, second = bench({"whole": model, "smaller": smaller}, **sizes).rows
+        result = bench({"whole": model, "smaller": smaller}, **sizes)
+        first, second = result.rows
+        spreads.append((second.ratio_high - second.ratio_low) / second.ratio)
+        waits.append(result.busy or 0.0)
         wholes.append(sizes["batch_sizes"][0] / first.examples_per_second)
         return wholes[-1] * (1 - 1 / second.ratio)
 
@@ -156,7 +169,24 @@ def _measured(
             bar.advance()
     if not wholes:
         raise Refused(f"Nothing of {type(unwrap(model)).__name__} can be cut, so that there is no speed to gain.")
-    return {"whole": float(np.median(wholes)), "saved": tables, "layers": layers}
+    return {"whole": float(np.median(wholes)), "saved": tables, "layers": layers}, _noise(waits, spreads)
+
+
+def _noise(waits: Sequence[float], spreads: Sequence[float]) -> str:
+    """Why timings say too little, or nothing: most were taken beside other programs, or scattered too much."""
+    waited, spread = float(np.median(waits)), float(np.median(spreads))
+    if is_busy(waited):
+        return f"programs waited for the processor in {waited:.0%} of the time"
+    return f"half of the repetitions differ by {spread:.0%}" if spread > WIDEST else ""
+
+
+def _by_counts(counts: Costs, seconds: float, noise: str) -> Costs:
+    """The seconds of the whole model, shared out by multiply-adds."""
+    scale = seconds / counts.whole
+    sites = {name: table * scale for name, table in counts.sites.items()}
+    layers = {unit: cost * scale for unit, cost in counts.layers.items()}
+    note = f"reckoned by multiply-adds, for this machine is too busy to time it: {noise}"
+    return Costs("time", seconds, sites, layers, counts.homes, note)
 
 
 def widths(site: Site) -> list[int]:

@@ -19,6 +19,7 @@ from ..documents.prune import BUDGETS
 from ..documents.prune import Budget as Budget
 from ..documents.scores import Scores
 from ..efficiency.benchmark import bench
+from ..efficiency.contention import is_busy
 from ..efficiency.costs import Costs, one_example, operations, operations_of, parameters
 from ..efficiency.latency import seconds
 from ..errors import BadPlan, NotShown
@@ -97,7 +98,8 @@ def within(purse: BudgetProblem, target: str | float) -> tuple[Plan, Budget]:
     if result is None:
         raise NotShown(_not_reached(purse, target))
     plan, real = result
-    return plan, Budget(costs.what, target, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples))
+    note = costs.note
+    return plan, Budget(costs.what, target, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples), note)
 
 
 def must_reach(purse: BudgetProblem, target: str | float) -> float:
@@ -259,6 +261,8 @@ def _numbers(units: int, multiple: int, least: int) -> np.ndarray:
 
 def _real(purse: BudgetProblem, plan: Plan) -> float:
     """What the model costs once the plan is carried out: on a copy that is cut, or for parameters counted."""
+    if purse.costs.note:  # seconds that cannot be measured now
+        return purse.costs.of(plan)
     if purse.costs.what == "params":
         return purse.costs.whole - parameters_removed(purse.model, plan, specs=purse.specs)
     smaller = copy.deepcopy(purse.model)
@@ -266,7 +270,10 @@ def _real(purse: BudgetProblem, plan: Plan) -> float:
     if purse.costs.what == "flops":
         return float(operations_of(smaller, one_example(unwrap(purse.model), purse.length)))
     sizes: dict[str, Any] = {"batch_sizes": (purse.batch_size,), "lengths": (purse.length or 128,), "seed": purse.seed}
-    row = bench({"whole": purse.model, "smaller": smaller}, **sizes, seconds=10.0).rows[-1]
+    result = bench({"whole": purse.model, "smaller": smaller}, **sizes, seconds=10.0)
+    row = result.rows[-1]
+    if is_busy(result.busy):  # what others do must not decide what goes
+        return purse.costs.of(plan)
     # three of four repetitions were at least so much faster, so that noise does not decide
     return purse.costs.whole / row.ratio_low
 
