@@ -17,6 +17,7 @@ from .. import __version__
 from ..errors import BadPlan, HeadcountError
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
 from .options import out, quieten, specs_of, with_data
+from .pruning import tradeoff
 
 if TYPE_CHECKING:
     from ..model.anatomy import Anatomy, Site
@@ -31,6 +32,7 @@ app = typer.Typer(
     "Examples:\n\n"
     "    headcount demo                                     # everything, on embedded models, offline\n\n"
     "    headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller   # the main job\n\n"
+    "    headcount tradeoff my-model --data dev.tsv         # what can be had for what\n\n"
     "    headcount inspect my-model                         # a folder, or a name on the hub\n\n"
     "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
@@ -225,6 +227,7 @@ app.command()(bench.bench)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(with_data(prune.prune))
+app.command()(with_data(tradeoff.tradeoff))
 app.command()(with_data(train.train))
 app.command()(with_data(learn.learn))
 app.command()(with_data(lottery.lottery))

@@ -1,51 +1,54 @@
-"""How long programs waited for the processor: whether a timing on a CPU can be believed. No torch.
+"""How long our threads waited for a processor: whether a timing on a CPU can be believed.
 
-Quartiles do not show it: beside another program every repetition is slow alike, and a ratio of two models can be wrong by half and
-look steady. The operating system knows: Linux counts the time in which some program was ready to run and had no processor.
+Quartiles do not show it. Beside other programs every repetition is slow alike, and where several threads wait for each other,
+time goes by the number of matrix products and no longer by their size: a model of half the work then looks nearly as slow as
+the whole one, steadily. What one thread works, in processor time, hardly changes: that is what is measured instead.
 """
 
 from __future__ import annotations
 
-import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-BUSY = 0.2  # share of the time; on a quiet machine it is about 0.01, beside one other busy program 0.5
-PRESSURE = Path("/proc/pressure/cpu")
+import torch
+
+from ..errors import BadMeasure
+
+BUSY = 0.1  # share of a timing; a quiet machine has about 0.01, one other busy program on two cores about 0.3
+TASKS = Path("/proc/self/task")  # Linux counts there how long each thread was ready to run and had no processor
 
 
-def waited() -> float | None:
-    """Seconds in which some program has waited for a processor, since the machine was started; None where nobody counts."""
+def waited() -> float:
+    """Seconds that a thread of this process has waited for a processor, on average over those that compute.
+
+    Only differences mean something. Where the operating system does not count it, the time in which the calling thread did
+    not run stands for it.
+    """
     try:
-        text = PRESSURE.read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return None
-    match = re.search(r"^some .*total=(\d+)", text, re.MULTILINE)
-    return None if match is None else int(match[1]) / 1e6
-
-
-class Watch:
-    """The share of the time since it was made in which some program waited for a processor."""
-
-    def __init__(self) -> None:
-        self._began, self._waited = time.monotonic(), waited()
-
-    def share(self) -> float | None:
-        """From 0 to 1; None where the operating system does not count it."""
-        now, passed = waited(), time.monotonic() - self._began
-        if now is None or self._waited is None or passed <= 0:
-            return None
-        return min(1.0, max(0.0, (now - self._waited) / passed))
+        lines = [(task / "schedstat").read_text(encoding="ascii") for task in TASKS.iterdir()]
+        return sum(int(line.split()[1]) for line in lines) / 1e9 / torch.get_num_threads()
+    except (OSError, ValueError, IndexError):
+        return time.perf_counter() - time.thread_time()
 
 
 def is_busy(share: float | None) -> bool:
-    """Whether others used so much of the processor that timings say little."""
+    """Whether threads waited so long that timings say little."""
     return share is not None and share > BUSY
 
 
-def busy_text(share: float) -> str:
-    """What to think of timings that were taken meanwhile."""
-    return (
-        f"Programs waited for the processor in {share:.0%} of the time: these speeds are those of a busy machine, and may be far "
-        "from what a quiet one gives."
-    )
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Within the block torch computes with so many threads; None leaves their number alone."""
+    if count is None:
+        yield
+        return
+    if type(count) is not int or count < 1:
+        raise BadMeasure(f"Threads are a whole number from 1 on; I got {count!r:.40}.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

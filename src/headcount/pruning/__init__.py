@@ -9,6 +9,7 @@ from ..lazy import lazy_attributes
 if TYPE_CHECKING:
     from ..documents.prune import Budget
     from .curves import Curve, Point, curve
+    from .front import tradeoff
     from .pipeline import Pruned, prune
     from .selection import Choice, choose
 
@@ -21,6 +22,7 @@ __all__ = [
     "choose",
     "curve",
     "prune",
+    "tradeoff",
 ]
 
 __getattr__ = lazy_attributes(
@@ -34,5 +36,6 @@ __getattr__ = lazy_attributes(
         "choose": ".selection",
         "curve": ".curves",
         "prune": ".pipeline",
+        "tradeoff": ".front",
     },
 )

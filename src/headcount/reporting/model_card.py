@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..documents.prune import BUDGETS, Budget, PruneDocument, Steps
+from ..documents.bench import Speed, shape_text, speed_text
+from ..documents.prune import BUDGETS, Budget, Candidate, PruneDocument, Steps
 from ..documents.results import ResultDocument
 from ..formatting import (
     Column,
@@ -61,6 +62,12 @@ def amount_text(quantity: str, amount: float) -> str:
     return flops_text(amount) if quantity == "flops" else seconds_text(amount)
 
 
+def rate_text(row: Speed) -> str:
+    """Examples per second, with a digit after the point where there are few."""
+    rate = row.examples_per_second
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def asked_text(budget: Budget) -> str:
     """What a budget was asked for: "50% of the FLOPs", "2 times as fast"."""
     target = budget.asked
@@ -91,7 +98,16 @@ def step_sentences(steps: Steps) -> list[str]:
         amounts = (budget.whole, budget.allowed, budget.predicted)
         whole_one, allowed, predicted = (amount_text(budget.what, amount) for amount in amounts)
         end = "" if budget.measured is None else f", {amount_text(budget.what, budget.measured)} measured"
-        out.append(f"Budget: {asked_text(budget)}, of {whole_one}: {allowed} allowed, {predicted} predicted{end}.")
+        how = f" ({budget.note})" if budget.note else ""
+        out.append(f"Budget: {asked_text(budget)}, of {whole_one}: {allowed} allowed, {predicted} predicted{end}{how}.")
+    if steps.candidates:
+        out.append(candidates_text(steps.candidates))
+    if steps.brake:
+        brake, unit = steps.brake, unit_of(steps.brake.metric)
+        out.append(
+            f"Brake: on {brake.n} scoring examples {brake.metric} went from {brake.whole:.4g} to {brake.value:.4g}, worse by "
+            f"{brake.fell:.3g} of {brake.allowed:.3g} {unit} that it may lose there before nothing is written."
+        )
     if steps.rearranged:
         out.append(
             f"Rearranged: {counted(steps.rearranged, 'unit')} changed places with others of the same site, because units "
@@ -111,6 +127,20 @@ def step_sentences(steps: Steps) -> list[str]:
             f"{counted(len(tuned.sites), 'site')}{fell}."
         )
     return out
+
+
+def candidates_text(candidates: Sequence[Candidate]) -> str:
+    """Which of the plans for a budget was taken, and what the others were worth."""
+    chosen = next((candidate for candidate in candidates if candidate.chosen), candidates[0])
+    finalists = [candidate for candidate in candidates if candidate.n == chosen.n]
+    text = f"Chosen of {counted(len(candidates), 'plan')} that keep the budget, by {chosen}"
+    text += f": {chosen.value:.4g} on {chosen.n} scoring examples, where they were compared"
+    others = [candidate for candidate in candidates if candidate.n != chosen.n]
+    if len(finalists) > 1:
+        text += f" (of those measured on as many, the last had {finalists[-1].value:.4g})"
+    if others:
+        text += f"; on {others[-1].n} of them the last of all had {others[-1].value:.4g}, by {others[-1]}"
+    return f"{text}."
 
 
 def recovery_sentences(document: PruneDocument) -> list[str]:
@@ -160,13 +190,12 @@ def _numbers(document: PruneDocument) -> str:
     notes = [f"Difference: {document.comparison}."]
     if speed:
         first, last = speed.rows[0], speed.rows[-1]
-        rates = [f"{row.examples_per_second:,.0f}" for row in (first, last)]
+        rates = [rate_text(row) for row in (first, last)]
         at = "" if last.length is None else f", length {last.length}"
-        rows.append((f"examples per second (batch {last.batch}{at})", *rates))
-        spread = f"{last.ratio:.2f} [{last.ratio_low:.2f}, {last.ratio_high:.2f}]"
+        if not last.why_not_timed:
+            rows.append((f"examples per second (batch {last.batch}{at})", *rates))
         notes.append(
-            f"{spread} times as fast (median and quartiles; {speed.device}, {speed.dtype}); "
-            f"the multiply-adds allow {last.limit:.2f}."
+            f"Speed at {shape_text(last.batch, last.length)} ({speed.device}, {speed.dtype}): {speed_text(last)}."
         )
     more = "".join(
         f"\n\n{markdown_text(line)}" for line in [*step_sentences(document.steps), *recovery_sentences(document)]

@@ -287,6 +287,8 @@ def _told_by_bench(part: Part) -> str:
         best = _best(document.data)
         if best:
             speed, than = times(best.ratio), document.data.reference
+            if best.why_not_timed:
+                return f"How much faster {best.model} is than {than} could not be timed: {best.why_not_timed}."
             return f"{best.model} is {speed} as fast as {than} at batch size {best.batch}."
     return ""
 
@@ -378,6 +380,8 @@ def _bench_tiles(part: Part) -> list[Tile]:
 
 
 def _speed_tile(row: Speed) -> Tile:
+    if row.why_not_timed:  # noise is no fact
+        return Tile("speed", "not timed", f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}")
     return Tile("speed", times(row.ratio), f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}")
 
 
