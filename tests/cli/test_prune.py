@@ -15,6 +15,7 @@ from conftest import Fingerprint, says
 from helpers import small_models, zoo
 from helpers.same import alike
 from helpers.small_models import loss_of, ran, ran_json, zoo_task
+from pruning.test_budget import speed_row
 from pruning.test_pipeline import _asked, _leftovers, _model, _task, place, quick  # noqa: F401 (fixtures)
 from safetensors.torch import load_file
 from torch import nn
@@ -87,7 +88,7 @@ def steady(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:  # noqa: F811
     def bench(models: dict[str, Any], **_: Any) -> Any:
         whole, smaller = (sum(one.numel() for one in models[name].parameters()) for name in ("whole", "smaller"))
         first = SimpleNamespace(examples_per_second=16 / whole)
-        return SimpleNamespace(rows=[first, SimpleNamespace(ratio=whole / smaller, ratio_low=whole / smaller)])
+        return SimpleNamespace(rows=[first, speed_row(whole / smaller)])
 
     for module in (budgets, latency):
         monkeypatch.setattr(module, "bench", bench)

@@ -72,6 +72,7 @@ def bench(
     device are the models'. With `run`, each finished batch size is kept in the run folder and not measured again.
     """
     _check(models, batch_sizes, lengths, repeats, seconds)
+    asked_repeats = repeats
     names, subjects = list(models), [_subject(name, model) for name, model in models.items()]
     with_length = inputs is not None or any(has_length(model) for model in models.values())
     longs = sorted(set(lengths)) if with_length else [None]
@@ -99,7 +100,7 @@ def bench(
                 timings[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
     rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], timings[shape])]
     if clock is None and not compile and any(row.disturbed for row in rows):
-        rows = _with_work(rows, models, inputs, seed)
+        rows = _with_work(rows, models, inputs=inputs, seed=seed, repeats=asked_repeats)
     if not rows:
         raise OutOfMemory(f"Not even {shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
     left_out = [shape for shape in shapes if not any((row.batch, row.length) == shape for row in rows)]
@@ -274,16 +275,16 @@ def _undisturbed(timings: Arrays) -> tuple[np.ndarray, float | None]:
     return chosen, min(1.0, total)
 
 
-def _with_work(rows: list[Speed], models: Mapping[str, nn.Module], inputs: Inputs | None, seed: int) -> list[Speed]:
+def _with_work(rows: list[Speed], models: Mapping[str, nn.Module], **options: Any) -> list[Speed]:
     """The rows, and where others disturbed the clock, the processor time of one thread compared, which they hardly change."""
     out = []
     for shape in dict.fromkeys((row.batch, row.length) for row in rows):
         members = [row for row in rows if (row.batch, row.length) == shape]
         if any(row.disturbed for row in members):
             lengths = (shape[1],) if shape[1] is not None else (128,)
-            again: dict[str, Any] = {"batch_sizes": (shape[0],), "lengths": lengths, "inputs": inputs, "seed": seed}
+            sizes: dict[str, Any] = {"batch_sizes": (shape[0],), "lengths": lengths, "seconds": WORK_SECONDS}
             with threads(1):
-                work = bench(models, **again, seconds=WORK_SECONDS, clock=by_processor).rows
+                work = bench(models, **sizes, **options, clock=by_processor).rows
             ratios = [Ratio(row.ratio, row.ratio_low, row.ratio_high, True) for row in work]
             members = [replace(row, work=ratio) for row, ratio in zip(members, ratios, strict=True)]
         out += members

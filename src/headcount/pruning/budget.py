@@ -10,7 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -74,6 +74,7 @@ class BudgetProblem:
     specs: tuple[ModuleSpec, ...] = ()
     floor: float = 0.0
     weighed: Mapping[str, SiteOrder] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # why the last seconds are no time on the clock
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -133,11 +134,12 @@ def within(purse: BudgetProblem, target: str | float) -> tuple[Plan, Budget]:
     """
     costs = purse.costs
     allowed = must_reach(purse, target)
-    result = search(purse, allowed, partial(_real, purse))
+    purse.notes.clear()
+    result = search(purse, allowed, lambda plan: _real(purse, plan))
     if result is None:
         raise NotShown(_not_reached(purse, target))
     plan, real = result
-    note = costs.note
+    note = costs.note or (purse.notes[-1] if purse.notes else "")
     return plan, Budget(costs.what, target, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples), note)
 
 
@@ -301,7 +303,10 @@ def _numbers(units: int, multiple: int, least: int) -> np.ndarray:
 
 
 def _real(purse: BudgetProblem, plan: Plan) -> float:
-    """What the model costs once the plan is carried out: on a copy that is cut, or for parameters counted."""
+    """What the model costs once the plan is carried out: on a copy that is cut, or for parameters counted.
+
+    What has to be said about a time is added to the purse's notes.
+    """
     if purse.costs.what == "params":
         return purse.costs.whole - parameters_removed(purse.model, plan, specs=purse.specs)
     if purse.costs.clock == "counts":  # seconds that could not be measured
@@ -311,8 +316,13 @@ def _real(purse: BudgetProblem, plan: Plan) -> float:
     if purse.costs.what == "flops":
         return float(operations_of(smaller, one_example(unwrap(purse.model), purse.length)))
     ratio = times_as_fast(purse, smaller)
+    if ratio is None:
+        purse.notes.append("reckoned from tables and not timed, because repetitions differed too much")
+        return purse.costs.of(plan)
+    if ratio.by_processor:
+        purse.notes.append("in processor time of one thread, because other programs kept the processor busy")
     # three of four repetitions were at least so much faster, so that noise does not decide
-    return purse.costs.of(plan) if ratio is None else purse.costs.whole / ratio.low
+    return purse.costs.whole / ratio.low
 
 
 def times_as_fast(purse: BudgetProblem, smaller: nn.Module, seconds: float = 10.0) -> Ratio | None:

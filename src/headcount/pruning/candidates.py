@@ -149,14 +149,15 @@ class Candidates:
 
     def plans(self, allowed: float) -> dict[Plan, Rule]:
         """Different plans that are reckoned to cost at most so much, and the first rule that makes each."""
-        out: dict[Plan, Rule] = {}
+        out, known = dict[Plan, Rule](), set[frozenset[Unit]]()
         for rule in self.rules(allowed / self.base.costs.whole):
             try:
                 plan = reckoned(self.problem(rule), allowed, self.base.costs)
             except BadPlan:  # not with this floor
                 continue
-            if plan:
-                out.setdefault(plan, rule)
+            if plan and plan.units not in known:
+                known.add(plan.units)
+                out[plan] = rule
         return out
 
 

@@ -244,7 +244,14 @@ def _within_budget(search: Search, shop: PlanTester, request: tuple[str, Any], r
     _, target = request
     candidates, scores = search.candidates(resource)
     # one run may hold several choices: what was asked is in the name
-    question = [request, search.by, search.kinds, search.names, *(search.settings[key] for key in BUDGET_SETTINGS)]
+    question = [
+        "candidates",
+        request,
+        search.by,
+        search.kinds,
+        search.names,
+        *(search.settings[key] for key in BUDGET_SETTINGS),
+    ]
 
     def bought() -> dict[str, Any]:
         winner = best_within(candidates, search.judge, target)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..documents.bench import Speed, shape_text, speed_text
-from ..documents.prune import BUDGETS, Budget, Candidate, PruneDocument, Steps
+from ..documents.prune import BUDGETS, BrakeDocument, Budget, Candidate, PruneDocument, Steps
 from ..documents.results import ResultDocument
 from ..formatting import (
     Column,
@@ -103,11 +103,7 @@ def step_sentences(steps: Steps) -> list[str]:
     if steps.candidates:
         out.append(candidates_text(steps.candidates))
     if steps.brake:
-        brake, unit = steps.brake, unit_of(steps.brake.metric)
-        out.append(
-            f"Brake: on {brake.n} scoring examples {brake.metric} went from {brake.whole:.4g} to {brake.value:.4g}, worse by "
-            f"{brake.fell:.3g} of {brake.allowed:.3g} {unit} that it may lose there before nothing is written."
-        )
+        out.append(brake_text(steps.brake))
     if steps.rearranged:
         out.append(
             f"Rearranged: {counted(steps.rearranged, 'unit')} changed places with others of the same site, because units "
@@ -127,6 +123,16 @@ def step_sentences(steps: Steps) -> list[str]:
             f"{counted(len(tuned.sites), 'site')}{fell}."
         )
     return out
+
+
+def brake_text(brake: BrakeDocument) -> str:
+    """How far a metric fell on scoring examples, and how far it might have."""
+    fell, unit = f"{abs(brake.fell):.3g}", unit_of(brake.metric)
+    change = f"worse by {fell}" if brake.fell > 0 else f"better by {fell}" if brake.fell < 0 else "no worse"
+    return (
+        f"Brake: on {brake.n} scoring examples {brake.metric} went from {brake.whole:.4g} to {brake.value:.4g}, {change}; "
+        f"nothing would have been written from {brake.allowed:.3g} {unit} on."
+    )
 
 
 def candidates_text(candidates: Sequence[Candidate]) -> str:

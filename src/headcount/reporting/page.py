@@ -19,7 +19,18 @@ from .charts import Chart
 from .findings import Part, gather
 from .head_map import Map
 from .provenance import Provenance
-from .sections import claims, criteria, layer_widths, lottery, measurements, pruning, role_survival, roles, training
+from .sections import (
+    claims,
+    criteria,
+    layer_widths,
+    lottery,
+    measurements,
+    pruning,
+    role_survival,
+    roles,
+    tradeoff,
+    training,
+)
 from .sections.claims import ExperimentResult
 from .sections.measurements import Section
 
@@ -168,6 +179,7 @@ def _chapter(part: Part, number: int) -> Chapter:
     anchor = f"m{number}"
     sections = [
         *lottery.lottery(part),
+        *tradeoff.tradeoffs(part),
         *layer_widths.layers(part),
         *layer_widths.budgets(part),
         *layer_widths.tuned(part),
