@@ -35,7 +35,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def _words(place: Path, *more: object) -> tuple[object, ...]:  # noqa: F811
     data = ("--data", place / "dev.tsv", "--score-data", place / "train.tsv", "--score-limit", 80)
-    return (place / "classifier", *data, "--multiple", 1, *more)
+    return (place / "classifier", *data, "--metric", "loss", "--multiple", 1, *more)
 
 
 def _printed(*words: object, code: int = 0) -> dict[str, Any]:

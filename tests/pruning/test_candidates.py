@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import Fingerprint, says
 from helpers.small_models import zoo_task
 
@@ -273,3 +275,13 @@ def test_two_sizes_are_still_one_too_many(place: Path) -> None:  # noqa: F811
 def test_candidates_say_how_they_were_made() -> None:
     text = str(Candidate(by="taylor", floor=0.25, costs="mixture", removed=3, left=0.5, value=0.9, n=128))
     assert text == "taylor, at least 25% of every site, by time and counts"
+
+
+def test_targets_are_counted_as_the_loss_counts_them() -> None:
+    """Of a language model every token but the first and the padding; of others the labels that are not left out."""
+    ids = torch.tensor([[5, 6, 6, 0], [7, 5, 6, 6]])
+    read = {"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])}
+    masked = {"input_ids": ids, "labels": torch.tensor([[-100, 6, -100, -100], [7, -100, -100, 6]])}
+    for batch, expected in ((read, {5: 1, 6: 4}), (masked, {6: 2, 7: 1})):
+        task: Any = SimpleNamespace(batches=lambda: [(0, 1)], collate=lambda _, batch=batch: batch)
+        assert candidates._target_counts(task) == expected

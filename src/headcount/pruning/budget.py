@@ -97,7 +97,7 @@ class BudgetProblem:
         """The plan that loses least and is reckoned to cost at most `allowed`."""
         return keeping(self, allowed)
 
-    @property
+    @cached_property
     def multiples(self) -> dict[str, int]:
         """What numbers of units are rounded to, by their kind: as asked, or what the device likes and the MLPs are wide for."""
         device = device_of(unwrap(self.model)).type

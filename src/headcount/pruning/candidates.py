@@ -141,11 +141,18 @@ class Candidates:
         out = [Rule(weighing.name, floor, first) for weighing in self.weighings for floor in floors]
         return out + [Rule(weighing.name, floors[1], costs) for weighing in self.weighings for costs in others]
 
+    @cached_property
+    def problems(self) -> dict[str, BudgetProblem]:
+        """What plans by each weighing are reckoned with, the orders of all sites among it, which take a while to sort."""
+        out = {}
+        for weighing in self.weighings:
+            problem = replace(self.base, scores=weighing.scores, weighed=weighing.orders)
+            out[weighing.name] = replace(problem, weighed=problem.orders)
+        return out
+
     def problem(self, rule: Rule) -> BudgetProblem:
         """What a plan by this rule is reckoned with."""
-        weighing = next(weighing for weighing in self.weighings if weighing.name == rule.by)
-        options: dict[str, Any] = {"floor": rule.floor, "costs": self.prices[rule.costs], "weighed": weighing.orders}
-        return replace(self.base, scores=weighing.scores, **options)
+        return replace(self.problems[rule.by], floor=rule.floor, costs=self.prices[rule.costs])
 
     def plans(self, allowed: float) -> dict[Plan, Rule]:
         """Different plans that are reckoned to cost at most so much, and the first rule that makes each."""

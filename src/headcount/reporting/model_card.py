@@ -97,7 +97,8 @@ def step_sentences(steps: Steps) -> list[str]:
     if budget := steps.budget:
         amounts = (budget.whole, budget.allowed, budget.predicted)
         whole_one, allowed, predicted = (amount_text(budget.what, amount) for amount in amounts)
-        end = "" if budget.measured is None else f", {amount_text(budget.what, budget.measured)} measured"
+        is_measured = budget.measured is not None and not budget.note.startswith("reckoned")
+        end = f", {amount_text(budget.what, budget.measured or 0.0)} measured" if is_measured else ""
         how = f" ({budget.note})" if budget.note else ""
         out.append(f"Budget: {asked_text(budget)}, of {whole_one}: {allowed} allowed, {predicted} predicted{end}{how}.")
     if steps.candidates:

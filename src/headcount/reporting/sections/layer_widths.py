@@ -184,7 +184,7 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
         ("whole model", budget.whole),
         ("allowed", budget.allowed),
         ("predicted for the plan", budget.predicted),
-        ("measured", budget.measured),
+        ("measured", None if budget.note.startswith("reckoned") else budget.measured),
     ]
     rows = [
         (label, amount, amount / whole_one if whole_one else None) for label, amount in amounts if amount is not None
