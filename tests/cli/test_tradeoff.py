@@ -112,7 +112,7 @@ def test_a_front_of_other_examples_or_another_model_is_refused(place: Path, tmp_
     [
         (("--row", 1, "--flops", "50%", "-o", "x"), "a size of its own"),
         (("--tradeoff", "runs", "--flops", "50%", "-o", "x"), "goes with --row"),
-        (("--brake", "much", "--flops", "50%", "-o", "x"), "A brake is a share"),
+        (("--brake", "much", "--flops", "50%", "--units", "neurons", "-o", "x"), "A brake is a share"),
         (("--threads", 0, "--flops", "50%", "-o", "x"), "--threads"),
         (("--row", 1), "-o FOLDER"),
     ],

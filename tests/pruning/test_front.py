@@ -23,7 +23,7 @@ from pruning.test_pipeline import _model, _task, place, quick  # noqa: F401 (fix
 
 def _front(place: Path, **options: Any) -> tuple[Any, hc.data.Task, TradeoffDocument]:  # noqa: F811
     model, score = _model(place), _task(place, "train", limit=60, metric="loss")  # no two plans have the same
-    options = {"step": "20%", "length": 8, "multiple": 1, "speeds": False, **options}
+    options = {"step": "10%", "length": 8, "multiple": 1, "speeds": False, **options}
     return model, score, hc.pruning.tradeoff(model, score, **options)
 
 
@@ -55,11 +55,11 @@ def test_every_row_is_what_it_says_and_a_smaller_one_is_never_better(place: Path
 
 
 def test_ruined_rows_are_marked_by_the_brake(place: Path) -> None:  # noqa: F811
-    _, _, found = _front(place, step="10%")
+    _, _, found = _front(place)
     assert found.constant is not None
     limit = (found.base.value + found.constant) / 2
     assert [row.ruined for row in found.rows] == [row.result.value > limit for row in found.rows]
-    _, _, never = _front(place, step="10%", brake=None)
+    _, _, never = _front(place, brake=None)
     assert not any(row.ruined for row in never.rows)
 
 

@@ -315,7 +315,7 @@ def tradeoff_text(document: TradeoffDocument) -> str:
     length = "" if document.length is None else f", length {document.length}"
     notes = [
         f"{base.metric} on {document.n} scoring examples, the same that the best of {document.measured} plans were picked by, so "
-        f"a little too good; prune reports on others.{constant}",
+        f"a little too good, and more so if the model was trained on them; prune reports on others.{constant}",
         f"speed: times as fast at batch {document.batch}{length} ({document.device})"
         + (f", {document.speed_note}" if document.speed_note else ""),
     ]

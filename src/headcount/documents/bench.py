@@ -77,7 +77,7 @@ class Speed:
     def why_not_timed(self) -> str:
         """Why the time on the clock says little, in words; empty where it can be believed."""
         if self.disturbed:
-            return f"other programs kept the processor busy (our threads waited for it {self.waited or 0.0:.0%} of the time)"
+            return f"our threads waited {self.waited or 0.0:.0%} of the time for a processor that other programs used"
         if Ratio(self.ratio, self.ratio_low, self.ratio_high).wide:
             return "repetitions differ too much"
         return ""

@@ -60,7 +60,7 @@ class Budget:
     def __str__(self) -> str:
         kept_share, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
         text = f"{kept_share:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
-        return f"{text} ({self.note})" if self.note else text
+        return f"{text} ({self.note.partition(',')[0]})" if self.note else text
 
 
 @dataclass(frozen=True)

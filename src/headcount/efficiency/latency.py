@@ -80,7 +80,9 @@ def seconds(
         measurements = _read(path, about, groups, stacks)
         try:
             if measurements is None:
-                how = {**sizes, "clock": timed if clock == "wall" else by_processor}
+                how = {**sizes, "clock": timed}
+                if clock == "processor":  # which scatters less
+                    how |= {"clock": by_processor, "seconds": SECONDS / 2}
                 with threads(None if clock == "wall" else 1):
                     measurements = {"about": about, **_measured(model, groups, stacks, how, specs)}
                 write_whole(path, _text(measurements))
@@ -215,8 +217,8 @@ def _repaired(spans: dict[str, Span], units: int) -> tuple[list[Span], np.ndarra
     """What was measured from few units to all of them, and the nearest medians that fall with the number of units."""
     from scipy.optimize import isotonic_regression
 
-    measured = [tuple(spans[count]) for count in sorted(spans, key=int) if int(count) < units]
-    ordered = [*measured, (0.0, 0.0, 0.0)]
+    ordered = [spans[count] for count in sorted(spans, key=int) if int(count) < units]
+    ordered.append((0.0, 0.0, 0.0))
     return ordered, isotonic_regression([middle for _, middle, _ in ordered], increasing=False).x
 
 

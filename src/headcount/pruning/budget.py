@@ -73,6 +73,7 @@ class BudgetProblem:
     seed: int = 0
     specs: tuple[ModuleSpec, ...] = ()
     floor: float = 0.0
+    by: str = ""  # what units are weighed by, where it is not the criterion of the scores
     weighed: Mapping[str, SiteOrder] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # why the last seconds are no time on the clock
 
@@ -226,7 +227,7 @@ def keeping(purse: BudgetProblem, allowed: float) -> Plan:
             units = purse.orders[name].units
             removed_units |= set(units[: len(units) - count])
     share_text = _percent(purse.costs.of(Plan(frozenset(removed_units))) / purse.costs.whole)
-    why = f"what {share_text} of the {BUDGETS[purse.costs.what]} cannot keep, by {purse.scores.by}"
+    why = f"what {share_text} of the {BUDGETS[purse.costs.what]} cannot keep, by {purse.by or purse.scores.by}"
     return Plan(frozenset(removed_units), why)
 
 
@@ -333,7 +334,7 @@ def times_as_fast(purse: BudgetProblem, smaller: nn.Module, seconds: float = 10.
         result = bench(
             {"whole": purse.model, "smaller": smaller},
             **sizes,
-            seconds=seconds,
+            seconds=seconds / 2 if by_work else seconds,  # which scatters less
             clock=by_processor if by_work else None,
         )
     ratio = result.rows[-1].measured

@@ -146,7 +146,7 @@ class Candidates:
         """What plans by each weighing are reckoned with, the orders of all sites among it, which take a while to sort."""
         out = {}
         for weighing in self.weighings:
-            problem = replace(self.base, scores=weighing.scores, weighed=weighing.orders)
+            problem = replace(self.base, scores=weighing.scores, weighed=weighing.orders, by=weighing.name)
             out[weighing.name] = replace(problem, weighed=problem.orders)
         return out
 

@@ -320,7 +320,7 @@ def front(name: str, rows: Rows, *, metric: str, base: float, constant: float | 
         drawn.mark_line(strokeWidth=2, color="theme:band").encode(y=y),
         drawn.mark_rule(strokeWidth=1.5, opacity=0.6).encode(y=alt.Y("low:Q", title=metric), y2="high:Q", color=colour),
         drawn.mark_point(size=70, filled=True, opacity=1).encode(y=y, color=colour),
-        drawn.mark_text(dx=10, dy=-10, color="theme:ink").encode(y=y, text="row:N"),
+        drawn.mark_text(dx=-9, dy=-10, color="theme:ink").encode(y=y, text="row:N"),
     )
     return finished(name, f"{metric} on scoring examples against the share of the FLOPs that is left", chart, 320)
 
