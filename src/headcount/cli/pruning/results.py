@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ...pruning.selection import Choice
     from ...runs import Run
 
-SEVERAL = "plans are a step of the FLOPs apart, not of the units: heads and neurons are worth different numbers of them"
+SEVERAL = (
+    "plans are a step of the FLOPs (or of the budget) apart, not of the units: heads and neurons cost different amounts"
+)
 
 
 def show_plan(
