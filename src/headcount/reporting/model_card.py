@@ -142,6 +142,8 @@ def candidates_text(candidates: Sequence[Candidate]) -> str:
     finalists = [candidate for candidate in candidates if candidate.n == chosen.n]
     text = f"Chosen of {counted(len(candidates), 'plan')} that keep the budget, by {chosen}"
     text += f": {chosen.value:.4g} on {chosen.n} scoring examples, where they were compared"
+    if len(finalists) > 1:
+        text += f" (of those measured on as many, the last had {finalists[-1].value:.4g})"
     others = [candidate for candidate in candidates if candidate.n < chosen.n]
     if others:
         text += f"; in a first round on {others[-1].n} the worst had {others[-1].value:.4g}, by {others[-1]}"
