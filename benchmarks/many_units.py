@@ -30,8 +30,8 @@ from headcount.model.cutting.effects import cut_effects
 from headcount.model.cutting.surgery import removed
 from headcount.plans import Plan
 from headcount.pruning import budget
-from headcount.pruning.mask_rearrangement import exchanged
 from headcount.pruning.pipeline import structure
+from headcount.pruning.tuning.mask_rearrangement import exchanged
 
 LAYERS = 4
 REPEATS = 2

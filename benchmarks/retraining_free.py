@@ -25,8 +25,8 @@ import headcount as hc
 from headcount.efficiency.benchmark import device_text
 from headcount.importance.gradients import contributions
 from headcount.pruning import budget, selection
-from headcount.pruning.mask_rearrangement import rearrange_mask
-from headcount.pruning.mask_tuning import tune_mask
+from headcount.pruning.tuning.mask_rearrangement import rearrange_mask
+from headcount.pruning.tuning.mask_tuning import tune_mask
 from headcount.runs import InMemory
 
 

@@ -47,8 +47,8 @@ GROUPS = {
     "importance/attention importance/lrp/rules importance/lrp/relevance evaluation/replay "
     "evaluation/call_order importance/layer_orders learned_gates/relaxations",
     "pruning": "pruning/budget pruning/selection efficiency/costs efficiency/flops pruning/curves pruning/knapsack "
-    "plans pruning/pipeline pruning/mask_rearrangement documents/scores data/places data/splits pruning/plan_tests "
-    "pruning/mask_tuning pruning/residual_targets pruning/ledger",
+    "plans pruning/pipeline pruning/tuning/mask_rearrangement documents/scores data/places data/splits pruning/plan_tests "
+    "pruning/tuning/mask_tuning pruning/tuning/residual_targets pruning/ledger",
 }
 
 COMPARISONS = {

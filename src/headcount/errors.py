@@ -43,6 +43,10 @@ class NotShown(HeadcountError):
     """What was asked for may be true, and the examples or the machine at hand cannot show it; nothing was changed."""
 
 
+class TooMuchLost(HeadcountError):
+    """A plan would ruin the model, as measured on the scoring examples; nothing was written."""
+
+
 class NotFinite(HeadcountError):
     """A loss or a score is not a number; the sentence names the example that caused it."""
 

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import headcount as hc
 from headcount.cli.app import app
 from headcount.cli.text import bench_text
-from headcount.efficiency import benchmark, random_inputs
+from headcount.documents.bench import speed_text
+from headcount.efficiency import benchmark, contention, random_inputs
 from headcount.efficiency import flops as flop_counts
 from headcount.efficiency.benchmark import Bench, Speed, Subject, Time, bench
 from headcount.errors import BadMeasure, BadRun, OutOfMemory
@@ -232,6 +233,117 @@ def test_the_clock_tells_the_time_on_the_wall_from_that_of_the_processor() -> No
     assert asleep.wall > 0.19 > 0.1 > asleep.work
     by_work = benchmark.by_processor(lambda: time.sleep(0.2), CPU)
     assert by_work.wall == by_work.work < 0.1
+
+
+# -- other programs ------------------------------------------------------------------------------------------------------
+
+
+def shared_machine(monkeypatch, diary: list[Any], waits: list[float]) -> list[int]:
+    """A clock on which a pass takes as long beside others, whatever its size, and works in proportion to it.
+
+    `waits` are the shares of each timing in which threads waited; after them they do not wait. Gives threads used.
+    """
+    left, threads_used = list(waits), list[int]()
+
+    def clock(run: Any, device: torch.device) -> Time:
+        before = len(diary)
+        run()
+        neurons, passes = diary[before][0], len(diary) - before
+        share = left.pop(0) if left else 0.0
+        threads_used.append(torch.get_num_threads())
+        wall = 1.0 if share else neurons / 8
+        return Time(wall * passes, neurons / 8 * passes, share * wall * passes)
+
+    monkeypatch.setattr(benchmark, "timed", clock)
+    return threads_used
+
+
+def test_a_ratio_measured_beside_other_programs_is_not_sure_of_itself(monkeypatch) -> None:
+    models, diary = toys(8, 4)
+    used = shared_machine(monkeypatch, diary, [0.45] * 22)  # looks at both models, and ten repetitions
+    with contention.threads(2):
+        found = bench(models, batch_sizes=[2], lengths=[5], repeats=10, inputs=toy_inputs)
+        assert torch.get_num_threads() == 2
+    _, row = found.rows
+    assert row.disturbed
+    assert row.waited == pytest.approx(0.45)
+    assert row.ratio == 1.0, "so it seems, steadily; the truth is 2"
+    assert row.arrived is None
+    assert row.work == benchmark.Ratio(2.0, 2.0, 2.0, True)
+    assert row.measured == row.work
+    assert used[:22] == [2] * 22
+    assert set(used[22:]) == {1}, "what one thread works is measured with one thread"
+    (sentence,) = found.sentences()
+    assert "it cannot be said how many times as fast" in sentence
+    assert "waited 45% of the time" in sentence
+    assert "2.00 [2.00, 2.00] times less processor time" in sentence
+    assert "1.00?" in bench_text(found)
+    assert "of the gain arrived" not in bench_text(found)
+    assert Bench.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_repetitions_that_nobody_disturbed_count_where_they_are_enough(monkeypatch) -> None:
+    models, diary = toys(8, 4)
+    shared_machine(monkeypatch, diary, [0.0, 0.0, *[0.6] * 10])  # five of eleven repetitions beside others
+    found = bench(models, batch_sizes=[2], lengths=[5], repeats=11, inputs=toy_inputs)
+    row = found.rows[1]
+    assert not row.disturbed
+    assert row.waited == 0
+    assert (row.ratio, row.ratio_low, row.ratio_high) == (2.0, 2.0, 2.0)
+    assert row.work is None
+    shared_machine(monkeypatch, diary, [0.0, 0.0, *[0.6] * 14])  # four quiet ones are not enough
+    row = bench(models, batch_sizes=[2], lengths=[5], repeats=11, inputs=toy_inputs).rows[1]
+    assert row.disturbed
+    assert (row.ratio_low, row.ratio_high) == (1.0, 2.0), "all that was measured, and not the middle half of it"
+
+
+def test_quartiles_that_are_too_wide_decide_nothing() -> None:
+    numbers = {"batch": 1, "length": 5, "examples_per_second": 1.0, "low": 1.0, "high": 1.0, "flops": 1.0, "limit": 2.0}
+    wide = Speed("m", **numbers, ratio=1.5, ratio_low=1.2, ratio_high=1.7)
+    assert wide.measured is None
+    assert "repetitions differ too much" in speed_text(wide)
+    assert "1.5" not in speed_text(wide), "noise is no number"
+    narrow = Speed("m", **numbers, ratio=1.5, ratio_low=1.4, ratio_high=1.6)
+    assert narrow.measured == benchmark.Ratio(1.5, 1.4, 1.6)
+    assert "1.50 [1.40, 1.60] times as fast" in speed_text(narrow)
+
+
+def test_what_earlier_versions_timed_is_read_as_it_was(tmp_path) -> None:
+    models, diary = toys(8, 4)
+    options: dict[str, Any] = {"batch_sizes": [1], "lengths": [3], "inputs": toy_inputs, "repeats": 2}
+    with Run.open(tmp_path / "run", {"command": "bench"}) as run:
+        first = bench(models, run=run, clock=CallOrder(diary, {n: [(1.0, 1.0)] * 9 for n in (8, 4)}), **options)
+        (name,) = [name for name in run.pieces if "look" not in name]
+        arrays = {key: value for key, value in run.read(name).items() if key != "waited"}
+        (run.folder / f"{name}.npz").unlink()
+        run.write(name, arrays)
+        again = bench(models, run=run, clock=CallOrder(diary, {8: [], 4: []}), **options)
+    assert [row.waited for row in again.rows] == [None, None]
+    assert [row.ratio for row in again.rows] == [row.ratio for row in first.rows]
+
+
+def test_waiting_for_a_processor_is_counted_by_the_system_or_by_the_thread(monkeypatch, tmp_path) -> None:
+    for number, line in enumerate(("5000000000 2000000000 7", "1000000000 4000000000 3")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "schedstat").write_text(line)
+    monkeypatch.setattr(contention, "TASKS", tmp_path)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert contention.waited() == 3.0
+    monkeypatch.setattr(contention, "TASKS", tmp_path / "nowhere")
+    monkeypatch.setattr(contention.time, "perf_counter", lambda: 10.0)
+    monkeypatch.setattr(contention.time, "thread_time", lambda: 6.5)
+    assert contention.waited() == 3.5
+
+
+def test_so_many_threads_and_then_as_before() -> None:
+    before = torch.get_num_threads()
+    with contention.threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    with contention.threads(None):
+        assert torch.get_num_threads() == before
+    with says(BadMeasure, about="Threads are a whole number"), contention.threads(0):
+        pass
 
 
 # -- memory that runs out, resuming --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 
 from headcount.documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from headcount.documents.bench import Bench
-from headcount.documents.curves import CurvesDocument, OverDocument
+from headcount.documents.curves import CurvesDocument, OverDocument, TradeoffDocument
 from headcount.documents.learned import LearnedDocument
 from headcount.documents.lottery import LotteryDocument
 from headcount.documents.prune import PruneDocument
@@ -332,6 +332,54 @@ def prune(order: Sequence[Unit], removed: int, sites: Sites = CLASSIFIER) -> dic
 BERT = {str(n): ("head", "encoder", 12) for n in range(12)} | {f"{n}.mlp": ("neuron", None, 3072) for n in range(12)}
 
 
+def candidate(by: str, value: float, n: int, chosen: bool = False) -> dict[str, Any]:
+    """A plan that was measured for a budget."""
+    return {
+        "by": by,
+        "floor": 0.25,
+        "costs": "counts",
+        "removed": 12,
+        "left": 0.5,
+        "value": value,
+        "n": n,
+        "chosen": chosen,
+    }
+
+
+def tradeoff(
+    values: Sequence[float] = (0.895, 0.88, 0.52), sites: Sites = CLASSIFIER, base: float = 0.9
+) -> dict[str, Any]:
+    """A front: so good with fewer and fewer units, the last without many of them."""
+    order = list(units(sites))
+    rows = [
+        {
+            "number": number,
+            "plan": Plan(frozenset(order[: 2 * number]), "least first").to_json(),
+            "removed": 2 * number,
+            "flops": 1 - number / 5,
+            "parameters": 1 - number / 6,
+            "speed": {"value": 1 + number / 5, "low": 1 + number / 6, "high": 1 + number / 4, "by_processor": False},
+            "result": result(value),
+            "comparison": comparison(base, value),
+            "by": "taylor",
+            "ruined": value < 0.7,
+        }
+        for number, value in enumerate(values, 1)
+    ]
+    about = {
+        "model": "tiny",
+        "units": "heads",
+        "of": len(order),
+        "base": result(base),
+        "constant": 0.5,
+        "measured": 12,
+        "n": 200,
+    }
+    sizes = {"flops": 1e9, "parameters": 1_000_000, "batch": 16, "length": 27, "device": "cpu, 2 threads"}
+    used = [{"role": "score", "data": "train.tsv", "n": 200, "what": "to score the units"}]
+    return _as(TradeoffDocument, {**about, **sizes, "rows": rows, "speed_note": "in processor time", "sets": used})
+
+
 def structured(
     widths: Mapping[str, int], deleted: Sequence[int] = (), sites: Sites = BERT, **other: Any
 ) -> dict[str, Any]:
@@ -387,6 +435,20 @@ def structured(
             "structure": structure,
             "layers": [{"name": "layers", "units": depth, "gone": list(deleted)}],
             "budget": {**budget, "multiples": {"head": 1, "neuron": 16}},
+            "candidates": [
+                candidate("fisher", 0.871, 512),
+                candidate("taylor", 0.898, 512, True),
+                candidate("fisher", 0.6, 128),
+            ],
+            "brake": {
+                "metric": "accuracy",
+                "whole": 0.9,
+                "value": 0.898,
+                "constant": 0.5,
+                "allowed": 20.0,
+                "fell": 0.2,
+                "n": 512,
+            },
             "flops": [22_400_000_000, 11_120_000_000],
             "tuned": {"examples": 300, "positions": 8000, "sites": fits},
             "rearranged": 31,

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification
 
 import headcount as hc
 from headcount.cli.options import CommonFlags
-from headcount.cli.prune import sets_from
+from headcount.cli.pruning.front import sets_from
 from headcount.data import example_sets, seen_examples, splits
 from headcount.pruning import ledger, pipeline, plan_tests
 from headcount.runs import read

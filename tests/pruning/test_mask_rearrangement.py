@@ -13,8 +13,8 @@ from helpers.small_models import class_task, classifier, parts_of
 
 import headcount as hc
 from headcount.importance.gradients import Contributions, contributions
-from headcount.pruning import mask_rearrangement
-from headcount.pruning.mask_rearrangement import cost, exchanged, rearrange_mask
+from headcount.pruning.tuning import mask_rearrangement
+from headcount.pruning.tuning.mask_rearrangement import cost, exchanged, rearrange_mask
 
 
 def drawn(seed: int, rows: int, units: int) -> np.ndarray:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount.model.gates import gates_of
 from headcount.model.tensor_trees import tensors
-from headcount.pruning import mask_tuning, residual_targets
-from headcount.pruning.mask_tuning import MaskTuning, Sums, normal_equations, ridge, tune_mask
-from headcount.pruning.residual_targets import ResidualTarget, landing
+from headcount.pruning.tuning import mask_tuning, residual_targets
+from headcount.pruning.tuning.mask_tuning import MaskTuning, Sums, normal_equations, ridge, tune_mask
+from headcount.pruning.tuning.residual_targets import ResidualTarget, landing
 
 
 def gates_with(model: nn.Module, plan: hc.Plan, found: MaskTuning) -> dict[str, Tensor]:

@@ -13,7 +13,8 @@ from helpers.small_models import class_loss, classifier, texts
 from torch import nn
 
 import headcount as hc
-from headcount.pruning import mask_tuning, plan_tests
+from headcount.pruning import plan_tests
+from headcount.pruning.tuning import mask_tuning
 
 SIZES = {"score": 200, "select": 64}  # about a tenth of 2048 examples to score on and 640 to test on
 ASKED: dict[str, Any] = {"units": "heads,neurons", "multiple": 1, "alpha": 0.2}

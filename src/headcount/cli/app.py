@@ -25,6 +25,7 @@ from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
 from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
+from .pruning import tradeoff
 
 if TYPE_CHECKING:
     from ..model.anatomy import Anatomy, Site
@@ -40,6 +41,7 @@ app = typer.Typer(
     "    headcount demo                                     # everything, on embedded models, offline\n\n"
     "    headcount doctor                                   # is all installed, and exact here?\n\n"
     "    headcount prune my-model --data dev.tsv --max-drop 1.0 -o smaller   # the main job\n\n"
+    "    headcount tradeoff my-model --data dev.tsv         # what can be had for what\n\n"
     "    headcount inspect my-model                         # a folder, or a name on the hub\n\n"
     "    headcount score my-model --data dev.tsv            # which heads matter\n\n"
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
@@ -253,6 +255,7 @@ app.command()(bench.bench)
 app.command()(report.report)
 app.command()(arranged(reproduce.reproduce))
 app.command()(arranged(with_data(prune.prune)))
+app.command()(with_data(tradeoff.tradeoff))
 app.command()(arranged(with_data(train.train)))
 app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))

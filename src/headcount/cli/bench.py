@@ -40,6 +40,9 @@ def bench(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads on a CPU.", show_default="as many as cores")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the tokens and of the order of the models.")] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that ships with the models.")
@@ -60,13 +63,16 @@ def bench(
 ) -> None:
     """Measure examples per second and memory of models, in turns, and compare them to the first one.
 
-    Beside each ratio stands what the count of multiply-adds would allow. Asked again, it shows what was measured before.
+    Beside each ratio stands what the count of multiply-adds would allow. Where other programs use the processor, a ratio gets a
+    question mark, and the processor time of one thread is compared as well. Asked again, it shows what was measured before.
 
     Examples:
 
         headcount bench my-model smaller
 
         headcount bench my-model smaller --batch-size 16 --length 64,128,256 --repeats 15
+
+        headcount bench my-model smaller --threads 1
 
         headcount bench my-model smaller --device cuda --dtype bfloat16 --compile
     """
@@ -84,18 +90,21 @@ def bench(
     quieten()
     from .. import progress
     from ..efficiency.benchmark import device_text
+    from ..efficiency.contention import threads as computing_with
     from ..evaluation.evaluator import device_of
     from ..runs import Run, default_folder
 
     flags = CommonFlags(dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     loaded = {name: load_model(name, flags, fresh=True) for name in models}
     listed = [{"name": name, "weights": weights_of(name, model)} for name, model in loaded.items()]
-    where = device_text(device_of(loaded[models[0]]))
+    with computing_with(threads):
+        where = device_text(device_of(loaded[models[0]]))
     question = {"command": "bench", "model": listed[0], "others": listed[1:], "run": {"dtype": dtype, "device": where}}
     question["options"] = options
     with ExitStack() as stack:
         if quiet or as_json:
             stack.enter_context(progress.quiet())
+        stack.enter_context(computing_with(threads))
         run = stack.enter_context(Run.open(output or default_folder(question), question))
         before = run.finished
         data = _before(run) if before else _measured(run, loaded, options)

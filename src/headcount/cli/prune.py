@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from importlib.util import find_spec
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..data.example_sets import USES, Sets, sets_of, used_text
-from ..errors import BadPlan, HeadcountError
+from ..errors import BadPlan
 from .options import (
-    SCORED_ON,
     CommonFlags,
     Only,
     ScoreData,
     ScoreLimit,
     SelectLimit,
-    how_to_load,
     load_model,
-    make_task,
     named_paths,
-    other_task,
-    out,
     question_of,
     quieten,
-    running,
-    specs_of,
 )
+from .pruning.front import FrontRequest, sets_from
+from .pruning.work import Work, carry_out
 from .training_options import Recovery
 
 if TYPE_CHECKING:
     from ..data.seen_examples import Seen
-    from ..data.tasks import Task
-    from ..documents.prune import PruneDocument
     from ..plans import Plan
-    from ..pruning.selection import Choice
-    from ..runs import Run
 
 
-SEVERAL = "plans are a step of the FLOPs apart, not of the units: heads and neurons are worth different numbers of them"
+SIZES = ("remove", "flops", "params", "speedup")
 
 
 def prune(
@@ -71,11 +58,37 @@ def prune(
     plan: Annotated[
         Path | None, typer.Option("--plan", help="Plan file to cut by; with --max-drop it is tested.")
     ] = None,
+    row: Annotated[int | None, typer.Option("--row", min=1, help="Row of the trade-off to carry out.")] = None,
+    tradeoff: Annotated[
+        Path | None,
+        typer.Option(
+            "--tradeoff",
+            metavar="FOLDER",
+            help="Run folder of the trade-off.",
+            show_default="that of the same model and data",
+        ),
+    ] = None,
+    brake: Annotated[
+        str,
+        typer.Option(
+            "--brake",
+            help="Largest fall of the metric on scoring examples: a share of the way to a constant answer, points, or off.",
+        ),
+    ] = "50%",
     by: Annotated[
         str | None,
-        typer.Option("--by", help="Importance criterion of `score`.", show_default="taylor or fisher"),
+        typer.Option(
+            "--by", help="Importance criterion of `score`.", show_default="taylor or fisher; several for a budget"
+        ),
     ] = None,
-    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers; commas for several.")] = "heads",
+    units: Annotated[
+        str | None,
+        typer.Option(
+            "--units",
+            help="heads, neurons, layers; commas for several.",
+            show_default="heads; heads,neurons for the trade-off",
+        ),
+    ] = None,
     tune: Annotated[
         bool,
         typer.Option(
@@ -143,6 +156,9 @@ def prune(
             help="Take about this long at most: fewer scoring examples, coarser steps, no tuning; says what was left out.",
         ),
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads on a CPU.", show_default="as many as cores")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Choose and show the plan; cut and write nothing.")
     ] = False,
@@ -160,6 +176,8 @@ def prune(
     Say how much in one way. --max-drop is a guarantee: plans are tested from the mildest on, on examples that had no part
     in the scores, and the last one shown to lose less is taken. --flops, --params and --speedup are budgets: heads, neurons
     and layers are weighed against each other for what they cost, and what is left never costs more; see docs/budgets.md.
+    With --max-drop beside a size both must hold. Without any size, the trade-off is shown: what can be had for what, to be
+    carried out with --row. A plan that would ruin the model is refused (--brake).
     The final numbers come from examples that had no part in it. With --data alone, it is split. Promises tried before on
     the same examples, as far as run folders know, are counted and share alpha; see docs/guarantee.md.
 
@@ -175,44 +193,64 @@ def prune(
 
         headcount prune my-model --data dev.tsv --units layers --by top --remove 4 --recover 1 --recover-data train.tsv -o small
 
+        headcount prune my-model --data dev.tsv --units heads,neurons --speedup 1.5 --max-drop 1.0 -o smaller
+
+        headcount prune my-model --data dev.tsv --score-data train.tsv
+
+        headcount prune my-model --data dev.tsv --score-data train.tsv --row 4 -o smaller
+
         headcount prune my-model --data dev.tsv --max-drop 1.0 --dry-run
 
         headcount prune my-model --data dev.tsv --plan plan.json -o smaller
     """
     needed = named_paths(model, flags.data, flags.target, run, plan, score_data, select_data, recovery.recover_data)
-    _sane(model, flags, output, force, dry_run, run, [max_drop, remove, flops, params, speedup, plan], needed)
+    how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
+    front_only = row is None and plan is None and all(value is None for value in how_much.values())
+    _sane(model, flags, output, force, dry_run or front_only, run, needed)
+    units = units or ("heads,neurons" if front_only or row is not None else "heads")
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
     units = ",".join(dict.fromkeys(kinds))
     promising = {"--alpha": alpha, "--step": step, "--tries": tries, "--cap": cap, "--fresh": fresh or None}
-    for name in (name for name, value in promising.items() if value is not None and max_drop is None):
-        raise typer.BadParameter(f"{name} goes with --max-drop.")
+    if front_only:
+        promising.pop("--step")
+    _go_together(how_much, row, plan, tradeoff, promising)
     if multiple is not None and (multiple < 1 or "neurons" not in kinds):
         raise typer.BadParameter("--multiple is a number of neurons, 1 or more, and goes with --units neurons.")
     if budget_minutes is not None and not 0 < budget_minutes < float("inf"):
         raise typer.BadParameter("--budget-minutes is a number of minutes above 0.")
     data_flags = (score_data, score_limit, select_data, select_limit)
     quieten()
-    from ..documents.prune import ExampleSet, PruneDocument
+    from ..efficiency.contention import threads as computing_with
+    from ..errors import TooMuchLost
     from ..importance.criteria import NEED_NO_DATA
-    from ..model.model_folders import claimed
-    from ..pruning import ledger, pipeline, selection, time_budget
+    from ..pruning import ledger, selection
+    from ..stats.brake import brake_setting
     from ..stats.guarantee import check_promise
 
-    level = 0.05 if alpha is None else alpha
+    level, brake_at = 0.05 if alpha is None else alpha, brake_setting(brake)
     if max_drop is not None:
         check_promise(max_drop, level)
         check_promise(max_drop, level / (tries or 1))
-    needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    from_front = front_only or row is not None
+    needs = (tune or from_front or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     _all_used(needs, data_flags)
-    selection.exactly_one_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    if not from_front:
+        selection.size_of(plan, **how_much)
     subject = load_model(model, flags)
-    rows = specs_of(flags.spec)
     wanted, chosen_on, seen_examples = _read_plan(plan, tune) if plan is not None else (None, None, {})
     sets = sets_from(model, subject, flags, needs, data_flags, chosen_on, seen_examples)
     length = length or selection.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
-    how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
+    places = [Path("runs"), *([] if run is None else [run.parent])]  # where earlier runs are looked for
+    front = FrontRequest(
+        model, subject, flags, units, by, step if front_only else None, least, names, multiple, length, threads
+    )
+    if front_only:
+        front.show(sets, places, run)
+        return
+    if row is not None:
+        wanted = front.plan_of_row(row, sets, places, tradeoff)
     settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
     settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
     options = {
@@ -220,93 +258,48 @@ def prune(
         **settings,
         "plan": None if wanted is None else wanted.to_json(),
         "recovery": asdict(recovery),
+        "brake": None if brake == "50%" else brake,
     }
-    options |= {"tries": tries, "fresh": fresh or None}
+    options |= {"tries": tries, "fresh": fresh or None, "row": row, "threads": threads}
     options |= {} if budget_minutes is None else {"budget_minutes": budget_minutes}
-    places = [Path("runs"), *([] if run is None else [run.parent])]  # where promises tried before are looked for
     if fresh:
         question = question_of("prune", model, subject, flags, sets.fresh(sets.select).tasks(), options)
         sets = sets.fresh(ledger.left_over(sets.select, question, places))
     lesson, left_out = recovery.task(model, subject, flags, sets.report)
     sets = sets.noting(left_out)
     tasks = sets.tasks() | ({} if lesson is None else {"recover": lesson})
-    claim = claimed(None if dry_run else output, force, needed, Path(model))
-    with claim, running("prune", model, subject, replace(flags, output=run), tasks, **options) as folder:
+    # what is trained afterwards may be ruined before, and whoever picked a row has seen what it is worth
+    brake_now = None if row is not None or (lesson is not None and brake == "50%") else brake_at
 
-        def tried() -> ledger.Tries:
-            assert sets.select is not None
-            return ledger.tries(folder, sets.select, alpha=level, planned=tries or 1, places=places)
-
-        if budget_minutes is not None:
-            asked = {**settings, "speedup": speedup}
-            sets, settings = time_budget.limited(subject, sets, asked, budget_minutes, folder, flags.seed, rows)
-            tasks |= sets.tasks()
-        choice = selection.choose(
-            subject,
-            **how_much,
-            **settings,
-            tries=lambda: tried().shared,
-            dtype=pipeline.number_format(model, trust_remote_code=flags.trust_remote_code) if tune else None,
-            plan=wanted,
-            score=sets.score,
-            select=sets.select,
-            batch_size=flags.batch_size,
-            seed=flags.seed,
-            run=folder,
-            specs=rows,
-        )
-        if choice.scores is not None:
-            folder.write_json("scores", choice.scores.to_json(), replace=True)
-        counted = None if choice.guarantee is None else tried()
-        choice = replace(choice, tried="" if counted is None or counted.shared == 1 else str(counted))
-        if select_data is None:  # a part of --data, drawn like the one to report on: there is nothing to compare
-            choice = replace(choice, selected=None)
-        # a run that came to its end before has told what its plan is worth
-        told_before = (folder.folder / "prune.json").is_file()
-        folder.write_json("plan", _plan_file(choice, chosen_on, seen_examples, tasks, told_before), replace=True)
-        about: dict[str, Any] = {"model": model, "command": flags.command, "sets_note": sets.how or None}
-        about |= {"tries": None if counted is None else counted.to_json()}
-        if dry_run:
-            _show_plan(subject, choice, sets, flags, folder, rows, about)
-            return
-        assert output is not None
-        about["sets"] = tuple(
-            ExampleSet(role=role, data=tasks[role].name, n=tasks[role].size, what=USES[role])
-            for role in USES
-            if role in tasks
-        )
-        missing = [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]
-        no_page: list[str] = []  # why there is none
-
-        def page(draft: Path) -> None:
-            from ..reporting.page import report as write_page
-
-            folder.finish()  # all is measured; the page should not say otherwise
-            try:
-                write_page([folder.folder], draft / "report.html")
-            except (HeadcountError, MemoryError) as error:  # the model is worth more than the page about it
-                no_page.append(str(error) or "there is too little memory for it")
-
-        pipeline.save_pruned(
-            subject,
-            output,
-            sets.report,
-            choice,
-            source=model,
-            force=force,
-            trust_remote_code=flags.trust_remote_code,
-            batch_size=flags.batch_size,
-            length=length,
-            seed=flags.seed,
-            run=folder,
-            specs=rows,
-            plan_file=_plan_file(choice, chosen_on, seen_examples, tasks, True),
-            about=about,
-            page=page if report and not missing else None,
-            recover=recovery.trainer(lesson, subject, flags, folder),
-        )
-        document = PruneDocument.from_json(folder.read_json("prune"), f"{folder.folder / 'prune'}.json")
-        _show(document, folder.folder, choice, sets, flags, output, missing if report else None, no_page)
+    work = Work(
+        name=model,
+        model=subject,
+        flags=flags,
+        folder=run,
+        sets=sets,
+        tasks=tasks,
+        lesson=lesson,
+        recovery=recovery,
+        plan=wanted,
+        chosen_on=chosen_on,
+        seen_examples=seen_examples,
+        wanted={**how_much, **settings, "brake": brake_now},
+        options=options,
+        places=places,
+        tries=tries or 1,
+        drawn_alike=select_data is None,
+        output=output,
+        force=force,
+        dry_run=dry_run,
+        report=report,
+        needed=needed,
+        budget_minutes=budget_minutes,
+    )
+    try:
+        with computing_with(threads):
+            carry_out(work)
+    except TooMuchLost as refusal:
+        front.show_instead(str(refusal), sets, places)
 
 
 def _sane(
@@ -316,7 +309,6 @@ def _sane(
     force: bool,
     dry_run: bool,
     run: Path | None,
-    wishes: list[Any],
     needed: list[Path],
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
@@ -324,10 +316,6 @@ def _sane(
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     if output is None and not dry_run:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")
-    if all(wish is None for wish in wishes):
-        raise typer.BadParameter(
-            "say how much: --max-drop POINTS, --remove 40%, --flops 50%, --params 60%, --speedup 1.3, or --plan FILE."
-        )
     if output is not None and run is not None:
         places = output.resolve(), run.resolve()
         if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
@@ -336,6 +324,20 @@ def _sane(
         from ..model.model_folders import may_be_written
 
         may_be_written(output, force, needed, Path(model))
+
+
+def _go_together(
+    how_much: dict[str, Any], row: int | None, plan: Path | None, tradeoff: Path | None, promising: dict[str, Any]
+) -> None:
+    """Refuse flags that say the same thing twice, and those that need another one."""
+    if row is not None and (plan is not None or any(how_much[name] is not None for name in SIZES)):
+        raise typer.BadParameter(
+            "--row is a size of its own: leave --remove, --flops, --params, --speedup and --plan out."
+        )
+    if tradeoff is not None and row is None:
+        raise typer.BadParameter("--tradeoff goes with --row.")
+    for name in (name for name, value in promising.items() if value is not None and how_much["max_drop"] is None):
+        raise typer.BadParameter(f"{name} goes with --max-drop.")
 
 
 def _all_used(needs: tuple[bool, bool], data_flags: tuple[Any, Any, Any, Any]) -> None:
@@ -376,117 +378,3 @@ def _is_part(chosen_on: object) -> bool:
         return False
     seed, share = chosen_on.get("seed"), chosen_on.get("share")
     return type(seed) is int and isinstance(share, float) and 0 < share < 1
-
-
-def _plan_file(
-    choice: Choice, chosen_on: dict[str, Any] | None, seen_examples: Seen, tasks: Mapping[str, Task], is_reported: bool
-) -> dict[str, Any]:
-    """What plan.json says: the plan, and what it and the plan it was made of have seen, with what was told about it or not."""
-    from ..data.seen_examples import marks, to_note, union
-
-    roles = [role for role in tasks if role != "offered" and (is_reported or role in ("score", "select"))]
-    file: dict[str, Any] = choice.plan.to_json()
-    file |= {"chosen_on": chosen_on} if chosen_on is not None else {}
-    file |= {"tuned": True} if choice.tuned is not None else {}
-    return {**file, "seen": to_note(union(seen_examples, {role: marks(tasks[role]) for role in roles}))}
-
-
-def _show_plan(
-    model: Any, choice: Choice, sets: Sets, flags: CommonFlags, run: Run, rows: list[Any], about: dict[str, Any]
-) -> None:
-    from ..documents.reading import write
-    from ..evaluation.evaluator import evaluate
-    from ..model.cutting.effects import cut_effects
-    from ..plans import Plan
-    from ..pruning.plan_tests import known_before
-    from ..reporting.model_card import step_sentences
-    from .text import guarantee_text
-
-    folder, suspicion = run.folder, ""
-    if choice.selected is not None:  # the whole model is measured here, never the plan
-        suspicion = known_before(choice.selected, evaluate(model, sets.report, run=run), flags.seed)
-    listed = cut_effects(model, choice.plan, specs=rows)
-    removed, had = sum(p.parameters for p in listed), sum(p.numel() for p in model.parameters())
-    if flags.as_json:
-        held = None if choice.guarantee is None else choice.guarantee.to_json()
-        summary = {
-            "plan": choice.plan.to_json(),
-            "guarantee": held,
-            "parameters": [had, had - removed],
-            **write(choice.told()),
-        }
-        summary |= {"tries": about["tries"], "suspicion": suspicion or None, "sets_note": about["sets_note"]}
-        print(json.dumps({**summary, "sites": [p._asdict() for p in listed], "run": str(folder)}, indent=2))
-        return
-    lines = [*_warning(suspicion), *used_text(sets), ""]
-    if choice.guarantee is not None:
-        lines += [guarantee_text(choice.guarantee), *[choice.tried] * bool(choice.tried), ""]
-    lines += [f"{price.name}: {price.units - price.left} of {price.units} go" for price in listed if price.units > 128]
-    small_sites = {price.name for price in listed if price.units <= 128}
-    few = Plan(frozenset(unit for unit in choice.plan.units if unit.site in small_sites))
-    lines += [f"remove: {few}"] * bool(few)
-    units = choice.units.replace(",", " and ")
-    lines += [
-        f"{len(choice.plan)} of {choice.of} {units}, {had:,} -> {had - removed:,} parameters ({-removed / had:+.1%})"
-    ]
-    lines += step_sentences(choice.told())
-    lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
-    lines += [f"nothing was cut; the plan is in {folder / 'plan.json'}: edit it, and give it back with --plan"]
-    out.print("\n".join(lines), soft_wrap=True, markup=False)
-
-
-def _warning(suspicion: str | None) -> list[str]:
-    return [f"warning: {suspicion}"] if suspicion else []
-
-
-def _show(
-    document: PruneDocument,
-    run: Path,
-    choice: Choice,
-    sets: Sets,
-    flags: CommonFlags,
-    output: Path,
-    missing: list[str] | None,
-    no_page: list[str],
-) -> None:
-    from ..reporting.model_card import proved
-    from .text import guarantee_text, pruned_text
-
-    page = output / "report.html"
-    if flags.as_json:
-        where = {"run": str(run), "report": str(page) if page.is_file() else None}
-        print(json.dumps({**document.to_json(), **where}, indent=2))
-        return
-    lines = [*_warning(document.suspicion), *used_text(sets), ""]
-    if choice.guarantee is not None:
-        lines += [guarantee_text(choice.guarantee), *[SEVERAL] * ("," in choice.units)]
-        lines += [*[choice.tried] * bool(choice.tried), ""]
-    lines += [pruned_text(document), ""]
-    lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
-    lines += [f"smaller model: {output} · loaded again, it {proved(document)}; all numbers are measured on it"]
-    lines += [how_to_load(output)]
-    if missing:
-        lines.append(f"no report: {missing[0]} is not installed; `headcount report {run}` writes it elsewhere")
-    elif no_page:
-        lines.append(f"no report: {no_page[0]}")
-    elif missing is not None:
-        lines.append(f"report: {page}")
-    lines.append(f"run folder: {run}")
-    out.print("\n".join(lines), soft_wrap=True, markup=False)
-
-
-def sets_from(
-    name: str,
-    model: Any,
-    flags: CommonFlags,
-    needs: tuple[bool, bool],
-    data_flags: tuple[Any, Any, Any, Any],
-    chosen_on: dict[str, Any] | None = None,
-    seen_examples: Seen | None = None,
-) -> Sets:
-    """The sets of examples that flags ask for; `data_flags` are --score-data, its limit, --select-data and its limit."""
-    more = [
-        None if data is None else other_task(name, model, flags, data, limit, sample=sample)
-        for data, limit, sample in ((*data_flags[:2], SCORED_ON), (*data_flags[2:], None))
-    ]
-    return sets_of((make_task(name, model, flags), more[0], more[1]), needs, flags.seed, chosen_on, seen_examples)

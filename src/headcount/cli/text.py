@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..documents.bench import Bench
+    from ..documents.curves import TradeoffDocument
     from ..documents.prune import PruneDocument
     from ..documents.roles import Head, Relation, RolesDocument
     from ..documents.scores import Scores, Stability
@@ -234,9 +235,11 @@ def _relative(values: Sequence[float] | None, base_value: float) -> str:
 
 def pruned_text(document: PruneDocument) -> str:
     """What `prune` did: before and after side by side, and what is promised."""
+    from ..documents.bench import speed_text
     from ..formatting import bytes_text, flops_text
     from ..reporting.model_card import (  # numpy is not imported before it is needed
         counts,
+        rate_text,
         recovery_sentences,
         step_sentences,
     )
@@ -255,6 +258,7 @@ def pruned_text(document: PruneDocument) -> str:
         ("parameters", f"{had:,}", f"{has:,}", f"{has / had - 1:+.1%}"),
         ("on disk", bytes_text(took), bytes_text(takes), f"{takes / took - 1:+.1%}"),
     ]
+    doubts = list[str]()
     if document.flops is not None:
         counted, remaining = document.flops
         rows.append(
@@ -269,13 +273,54 @@ def pruned_text(document: PruneDocument) -> str:
         first, last = document.speed.rows[0], document.speed.rows[-1]
         times = f"{last.ratio:.2f} times [{last.ratio_low:.2f}, {last.ratio_high:.2f}], of {last.limit:.2f} by count"
         at = "" if last.length is None else f", length {last.length}"
-        speeds = (f"{first.examples_per_second:,.0f}", f"{last.examples_per_second:,.0f}")
-        rows.append((f"examples/s (batch {last.batch}{at})", *speeds, times))
+        if last.why_not_timed:
+            rows.append((f"speed (batch {last.batch}{at})", "", "", "see below"))
+            doubts.append(f"Speed: {speed_text(last)}.")
+        else:
+            rows.append((f"examples/s (batch {last.batch}{at})", rate_text(first), rate_text(last), times))
     lines = columns_text(rows, "<>><")
-    notes = [*step_sentences(document.steps), *recovery_sentences(document)]
+    notes = [*doubts, *step_sentences(document.steps), *recovery_sentences(document)]
     ended = limit_notes({", before": before.unfinished, ", after": after.unfinished}, before.n)
     warnings = [f"WARNING: {warning}" for warning in of_prune(document)]
     return "\n".join([document.sentence, *warnings, "", *lines, *([""] if notes else []), *notes]) + ended
+
+
+def tradeoff_text(document: TradeoffDocument) -> str:
+    """The front: a line per row, the whole model above them, and what its numbers are."""
+    from ..formatting import digits_for
+
+    base = document.base
+    digits = 3 if abs(base.value) < 10 else 1
+    fine = digits_for(
+        [(row.comparison.high - row.comparison.low) * row.comparison.points for row in document.rows], more=0
+    )
+    cells = [("row", "removed", "FLOPs", "parameters", "speed", base.metric, "95 % interval", "change")]
+    whole = (f"{base.value:.{digits}f}", f"[{base.low:.{digits}f}, {base.high:.{digits}f}]")
+    cells.append(("", "0", "100%", "100%", "1.00", *whole, ""))
+    for row in document.rows:
+        value = (f"{row.result.value:.{digits}f}", f"[{row.result.low:.{digits}f}, {row.result.high:.{digits}f}]")
+        change = f"{row.comparison.difference * row.comparison.points:+.{max(fine, 1)}f}" + " ruined" * row.ruined
+        speed = "?" if row.speed is None else f"{row.speed.value:.2f}"
+        cells.append(
+            (str(row.number), f"{row.removed:,}", f"{row.flops:.0%}", f"{row.parameters:.0%}", speed, *value, change)
+        )
+    widths = [max(len(line[n]) for line in cells) for n in range(len(cells[0]))]
+    lines = [
+        "  ".join(f"{c:>{w}}" if n < 7 else c for n, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in cells
+    ]
+    constant = "" if document.constant is None else f" A constant answer has {document.constant:.{digits}f}."
+    length = "" if document.length is None else f", length {document.length}"
+    notes = [
+        f"{base.metric} on {document.n} scoring examples, the same that the best of {document.measured} plans were picked by, so "
+        f"a little too good, and more so if the model was trained on them; prune reports on others.{constant}",
+        f"speed: times as fast at batch {document.batch}{length} ({document.device})"
+        + (f", {document.speed_note}" if document.speed_note else ""),
+    ]
+    units = document.units.replace(",", " and ")
+    return "\n".join(
+        [f"what can be had, of {document.of:,} {units}", "", *(line.rstrip() for line in lines), "", *notes]
+    )
 
 
 def guarantee_text(guarantee: Guarantee) -> str:
@@ -324,7 +369,8 @@ def bench_text(bench: Bench) -> str:
         digits = 0 if row.low >= 100 else 1 if row.low >= 10 else 2
         numbers = [f"{n:.{digits}f}" for n in (row.examples_per_second, row.low, row.high)]
         first = row.model == bench.models[0].name
-        ratio = ("", "") if first else (f"{row.ratio:.2f}", f"({row.ratio_low:.2f} to {row.ratio_high:.2f})")
+        doubt = "?" if row.why_not_timed else ""
+        ratio = ("", "") if first else (f"{row.ratio:.2f}{doubt}", f"({row.ratio_low:.2f} to {row.ratio_high:.2f})")
         gain = (
             ("", "") if first else (f"{row.limit:.2f}", "" if row.arrived is None else f"{round(100 * row.arrived)}%")
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from .. import notebook
 from ..formatting import speed_text as per_second
-from .reading import JsonDocument
+from .reading import SOMETIMES, JsonDocument
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,34 @@ class Subject:
     bytes: int
 
 
+WIDEST = 0.25  # quartiles of a ratio further apart than this, as a share of it, decide nothing
+
+
+class Ratio(NamedTuple):
+    """How many times as fast: the median over pairs of timings, its quartiles, and whether processor time was compared."""
+
+    value: float
+    low: float
+    high: float
+    by_processor: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """Whether the quartiles are too far apart to decide anything."""
+        return self.high - self.low > WIDEST * self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
 @dataclass(frozen=True)
 class Speed:
     """One model at one batch size and length. Medians over the repetitions; `low` and `high` are quartiles.
 
     `ratio` is the speed over that of the first model, `limit` what the multiply-adds allow (`flops` are two for each),
-    `arrived` the share of that gain which was measured (None where there is none), `peak_memory` in bytes.
+    `arrived` the share of that gain which was measured (None where there is none), `peak_memory` in bytes. Where other
+    programs used the processor (`disturbed`), `waited` is the share of the time in which our threads waited for it,
+    `ratio_low` and `ratio_high` are the smallest and largest ratio, and `work` compares the processor time of one thread.
     """
 
     model: str
@@ -41,6 +63,26 @@ class Speed:
     limit: float
     arrived: float | None = None
     peak_memory: float | None = None
+    waited: float | None = field(default=None, metadata=SOMETIMES)
+    disturbed: bool = field(default=False, metadata=SOMETIMES)
+    work: Ratio | None = field(default=None, metadata=SOMETIMES)
+
+    @property
+    def measured(self) -> Ratio | None:
+        """How many times as fast it is, where that could be measured; None where noise would decide."""
+        if not self.disturbed:
+            ratio = Ratio(self.ratio, self.ratio_low, self.ratio_high)
+            return None if ratio.wide else ratio
+        return None if self.work is None or self.work.wide else self.work
+
+    @property
+    def why_not_timed(self) -> str:
+        """Why the time on the clock says little, in words; empty where it can be believed."""
+        if self.disturbed:
+            return f"our threads waited {self.waited or 0.0:.0%} of the time for a processor that other programs used"
+        if Ratio(self.ratio, self.ratio_low, self.ratio_high).wide:
+            return "repetitions differ too much"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +99,7 @@ class Bench(JsonDocument):
     models: tuple[Subject, ...]
     rows: tuple[Speed, ...]
     notes: tuple[str, ...] = ()
+    by_processor: bool = field(default=False, metadata=SOMETIMES)  # times are processor times of all threads
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -113,10 +156,37 @@ def shape_text(batch: int, length: int | None) -> str:
     return f"batch {batch}" + ("" if length is None else f", length {length}")
 
 
+def speed_text(row: Speed) -> str:
+    """How many times as fast a model is, with all that has to be said about it: never a number that noise made."""
+    by_count = f"the multiply-adds allow {row.limit:.2f}"
+    if not row.why_not_timed:
+        return f"{Ratio(row.ratio, row.ratio_low, row.ratio_high)} times as fast (median and quartiles); {by_count}"
+    ratio = row.measured
+    if ratio is None:
+        return f"not timed, because {row.why_not_timed}; {by_count}"
+    return (
+        f"{ratio} times less processor time on one thread (median and quartiles); {by_count}; time on the clock says little, "
+        f"because {row.why_not_timed}"
+    )
+
+
 def _in_words(row: Speed, first: str) -> str:
+    if row.why_not_timed:
+        return (
+            f"At {shape_text(row.batch, row.length)} it cannot be said how many times as fast {row.model} is as {first}: "
+            f"between {row.ratio_low:.2f} and {row.ratio_high:.2f} was measured, and {row.why_not_timed}. {_instead(row)}"
+        )
     sentence = f"At {shape_text(row.batch, row.length)}, {row.model} is {row.ratio:.2f} times as fast as {first}"
     if row.arrived is None:
         return f"{sentence}; by the count of multiply-adds there is no gain to expect."
     return (
         f"{sentence}, of {row.limit:.2f} that the multiply-adds allow: {max(row.arrived, 0):.0%} of the gain arrived."
     )
+
+
+def _instead(row: Speed) -> str:
+    """What can be said of a model that could not be timed."""
+    allowed = f"the multiply-adds allow {row.limit:.2f}; on a quiet machine measure again, with another folder (-o)"
+    if row.measured is None:
+        return f"By count, {allowed}."
+    return f"On one thread it needs {row.measured} times less processor time; {allowed}."

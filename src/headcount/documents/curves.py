@@ -1,13 +1,16 @@
-"""curves.json and over.json: what is left of a model as units go, of one model or of every checkpoint. No torch."""
+"""curves.json, over.json and tradeoff.json: what is left of a model as units go, of one or of every checkpoint. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ..errors import BadPlan
 from ..plans import Plan
 from ..stats.results import Comparison
-from .reading import JsonDocument
+from .bench import Ratio
+from .prune import ExampleSet
+from .reading import SOMETIMES, JsonDocument
 from .results import ResultDocument
 
 
@@ -83,3 +86,57 @@ class OverDocument(JsonDocument):
     sets: str = ""
     checkpoints: tuple[Checkpoint, ...]
     skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradeoffRow:
+    """One size: the plan that was best on scoring examples, what is left of the model, and what it is worth there.
+
+    `flops` is the share that is left, and so is `parameters`; `speed` is None where it could not be measured.
+    """
+
+    number: int  # what `prune --row` takes, from 1 on
+    plan: Plan
+    removed: int
+    flops: float
+    parameters: float
+    speed: Ratio | None = None
+    result: ResultDocument
+    comparison: Comparison
+    by: str = ""  # how its units were weighed
+    ruined: bool = False  # nearer to a constant answer than the brake allows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradeoffDocument(JsonDocument):
+    """What `tradeoff` found: plans for smaller and smaller shares of the FLOPs, without those that a smaller one beats.
+
+    Plans were chosen and measured on the same `n` scoring examples: numbers to report come from others.
+    """
+
+    NAME: ClassVar[str] = "tradeoff"
+
+    model: str
+    units: str
+    of: int
+    base: ResultDocument
+    constant: float | None = None
+    rows: tuple[TradeoffRow, ...]
+    measured: int = 0  # plans that were measured in all
+    n: int
+    flops: float
+    parameters: int
+    batch: int
+    length: int | None = None
+    speed_note: str = ""  # what the speeds are, where they are not time on the clock
+    device: str = ""
+    left_out: str = field(default="", metadata=SOMETIMES)
+    sets: tuple[ExampleSet, ...] = ()
+    command: str | None = field(default=None, metadata=SOMETIMES)
+
+    def row(self, number: int) -> TradeoffRow:
+        """The row of this number, or `BadPlan`."""
+        for row in self.rows:
+            if row.number == number:
+                return row
+        raise BadPlan(f"The trade-off has rows 1 to {len(self.rows)}; I got row {number}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .ablation import AblationDocument, AllButOneDocument, TransferDocument
 from .bench import Bench
 from .claims import ClaimsDocument
-from .curves import CurvesDocument, OverDocument
+from .curves import CurvesDocument, OverDocument, TradeoffDocument
 from .learned import LearnedDocument
 from .lottery import LotteryDocument
 from .prune import PruneDocument
@@ -20,6 +20,6 @@ KINDS: dict[str, type[JsonDocument]] = {
     for kind in (
         *(PruneDocument, LearnedDocument, CurvesDocument, OverDocument, TrainingDocument, ScoresDocument),
         *(AblationDocument, AllButOneDocument, TransferDocument, Bench, LotteryDocument, ResultDocument),
-        *(RolesDocument, ClaimsDocument),
+        *(RolesDocument, ClaimsDocument, TradeoffDocument),
     )
 }

@@ -51,6 +51,7 @@ class Budget:
     predicted: float
     measured: float | None = None
     multiples: dict[str, int] = field(default_factory=dict)
+    note: str = ""  # why the speed was reckoned and not measured
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""
@@ -58,7 +59,8 @@ class Budget:
 
     def __str__(self) -> str:
         kept_share, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
-        return f"{kept_share:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
+        text = f"{kept_share:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
+        return f"{text} ({self.note.partition(',')[0]})" if self.note else text
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,42 @@ class TunedDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan for the budget that was measured on scoring examples: how units were weighed, and what it was worth there.
+
+    Every attention and MLP kept at least the share `floor` of its units; `costs` says by which costs units were weighed
+    ("counts", "time", "mixture"). `n` is the number of scoring examples: the best of a first round are measured on more.
+    """
+
+    by: str
+    floor: float = 0.0
+    costs: str = "counts"
+    removed: int
+    left: float  # share of what the budget counts, as reckoned
+    value: float
+    n: int
+    chosen: bool = False
+
+    def __str__(self) -> str:
+        floor = f", at least {self.floor:.0%} of every site" if self.floor else ""
+        costs = {"time": ", by measured time", "mixture": ", by time and counts"}.get(self.costs, "")
+        return f"{self.by}{floor}{costs}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrakeDocument:
+    """How far the metric fell on scoring examples, and how far it may: both in points, of `metric`."""
+
+    metric: str
+    whole: float
+    value: float
+    constant: float | None = None
+    allowed: float
+    fell: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Steps:
     """What was done beyond choosing and cutting: the budget, tuning, exchanges within sites, promises tried before."""
 
@@ -108,6 +146,8 @@ class Steps:
     rearranged: int | None = None
     not_tuned: str | None = None
     tried: str | None = None
+    candidates: tuple[Candidate, ...] = field(default=(), metadata=SOMETIMES)
+    brake: BrakeDocument | None = field(default=None, metadata=SOMETIMES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from random import Random
@@ -19,28 +20,32 @@ import torch
 from torch import nn
 
 from ..documents.bench import Bench as Bench
+from ..documents.bench import Ratio, shape_text
 from ..documents.bench import Speed as Speed
 from ..documents.bench import Subject as Subject
-from ..documents.bench import shape_text
 from ..errors import BadMeasure, OutOfMemory
 from ..evaluation.evaluator import device_of, is_out_of_memory, to_device
 from ..model.equivalence import evaluating
 from ..model.tensor_trees import memory_of
 from ..progress import Bar
 from ..runs import Arrays, Run, piece
+from .contention import is_busy, threads, waited
 from .flops import UNKNOWN, counted, gpu_peak
 from .random_inputs import has_length, random_batch
 
 SHORTEST = 0.05  # seconds: a timing lasts at least so long; a quicker pass is run several times over
+WORK_SECONDS = 5.0  # for comparing processor time, where the clock says little
 FEWEST, MOST = 5, 25  # repetitions, where the time allowed decides
 NO_GAIN = 1.005  # up to this limit there is no gain to speak of, and its share would be noise
 
 
 class Time(NamedTuple):
-    """Seconds of one timing: on the wall, and of work, which is the processor time of all threads on a CPU."""
+    """Seconds of one timing: on the wall, of work, which is the processor time of all threads on a CPU, and how long a
+    thread waited for a processor that others used."""
 
     wall: float
     work: float
+    waited: float = 0.0
 
 
 Clock = Callable[[Callable[[], object], torch.device], Time]
@@ -67,6 +72,7 @@ def bench(
     device are the models'. With `run`, each finished batch size is kept in the run folder and not measured again.
     """
     _check(models, batch_sizes, lengths, repeats, seconds)
+    asked_repeats = repeats
     names, subjects = list(models), [_subject(name, model) for name, model in models.items()]
     with_length = inputs is not None or any(has_length(model) for model in models.values())
     longs = sorted(set(lengths)) if with_length else [None]
@@ -93,6 +99,8 @@ def bench(
                 take = partial(_measured, work, shape, looks[shape], orders, step)
                 timings[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
     rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], timings[shape])]
+    if clock is None and not compile and any(row.disturbed for row in rows):
+        rows = _with_work(rows, models, inputs=inputs, seed=seed, repeats=asked_repeats)
     if not rows:
         raise OutOfMemory(f"Not even {shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
     left_out = [shape for shape in shapes if not any((row.batch, row.length) == shape for row in rows)]
@@ -106,6 +114,7 @@ def bench(
         models=tuple(subjects),
         rows=tuple(rows),
         notes=tuple(notes),
+        by_processor=clock is by_processor,
     )
 
 
@@ -129,12 +138,14 @@ def timed(run: Callable[[], object], device: torch.device) -> Time:
     synchronize = getattr(getattr(torch, device.type), "synchronize", None)  # of other accelerators
     if synchronize is not None:
         synchronize()
-    wall, processor = time.perf_counter(), time.process_time()
+    waited_before, wall, processor = waited(), time.perf_counter(), time.process_time()
     run()
     if synchronize is not None:
         synchronize()
     took, worked = time.perf_counter() - wall, time.process_time() - processor
-    return Time(took, worked if device.type == "cpu" else took)
+    if device.type != "cpu":
+        return Time(took, took)
+    return Time(took, worked, max(0.0, waited() - waited_before))
 
 
 def by_processor(run: Callable[[], object], device: torch.device) -> Time:
@@ -201,7 +212,7 @@ def _measured(
     """Seconds of one pass of each model, a row per repetition, and the memory; no rows where memory runs out."""
     count = len(work.models)
     times = ceil(SHORTEST / max(float(look["seconds"].min()), 1e-6))
-    wall, processor = np.empty((len(orders), count)), np.empty((len(orders), count))
+    wall, processor, waits = (np.empty((len(orders), count)) for _ in range(3))
     peak = look["peak"]
     try:
         batches = work.batches(shape)
@@ -214,13 +225,14 @@ def _measured(
             for number, order in enumerate(orders):
                 for place in order:
                     call = partial(_several, models[place], batches[place], times)
-                    wall[number, place], processor[number, place] = work.clock(call, work.device)
+                    wall[number, place], processor[number, place], waits[number, place] = work.clock(call, work.device)
                     step()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return {"wall": np.empty((0, count)), "work": np.empty((0, count)), "peak": peak}
-    return {"wall": wall / times, "work": processor / times, "peak": peak}
+        nothing = np.empty((0, count))
+        return {"wall": nothing, "work": nothing, "waited": nothing, "peak": peak}
+    return {"wall": wall / times, "work": processor / times, "waited": waits / times, "peak": peak}
 
 
 def _several(model: Callable[..., object], batch: dict[str, Any], times: int) -> None:
@@ -232,14 +244,51 @@ def _rows(names: list[str], shape: tuple[int, int | None], look: Arrays, timings
     """The row of each model from the seconds of all of them; none if there are no seconds."""
     if not len(timings["wall"]):
         return
+    quiet, share = _undisturbed(timings)
+    wall, disturbed = timings["wall"][quiet], is_busy(share)
     for place, name in enumerate(names):
-        low, middle, high = quartiles(shape[0] / timings["wall"][:, place])
-        ratio_low, ratio, ratio_high = quartiles(timings["wall"][:, 0] / timings["wall"][:, place])
+        low, middle, high = quartiles(shape[0] / wall[:, place])
+        ratio_low, ratio, ratio_high = quartiles(wall[:, 0] / wall[:, place])
+        if disturbed:  # quartiles look steady where all repetitions are wrong alike
+            ratios = wall[:, 0] / wall[:, place]
+            ratio_low, ratio_high = float(ratios.min()), float(ratios.max())
         flops, peak = int(look["flops"][place]), int(timings["peak"][place])
         limit = int(look["flops"][0]) / flops if flops else 1.0
         arrived = (ratio - 1) / (limit - 1) if limit > NO_GAIN else None
         speeds = (middle, low, high, ratio, ratio_low, ratio_high)
-        yield Speed(name, *shape, *speeds, flops, limit, arrived, None if peak == UNKNOWN else peak)
+        peak_memory = None if peak == UNKNOWN else peak
+        yield Speed(name, *shape, *speeds, flops, limit, None if disturbed else arrived, peak_memory, share, disturbed)
+
+
+def _undisturbed(timings: Arrays) -> tuple[np.ndarray, float | None]:
+    """The repetitions in which hardly any thread waited, where they are enough, else all; and the share of time waited in them.
+
+    None where the clock does not tell, as in run folders of earlier versions.
+    """
+    everything = np.arange(len(timings["wall"]))
+    if "waited" not in timings:
+        return everything, None
+    share = timings["waited"].sum(1) / np.maximum(timings["wall"].sum(1), 1e-12)
+    quiet = everything[[not is_busy(float(part)) for part in share]]
+    chosen = quiet if len(quiet) >= min(FEWEST, len(everything)) else everything
+    total = float(timings["waited"][chosen].sum() / max(timings["wall"][chosen].sum(), 1e-12))
+    return chosen, min(1.0, total)
+
+
+def _with_work(rows: list[Speed], models: Mapping[str, nn.Module], **options: Any) -> list[Speed]:
+    """The rows, and where others disturbed the clock, the processor time of one thread compared, which they hardly change."""
+    out = []
+    for shape in dict.fromkeys((row.batch, row.length) for row in rows):
+        members = [row for row in rows if (row.batch, row.length) == shape]
+        if any(row.disturbed for row in members):
+            lengths = (shape[1],) if shape[1] is not None else (128,)
+            sizes: dict[str, Any] = {"batch_sizes": (shape[0],), "lengths": lengths, "seconds": WORK_SECONDS}
+            with threads(1):
+                work = bench(models, **sizes, **options, clock=by_processor).rows
+            ratios = [Ratio(row.ratio, row.ratio_low, row.ratio_high, True) for row in work]
+            members = [replace(row, work=ratio) for row, ratio in zip(members, ratios, strict=True)]
+        out += members
+    return out
 
 
 @contextmanager

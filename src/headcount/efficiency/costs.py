@@ -10,7 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class Costs:
     sites: Mapping[str, np.ndarray]
     layers: Mapping[Unit, float]
     homes: Mapping[str, Unit]  # the layer that a site goes with
+    clock: str = "wall"  # of seconds: "wall", "processor" (of one thread), or "counts", where neither could be measured
+    note: str = ""  # why it is not time on the wall
 
     def of(self, plan: Plan) -> float:
         """What the model should cost after the plan; it may cost less, where heads share keys and values."""
@@ -60,6 +62,14 @@ class Costs:
             inside = sum(float(self.sites[name][-1]) for name, home in self.homes.items() if home == unit)
             total -= self.layers[unit] + inside
         return total
+
+
+def shared_out(counts: Costs, like: Costs, weight: float = 1.0) -> Costs:
+    """Seconds of which so much (1: all) is shared out among sites and layers by counts, and the rest as it was measured."""
+    scale = weight * like.whole / counts.whole
+    sites = {name: scale * table + (1 - weight) * like.sites[name] for name, table in counts.sites.items()}
+    layers = {unit: scale * cost + (1 - weight) * like.layers.get(unit, 0.0) for unit, cost in counts.layers.items()}
+    return replace(like, sites=sites, layers=layers)
 
 
 def homes(anatomy: Anatomy) -> dict[str, Unit]:

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..documents.bench import Ratio
 from ..errors import BadRun, Refused
 from ..evaluation.evaluator import device_of
 from ..model.anatomy import Anatomy, Site, Stack
@@ -29,10 +31,11 @@ from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
 from ..progress import Bar
 from ..runs import write_whole
-from .benchmark import bench, device_text
-from .costs import Costs, homes, widest
+from .benchmark import bench, by_processor, device_text, timed
+from .contention import threads
+from .costs import Costs, homes, operations, shared_out, widest
 
-FORMAT = 1
+FORMAT = 2
 SHARES = (
     0.0,
     0.125,
@@ -41,6 +44,12 @@ SHARES = (
     0.75,
 )  # of the units of a site: the widths that are measured; between them lie straight lines
 SECONDS = 4.0  # about, for each of them
+SLACK = 0.01  # of the whole model's seconds: a table may rise by so much beyond its quartiles before it is not believed
+Span = tuple[float, float, float]  # what is saved: lower quartile, median and upper quartile
+
+
+class _TooNoisy(Exception):
+    """Why timings decide nothing."""
 
 
 def seconds(
@@ -56,18 +65,35 @@ def seconds(
     """Seconds of one pass at this batch size and length, of each site with any number of units, and of each layer.
 
     Measured once for models of this shape on this machine, and read from `cache` after that (`cache_folder()` if None).
+    Where other programs use the processor it is processor time on one thread, which they hardly change; where that scatters
+    too much as well, or is not monotone beyond its own noise, multiply-adds share out the seconds of the whole model.
+    `Costs.clock` and `Costs.note` say so, and noise is never kept.
     """
     root, anatomy, wanted = unwrap(model), find(model, specs), set(kinds)
     groups = [group for group in alike(anatomy) if group[0].kind in wanted]
     stacks = [stack for stack in anatomy.stacks if "layer" in wanted and len(stack) > 1]
-    about = _about(root, anatomy, sorted(wanted), batch_size, length)
-    path = (cache or cache_folder()) / f"latency-{hashlib.sha256(_text(about)).hexdigest()[:16]}.json"
-    measurements = _read(path, about)
-    if measurements is None:
-        sizes: dict[str, Any] = {"batch_sizes": (batch_size,), "lengths": (length,), "seed": seed, "seconds": SECONDS}
-        measurements = {"about": about, **_measured(model, groups, stacks, sizes, specs)}
-        write_whole(path, _text(measurements))
-    return _costs(anatomy, groups, stacks, measurements)
+    sizes: dict[str, Any] = {"batch_sizes": (batch_size,), "lengths": (length,), "seed": seed, "seconds": SECONDS}
+    on_cpu, reasons = device_of(root).type == "cpu", list[str]()
+    for clock in ("wall", "processor") if on_cpu else ("wall",):
+        about = {**_about(root, anatomy, sorted(wanted), batch_size, length), "clock": clock}
+        path = (cache or cache_folder()) / f"latency-{hashlib.sha256(_text(about)).hexdigest()[:16]}.json"
+        measurements = _read(path, about, groups, stacks)
+        try:
+            if measurements is None:
+                how = {**sizes, "clock": timed}
+                if clock == "processor":  # which scatters less
+                    how |= {"clock": by_processor, "seconds": SECONDS / 2}
+                with threads(None if clock == "wall" else 1):
+                    measurements = {"about": about, **_measured(model, groups, stacks, how, specs)}
+                write_whole(path, _text(measurements))
+        except _TooNoisy as noise:
+            reasons.append(str(noise))
+            continue
+        note = f"in processor time of one thread, because {reasons[0]}" if reasons else ""
+        return replace(_costs(anatomy, groups, stacks, measurements), clock=clock, note=note)
+    counts = operations(model, length, specs=specs)
+    like = replace(counts, what="time", whole=_whole(model, sizes), clock="counts")
+    return replace(shared_out(counts, like), note=f"reckoned by multiply-adds and not timed, because {reasons[-1]}")
 
 
 def cache_folder() -> Path:
@@ -125,38 +151,75 @@ def _measured(
     sizes: dict[str, Any],
     specs: tuple[ModuleSpec, ...],
 ) -> dict[str, Any]:
-    """Seconds of the whole model, and for each group by number of units, and each stack, what one of them saves."""
-    wholes: list[float] = []
+    """Seconds of the whole model, and what one site saves with so many units, and one layer: medians with quartiles."""
+    wholes = list[float]()
+    wide = list[bool]()
 
-    def saved(units: Iterable[Unit]) -> float | None:
+    def saved(units: Iterable[Unit], among: int) -> Span | None:
         smaller = copy.deepcopy(model)
         try:
             cut(smaller, Plan(frozenset(units)), specs=specs)
         except Refused:
             return None
         first, second = bench({"whole": model, "smaller": smaller}, **sizes).rows
+        if second.disturbed:
+            raise _TooNoisy(second.why_not_timed)
         wholes.append(sizes["batch_sizes"][0] / first.examples_per_second)
-        return wholes[-1] * (1 - 1 / second.ratio)
+        wide.append(Ratio(second.ratio, second.ratio_low, second.ratio_high).wide)
+        low, middle, high = (
+            wholes[-1] * (1 - 1 / ratio) / among for ratio in (second.ratio_low, second.ratio, second.ratio_high)
+        )
+        return low, middle, high
 
     tables, layers = [], []
     with Bar("how long each width takes", sum(len(widths(group[0])) for group in groups) + len(stacks)) as bar:
         for group in groups:
-            gains = {}
+            spans = {}
             for width in widths(group[0]):
                 keep = set(widest(group[0], width))
-                gain = saved(site.units[n] for site in group for n in range(len(site)) if n not in keep)
-                if gain is not None:
-                    gains[str(width)] = gain / len(group)
+                span = saved((s.units[n] for s in group for n in range(len(s)) if n not in keep), len(group))
+                if span is not None:
+                    spans[str(width)] = span
                 bar.advance()
-            tables.append(gains)
+            tables.append(spans)
         for stack in stacks:
             removed_units = stack.units[1::2]
-            gain = saved(removed_units)
-            layers.append(None if gain is None else gain / len(removed_units))
+            layers.append(saved(removed_units, len(removed_units)))
             bar.advance()
     if not wholes:
         raise Refused(f"Nothing of {type(unwrap(model)).__name__} can be cut, so that there is no speed to gain.")
-    return {"whole": float(np.median(wholes)), "saved": tables, "layers": layers}
+    if np.median(wide) > 0:
+        raise _TooNoisy("repetitions differ too much")
+    measured = {"whole": float(np.median(wholes)), "saved": tables, "layers": layers}
+    if not _monotone(groups, measured):
+        raise _TooNoisy("fewer units seemed to take longer, beyond the spread of the repetitions")
+    return measured
+
+
+def _whole(model: nn.Module, sizes: dict[str, Any]) -> float:
+    """Seconds of the whole model, as near as they can be timed."""
+    row = bench({"whole": model}, **{**sizes, "clock": by_processor, "repeats": 3}).rows[0]
+    return float(sizes["batch_sizes"][0] / row.examples_per_second)
+
+
+def _monotone(groups: Sequence[Sequence[Site]], measurements: dict[str, Any]) -> bool:
+    """Whether the nearest table in which fewer units never take longer lies within the spread of what was measured."""
+    for group, spans in zip(groups, measurements["saved"], strict=True):
+        slack = SLACK * measurements["whole"] / len(group)
+        for (low, middle, high), fitted in zip(*_repaired(spans, len(group[0])), strict=True):
+            spread = high - low
+            if abs(fitted - middle) > spread + slack:
+                return False
+    return True
+
+
+def _repaired(spans: dict[str, Span], units: int) -> tuple[list[Span], np.ndarray]:
+    """What was measured from few units to all of them, and the nearest medians that fall with the number of units."""
+    from scipy.optimize import isotonic_regression
+
+    ordered = [spans[count] for count in sorted(spans, key=int) if int(count) < units]
+    ordered.append((0.0, 0.0, 0.0))
+    return ordered, isotonic_regression([middle for _, middle, _ in ordered], increasing=False).x
 
 
 def widths(site: Site) -> list[int]:
@@ -169,17 +232,13 @@ def widths(site: Site) -> list[int]:
 def _costs(
     anatomy: Anatomy, groups: Sequence[Sequence[Site]], stacks: Sequence[Stack], measurements: dict[str, Any]
 ) -> Costs:
-    from scipy.optimize import isotonic_regression
-
     tables = {site.name: np.zeros(len(site) + 1) for site in anatomy}
-    for group, gains in zip(groups, measurements["saved"], strict=True):
-        if gains:
+    for group, spans in zip(groups, measurements["saved"], strict=True):
+        if spans:
             units = len(group[0])
-            counts = [*sorted(int(count) for count in gains), units]
-            saved = [*(gains[str(count)] for count in counts[:-1]), 0.0]
+            counts = [*sorted(int(count) for count in spans), units]
             # fewer units never take longer: what is measured otherwise is noise
-            falling = isotonic_regression(saved, increasing=False).x
-            table = np.interp(np.arange(units + 1), counts, falling)
+            table = np.interp(np.arange(units + 1), counts, _repaired(spans, units)[1])
             table = np.maximum(table - table[-1], 0.0)
             for site in group:
                 tables[site.name] = table[0] - table
@@ -187,21 +246,24 @@ def _costs(
     for stack, gain in zip(stacks, measurements["layers"], strict=True):
         for unit in stack.units:
             inside = sum(float(tables[name][-1]) for name, home in where.items() if home == unit)
-            layers[unit] = max(0.0, (gain or 0.0) - inside)
+            layers[unit] = max(0.0, (gain[1] if gain else 0.0) - inside)
     return Costs("time", measurements["whole"], tables, layers, where)
 
 
-def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
-    """What was measured before for the same question; None if nothing was, or the file is not what it should be."""
+def _read(
+    path: Path, about: dict[str, Any], groups: Sequence[Sequence[Site]], stacks: Sequence[Stack]
+) -> dict[str, Any] | None:
+    """What was measured before for the same question; None if nothing was, or the file is not what it should be, or noise."""
     try:
-        measurements = json.loads(path.read_text(encoding="utf-8"))
-        fits = measurements["about"] == json.loads(_text(about)) and np.isfinite(measurements["whole"])
-        return (
-            measurements
-            if fits and isinstance(measurements["saved"], list) and isinstance(measurements["layers"], list)
-            else None
-        )
-    except (OSError, ValueError, KeyError, TypeError, BadRun):
+        measurements: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if measurements["about"] != json.loads(_text(about)) or not np.isfinite(measurements["whole"]):
+            return None
+        spans = [span for table in measurements["saved"] for span in table.values()]
+        spans += [span for span in measurements["layers"] if span is not None]
+        shapes = (len(measurements["saved"]), len(measurements["layers"]))
+        sound = shapes == (len(groups), len(stacks)) and np.isfinite(np.reshape(spans, (-1, 3))).all()
+        return measurements if sound and _monotone(groups, measurements) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadRun):
         return None
 
 

@@ -21,7 +21,7 @@ from ..model.cutting import rules
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
-from ..pruning.selection import cuttable
+from ..pruning.candidates import cuttable
 from ..training.loop import Trained, train
 from ..training.new_models import reinitialized
 from ..training.recipe import Recipe

@@ -43,7 +43,7 @@ from ..model.discovery import find, unwrap
 from ..model.gates import masked
 from ..plans import Plan, Unit
 from ..progress import Bar
-from ..pruning.selection import cuttable
+from ..pruning.candidates import cuttable
 from ..stats.metrics import Metric
 from ..stats.results import Result, compare
 from ..training.loop import frozen_by, train

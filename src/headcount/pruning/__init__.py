@@ -9,6 +9,7 @@ from ..lazy import lazy_attributes
 if TYPE_CHECKING:
     from ..documents.prune import Budget
     from .curves import Curve, Point, curve
+    from .front import tradeoff
     from .one_call import prune
     from .pipeline import Pruned, save_pruned
     from .selection import Choice, choose
@@ -23,6 +24,7 @@ __all__ = [
     "curve",
     "prune",
     "save_pruned",
+    "tradeoff",
 ]
 
 __getattr__ = lazy_attributes(
@@ -37,5 +39,6 @@ __getattr__ = lazy_attributes(
         "curve": ".curves",
         "prune": ".one_call",
         "save_pruned": ".pipeline",
+        "tradeoff": ".front",
     },
 )

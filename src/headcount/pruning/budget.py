@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
+from ..documents.bench import Ratio
 from ..documents.prune import BUDGETS
 from ..documents.prune import Budget as Budget
 from ..documents.scores import Scores
-from ..efficiency.benchmark import bench
+from ..efficiency.benchmark import bench, by_processor
+from ..efficiency.contention import threads
 from ..efficiency.costs import Costs, one_example, operations, operations_of, parameters
 from ..efficiency.latency import seconds
 from ..errors import BadPlan, NotShown
@@ -38,9 +42,26 @@ TRIES = 6  # plans that are cut and measured at most
 CLOSE = {"flops": 0.01, "params": 0.01, "time": 0.05}  # what may be left over of a budget without another try
 
 
+class SiteOrder(NamedTuple):
+    """The units of a site, those that go first before others, and what is lost with the first 0, 1, 2, ... of them."""
+
+    units: tuple[Unit, ...]
+    lost: np.ndarray
+
+
+def order_of(units: Sequence[Unit], worth: Mapping[Unit, float]) -> SiteOrder:
+    """Units from the least worth on; what is lost adds up. Ties: as they come."""
+    ordered = tuple(sorted(units, key=lambda unit: worth[unit]))
+    return SiteOrder(ordered, np.concatenate([[0.0], np.cumsum([worth[unit] for unit in ordered])]))
+
+
 @dataclass(frozen=True, eq=False)
 class BudgetProblem:
-    """What a budget is reckoned with: the model, the scores that units have, and what they cost."""
+    """What a budget is reckoned with: the model, the scores that units have, and what they cost.
+
+    Units are weighed by `weighed`, else by their scores: sites with an order of their own, in which what is lost is not a sum
+    over units. Every site keeps at least the share `floor` of its units.
+    """
 
     model: nn.Module
     scores: Scores
@@ -51,12 +72,33 @@ class BudgetProblem:
     batch_size: int = 16
     seed: int = 0
     specs: tuple[ModuleSpec, ...] = ()
+    floor: float = 0.0
+    by: str = ""  # what units are weighed by, where it is not the criterion of the scores
+    weighed: Mapping[str, SiteOrder] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # why the last seconds are no time on the clock
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """Where the units of the model are."""
+        return find(self.model, self.specs)
+
+    @cached_property
+    def worth(self) -> dict[Unit, float]:
+        """What is lost without each unit by itself."""
+        return _worth(self.scores)
+
+    @cached_property
+    def orders(self) -> dict[str, SiteOrder]:
+        """The units of every scored site in the order in which they go, and what is lost then."""
+        scored = {unit.site for unit in self.scores}
+        sites = [site for site in self.anatomy if site.name in scored]
+        return {site.name: self.weighed.get(site.name) or order_of(site.units, self.worth) for site in sites}
 
     def buy(self, allowed: float) -> Plan:
         """The plan that loses least and is reckoned to cost at most `allowed`."""
-        return keeping(find(self.model, self.specs), self.scores, self.costs, allowed, self.least, self.multiples)
+        return keeping(self, allowed)
 
-    @property
+    @cached_property
     def multiples(self) -> dict[str, int]:
         """What numbers of units are rounded to, by their kind: as asked, or what the device likes and the MLPs are wide for."""
         device = device_of(unwrap(self.model)).type
@@ -67,7 +109,7 @@ class BudgetProblem:
 
     def cheapest(self) -> float:
         """What is left when everything goes that may go."""
-        floors, fixed = _floors(find(self.model, self.specs), self.scores, self.costs, self.least, self.multiples)
+        floors, fixed = _floors(self)
         return fixed + _least(floors)
 
 
@@ -93,11 +135,19 @@ def within(purse: BudgetProblem, target: str | float) -> tuple[Plan, Budget]:
     """
     costs = purse.costs
     allowed = must_reach(purse, target)
-    result = _tried(purse, allowed, purse.cheapest())
+    purse.notes.clear()
+    result = search(purse, allowed, lambda plan: _real(purse, plan))
     if result is None:
         raise NotShown(_not_reached(purse, target))
     plan, real = result
-    return plan, Budget(costs.what, target, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples))
+    note = costs.note or (purse.notes[-1] if purse.notes else "")
+    return plan, Budget(costs.what, target, costs.whole, allowed, costs.of(plan), real, dict(purse.multiples), note)
+
+
+def reckoned(purse: BudgetProblem, allowed: float, costs: Costs) -> Plan | None:
+    """The plan that loses least by the purse's own costs, of those that cost at most `allowed` by others; None if none does."""
+    result = search(purse, allowed, costs.of)
+    return None if result is None else result[0]
 
 
 def must_reach(purse: BudgetProblem, target: str | float) -> float:
@@ -116,12 +166,13 @@ def must_reach(purse: BudgetProblem, target: str | float) -> float:
     return share * costs.whole
 
 
-def _tried(purse: BudgetProblem, allowed: float, least: float) -> tuple[Plan, float] | None:
+def search(purse: BudgetProblem, allowed: float, real_cost: Callable[[Plan], float]) -> tuple[Plan, float] | None:
     """The mildest plan found whose real cost is within what is allowed, and that cost; None if there is none.
 
     Reckoned and real cost agree but for noise in measured times, and for heads that share keys and values, where the
     reckoning is a bound: so the first plan is mostly the last one, and otherwise what is aimed at is moved by the error.
     """
+    least = purse.cheapest()
     room, low, high = max(allowed, least), least, purse.costs.whole
     best: tuple[Plan, float] | None = None
     tried_plans: set[Plan] = set()
@@ -130,7 +181,7 @@ def _tried(purse: BudgetProblem, allowed: float, least: float) -> tuple[Plan, fl
         if not plan or plan in tried_plans:
             break
         tried_plans.add(plan)
-        real = _real(purse, plan)
+        real = real_cost(plan)
         if real <= allowed:
             if best is None or real > best[1]:
                 best = plan, real
@@ -159,41 +210,39 @@ def courses(purse: BudgetProblem, step: float) -> Iterator[Plan]:
             return
 
 
-def keeping(
-    anatomy: Anatomy, scores: Scores, costs: Costs, allowed: float, least: int, multiples: Mapping[str, int]
-) -> Plan:
-    """The units to remove so that what is left costs at most `allowed` and the scores that go add up to as little as can be."""
-    floors, fixed = _floors(anatomy, scores, costs, least, multiples)
+def keeping(purse: BudgetProblem, allowed: float) -> Plan:
+    """The units to remove so that what is left costs at most `allowed` and what is lost adds up to as little as can be."""
+    floors, fixed = _floors(purse)
     room = allowed - fixed
-    if room < _least(floors) <= room + 1e-9 * costs.whole:
+    if room < _least(floors) <= room + 1e-9 * purse.costs.whole:
         room = _least(floors)  # the least that can be kept, but for rounding
     solution = fill(floors, room)
-    names = _named(anatomy, scores, costs)
     removed_units: set[Unit] = set()
-    worth = _worth(scores)
-    for (layer, sites), counts in zip(names, solution.counts, strict=True):
+    for (layer, sites), counts in zip(_named(purse), solution.counts, strict=True):
         if counts is None:
             assert layer is not None
             removed_units.add(layer)
             continue
         for name, count in zip(sites, counts, strict=True):
-            units = sorted(anatomy[name].units, key=lambda unit: worth[unit])  # stable: ties go as they come
+            units = purse.orders[name].units
             removed_units |= set(units[: len(units) - count])
-    share_text = _percent(costs.of(Plan(frozenset(removed_units))) / costs.whole)
-    return Plan(frozenset(removed_units), f"what {share_text} of the {BUDGETS[costs.what]} cannot keep, by {scores.by}")
+    share_text = _percent(purse.costs.of(Plan(frozenset(removed_units))) / purse.costs.whole)
+    why = f"what {share_text} of the {BUDGETS[purse.costs.what]} cannot keep, by {purse.by or purse.scores.by}"
+    return Plan(frozenset(removed_units), why)
 
 
 Named = list[tuple[Unit | None, list[str]]]
 
 
-def _named(anatomy: Anatomy, scores: Scores, costs: Costs) -> Named:
+def _named(purse: BudgetProblem) -> Named:
     """Layers with the sites of theirs that are scored; sites outside any layer by themselves."""
+    scores, anatomy = purse.scores, purse.anatomy
     scored = set(scores.kinds) & {unit.site for unit in scores}
     inside: dict[Unit, list[str]] = {unit: [] for stack in anatomy.stacks for unit in stack.units}
     alone: Named = []
     for site in anatomy:
         if site.name in scored and len(site):
-            home = costs.homes.get(site.name)
+            home = purse.costs.homes.get(site.name)
             if home is None:
                 alone.append((None, [site.name]))
             else:
@@ -202,21 +251,18 @@ def _named(anatomy: Anatomy, scores: Scores, costs: Costs) -> Named:
     return [*layers, *alone]
 
 
-def _floors(
-    anatomy: Anatomy, scores: Scores, costs: Costs, least: int, multiples: Mapping[str, int]
-) -> tuple[list[LayerGroup], float]:
+def _floors(purse: BudgetProblem) -> tuple[list[LayerGroup], float]:
     """What can be kept, for the knapsack; and what is spent whatever is chosen."""
-    worth = _worth(scores)
-    staying = _layers_that_stay(anatomy, worth, least, costs)
+    worth, anatomy, costs = purse.worth, purse.anatomy, purse.costs
+    staying = _layers_that_stay(anatomy, worth, purse.least, costs)
     floors, open_costs = list[LayerGroup](), 0.0
-    for layer, sites in _named(anatomy, scores, costs):
+    for layer, sites in _named(purse):
         shelves = []
         for name in sites:
-            part, table = anatomy[name], costs.sites[name]
-            values = np.sort([worth[unit] for unit in part.units])[::-1]
-            counts = _numbers(len(part), multiples.get(part.kind, 1), least)
-            kept_scores = np.concatenate([[0.0], np.cumsum(values)])[counts]
-            shelves.append(Options(counts, float(values.sum()) - kept_scores, table[counts]))
+            part, table, lost = anatomy[name], costs.sites[name], purse.orders[name].lost
+            least = max(purse.least, ceil(purse.floor * len(part) - 1e-9))
+            counts = _numbers(len(part), purse.multiples.get(part.kind, 1), least)
+            shelves.append(Options(counts, lost[len(part) - counts], table[counts]))
             open_costs += float(table[-1])
         if layer is None or layer not in worth:
             floors.append(LayerGroup(shelves))
@@ -258,17 +304,41 @@ def _numbers(units: int, multiple: int, least: int) -> np.ndarray:
 
 
 def _real(purse: BudgetProblem, plan: Plan) -> float:
-    """What the model costs once the plan is carried out: on a copy that is cut, or for parameters counted."""
+    """What the model costs once the plan is carried out: on a copy that is cut, or for parameters counted.
+
+    What has to be said about a time is added to the purse's notes.
+    """
     if purse.costs.what == "params":
         return purse.costs.whole - parameters_removed(purse.model, plan, specs=purse.specs)
+    if purse.costs.clock == "counts":  # seconds that could not be measured
+        return purse.costs.of(plan)
     smaller = copy.deepcopy(purse.model)
     cut(smaller, plan, specs=purse.specs)
     if purse.costs.what == "flops":
         return float(operations_of(smaller, one_example(unwrap(purse.model), purse.length)))
-    sizes: dict[str, Any] = {"batch_sizes": (purse.batch_size,), "lengths": (purse.length or 128,), "seed": purse.seed}
-    row = bench({"whole": purse.model, "smaller": smaller}, **sizes, seconds=10.0).rows[-1]
+    ratio = times_as_fast(purse, smaller)
+    if ratio is None:
+        purse.notes.append("reckoned from tables and not timed, because repetitions differed too much")
+        return purse.costs.of(plan)
+    if ratio.by_processor:
+        purse.notes.append("in processor time of one thread, because other programs kept the processor busy")
     # three of four repetitions were at least so much faster, so that noise does not decide
-    return purse.costs.whole / row.ratio_low
+    return purse.costs.whole / ratio.low
+
+
+def times_as_fast(purse: BudgetProblem, smaller: nn.Module, seconds: float = 10.0) -> Ratio | None:
+    """How many times as fast a smaller model is, by the clock that the costs were measured with; None where noise decides."""
+    by_work = purse.costs.clock == "processor"
+    sizes: dict[str, Any] = {"batch_sizes": (purse.batch_size,), "lengths": (purse.length or 128,), "seed": purse.seed}
+    with threads(1 if by_work else None):
+        result = bench(
+            {"whole": purse.model, "smaller": smaller},
+            **sizes,
+            seconds=seconds / 2 if by_work else seconds,  # which scatters less
+            clock=by_processor if by_work else None,
+        )
+    ratio = result.rows[-1].measured
+    return None if ratio is None else ratio._replace(by_processor=by_work or ratio.by_processor)
 
 
 def share_of(share: str | float) -> float:
@@ -295,7 +365,7 @@ def _percent(share: float) -> str:
 
 
 def _not_reached(purse: BudgetProblem, target: str | float) -> str:
-    if purse.costs.what == "time":
+    if purse.costs.what == "time" and purse.costs.clock != "counts":
         everything = Plan(frozenset(purse.scores.order(purse.least)) - _kept_layers(purse))
         real = _real(purse, everything)
         where = f"batch {purse.batch_size}, length {purse.length or 128}"
@@ -307,5 +377,4 @@ def _not_reached(purse: BudgetProblem, target: str | float) -> str:
 
 
 def _kept_layers(purse: BudgetProblem) -> frozenset[Unit]:
-    anatomy = find(purse.model, purse.specs)
-    return frozenset(_layers_that_stay(anatomy, _worth(purse.scores), purse.least, purse.costs))
+    return frozenset(_layers_that_stay(purse.anatomy, purse.worth, purse.least, purse.costs))

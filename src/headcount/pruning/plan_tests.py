@@ -33,8 +33,8 @@ from ..progress import Bar
 from ..stats.guarantee import Guarantee, fixed_sequence_test, in_words, least_in_words, rehearsed_sequence, unit_of
 from ..stats.noninferiority import check_cap, noninferiority_test
 from ..stats.results import Result
-from .mask_rearrangement import rearrange_mask
-from .mask_tuning import Calibration, MaskTuning, calibrate, tune_mask
+from .tuning.mask_rearrangement import rearrange_mask
+from .tuning.mask_tuning import Calibration, MaskTuning, calibrate, tune_mask
 
 if TYPE_CHECKING:
     from ..data.tasks import Task

@@ -11,30 +11,35 @@ from torch import Tensor, nn
 
 from .. import notebook
 from ..data import splits
-from ..documents.prune import Steps
+from ..documents.prune import BrakeDocument, Candidate, Steps
+from ..documents.reading import read, write
 from ..documents.scores import Scores, how_many
 from ..documents.scores import plan as plan_by
-from ..errors import BadPlan, Refused
+from ..errors import BadPlan, NotShown, TooMuchLost
 from ..hashing import fingerprint
 from ..importance import layer_orders
-from ..importance.criteria import score as score_units
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
 from ..model.cutting import rules
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
 from ..runs import InMemory, document
-from ..stats.guarantee import Guarantee
+from ..stats.brake import DEFAULT_BRAKE, Brake, brake_setting
+from ..stats.guarantee import Guarantee, unit_of
 from ..stats.results import Result
 from . import budget as budgets
 from .budget import Budget
+from .candidates import Rule, Search, best_within
 from .curves import counts
-from .mask_tuning import MaskTuning
 from .plan_tests import PlanTester, PreparedPlan
+from .tuning.mask_tuning import MaskTuning
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
     from ..runs import Run
+
+RESOURCES = {"flops": "flops", "params": "params", "speedup": "time"}
+BUDGET_SETTINGS = ("least", "multiple", "length", "batch_size")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +65,8 @@ class Choice:
     dtype: torch.dtype | None = None  # the number format that it was tested for, where what stays was tuned
     tried: str = ""  # which promise on these examples it is, where it is not the only one
     left_out: str = ""  # which examples had no part in it because they were given for two things, or twice
+    candidates: tuple[Candidate, ...] = ()  # plans that were measured on scoring examples, of which the best was taken
+    brake: BrakeDocument | None = None  # how far the metric fell on scoring examples, and how far it may
 
     @property
     def scale(self) -> Mapping[str, Tensor]:
@@ -87,6 +94,8 @@ class Choice:
             rearranged=self.exchanged,
             not_tuned=self.note or None,
             tried=self.tried or None,
+            candidates=self.candidates,
+            brake=self.brake,
         )
 
 
@@ -119,6 +128,7 @@ def choose(
     by: str | None = None,
     units: str = "heads",
     tune: bool = False,
+    brake: str | float | None = DEFAULT_BRAKE,
     multiple: int | None = None,
     step: float | int | str = "5%",
     least: int = 0,
@@ -138,12 +148,19 @@ def choose(
 
     `remove` units go in the order of their scores on `score`. `flops` and `params` are the shares that may be left
     ("50%"), and `speedup` is how many times as fast the model must run here, at this batch size and length: units of
-    all kinds are weighed against each other by what is lost without them for what they cost, and the cut model is never
-    over the budget. Neurons stay in multiples of `multiple`. With `max_drop`, plans from the mildest on (every `step`,
+    all kinds are weighed against each other by what is lost without them for what they cost, in several ways where no
+    criterion is asked for; the plans are measured on some of the examples of `score`, and the best is taken
+    (`Choice.candidates`). The cut model is never over the budget. Neurons stay in multiples of `multiple`. A plan that
+    loses more than `brake` on examples of `score` is refused (`TooMuchLost`): a share of the way from the whole model to a
+    constant answer, a number of points, or None.
+
+    With `max_drop`, plans from the mildest on (every `step`,
     of the units or, for several kinds, of the FLOPs) are tested on the examples of `select` (those of `score` that are
     among them are left out of the scores: `Choice.left_out`), and the last one shown to lose less is chosen: a wrong
     promise comes out with probability `alpha` at most (see `guarantee`); where not even the mildest can be shown,
-    `NotShown` says how many examples would be needed. Of so many promises tried on the same examples (`tries`, a number,
+    `NotShown` says how many examples would be needed. A size and `max_drop` together must both hold: plans up to that size
+    are tested, and where the last of them cannot be shown, `NotShown` says what can. Of so many promises tried on the same
+    examples (`tries`, a number,
     or a function that is asked before the first of them is looked at), each is tested at alpha / tries. Of losses and
     other means no example counts for more than `cap`, else 20 times the drop. A `plan` of your own is taken as it is;
     with `max_drop` it is tested too.
@@ -156,71 +173,169 @@ def choose(
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
     rows = tuple(specs)
-    request = exactly_one_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
-    kinds = list(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
+    request, drop = size_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    brake_setting(brake)
     score, select, left_out = _kept_apart(score, select)
     used = frozenset[bytes]().union(*(splits.marks(task) for task in (score, select) if task is not None))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
-    shop = PlanTester(model, score, select, tune, max_drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
+    shop = PlanTester(model, score, select, tune, drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
     shop.check()
-    anatomy = find(model, rows)
-    if plan is not None:
-        parsed_plan = anatomy.plan(plan)
-        rules.refuse(unwrap(model), anatomy, parsed_plan, {})
-        if not parsed_plan:
-            raise BadPlan("The plan removes nothing; name at least one unit.")
-        held, best, full_result = shop.test([parsed_plan])
-        of = dict.fromkeys(anatomy[name].kind for name in parsed_plan.by_site())
-        choice = Choice(
-            request, parsed_plan, _total(anatomy, of), ",".join(f"{k}s" for k in of), guarantee=held, used=used
-        )
-        choice = replace(choice, selected=full_result, dtype=dtype, left_out=left_out)
-        return _as_tried(choice, best or shop.prepare(parsed_plan))
-    allowed, left_alone = cuttable(model, units, rows)
-    by = by or ("fisher" if tune or len(kinds) > 1 else "taylor")
-    names = [only] if isinstance(only, str) else list(only)
-    if by == layer_orders.EVERY_OTHER:
-        choice = replace(_evenly(anatomy, request, units, names, allowed, left_alone), used=used, left_out=left_out)
-        return _as_tried(choice, shop.prepare(choice.plan))
-    length = length or (usual_length(score) if score is not None else 128)
-    settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length, "batch_size": batch_size}
+    if score is not None and length is None:
+        length = usual_length(score)
+    settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length or 128, "batch_size": batch_size}
     settings |= {"seed": seed, "specs": rows}
-    resource = {"flops": "flops", "params": "params", "speedup": "time"}.get(request[0], "")
-    if resource in ("flops", "params"):  # what cannot be reached whatever the scores is said before they are computed
-        any_order = score_units(model, None, "random", units=kinds, specs=rows)
-        budgets.must_reach(
-            budgets.purse(model, _usable(any_order, kinds, names, allowed), resource, **settings), request[1]
-        )
-    all_scores = score_units(model, score, by, units=kinds, seed=seed, run=notes, specs=rows)
-    usable = _usable(all_scores, kinds, names, allowed)
-    if not len(usable):
-        raise Refused(f"No {units} of {' or '.join(names)} can be cut: {left_alone[0][1]}")
-    order = _Order(usable, tuple(usable.order(least)))
-    if not order.units:
-        raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
-    common: dict[str, Any] = {"scores": all_scores, "order": order.units, "left_alone": left_alone, "used": used}
-    common |= {"left_out": left_out}
-    common |= {"of": len(all_scores), "units": ",".join(kinds), "dtype": dtype}
+    search = Search(model, score, by, units, only, step, brake, notes, settings)
+    chosen = _chosen(search, shop, request, plan)
+    return replace(chosen, used=used, left_out=left_out, dtype=dtype)
+
+
+def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Plan | str | None) -> Choice:
+    """The choice, as it was asked for."""
+    kind, amount = request
+    resource = RESOURCES.get(kind, "")
+    if plan is not None:
+        return _given(search, shop, request, plan)
+    allowed, left_alone = search.cuttable
+    if search.by == layer_orders.EVERY_OTHER:
+        if shop.max_drop is not None and kind == "remove":
+            raise BadPlan(f"{layer_orders.EVERY_OTHER} has no milder plans to test on the way; leave max_drop out.")
+        choice = _evenly(find(search.model, search.specs), request, search.units, search.names, allowed, left_alone)
+        return _braked(search, _as_tried(choice, shop.prepare(choice.plan)))
+    if resource in ("flops", "params"):
+        search.must_reach(resource, amount)
+    if resource:
+        return _within_budget(search, shop, request, resource)
+    by = search.by or ("fisher" if shop.tune or len(search.kinds) > 1 else "taylor")
+    all_scores = search.scores(by, search.score)
+    usable = search.usable(all_scores)
+    order = _Order(usable, search.check_order(usable))
+    common = {**_about(search, all_scores), "order": order.units}
     shop = replace(shop, scores=usable)
-    if remove is not None:
-        wanted = plan_by(usable, remove, least=least)
+    if kind == "remove":
+        least = search.settings["least"]
+        wanted = plan_by(usable, amount, least=least)
         if not wanted:
-            raise BadPlan(f"{remove} of {len(usable)} units is none of them; remove at least one.")
-        return _as_tried(Choice(request, wanted, **common), shop.prepare(wanted))
-    if max_drop is None:
-        # one run may hold several choices: what was asked is in the name
-        name = f"budget-{fingerprint([request, by, kinds, names, least, multiple, length, batch_size])[:8]}"
-        bought = document(notes, name, lambda: _bought(budgets.purse(model, usable, resource, **settings), request[1]))
-        chosen, budget = Plan.from_json(bought["plan"]), Budget(**bought["budget"])
-        return _as_tried(Choice(request, chosen, **{**common, "order": ()}, budget=budget), shop.prepare(chosen))
-    plans: Iterable[Plan] = order.plans(step)
-    if len(kinds) > 1:
+            raise BadPlan(f"{amount} of {len(usable)} units is none of them; remove at least one.")
+        if shop.max_drop is None:
+            return _braked(search, _as_tried(Choice(request, wanted, **common), shop.prepare(wanted)))
+        milder = [plan for plan in order.plans(search.step) if len(plan) < len(wanted)]
+        return _both(
+            shop, Choice(request, wanted, **common), milder, lambda plan: f"{len(plan)} of {len(usable)} units"
+        )
+    plans: Iterable[Plan] = order.plans(search.step)
+    if len(search.kinds) > 1:
         common["order"] = ()  # of several kinds, plans are not nested
-        plans = budgets.courses(budgets.purse(model, usable, "flops", **settings), _share_of(step))
+        plans = budgets.courses(budgets.purse(search.model, usable, "flops", **search.settings), _share_of(search.step))
     held, best, full_result = shop.test(plans, len(usable))
     assert best is not None
     return _as_tried(Choice(request, best.plan, **common, guarantee=held, selected=full_result), best)
+
+
+def _about(search: Search, all_scores: Scores) -> dict[str, Any]:
+    """What every choice says about the units and their scores."""
+    about = {"scores": all_scores, "left_alone": search.cuttable[1], "of": len(all_scores)}
+    return {**about, "units": ",".join(search.kinds)}
+
+
+def _given(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Plan | str) -> Choice:
+    """A plan that somebody made, tested where there is a largest drop, and braked where it can be measured."""
+    anatomy = find(search.model, search.specs)
+    parsed_plan = anatomy.plan(plan)
+    rules.refuse(unwrap(search.model), anatomy, parsed_plan, {})
+    if not parsed_plan:
+        raise BadPlan("The plan removes nothing; name at least one unit.")
+    held, best, full_result = shop.test([parsed_plan])
+    of = dict.fromkeys(anatomy[name].kind for name in parsed_plan.by_site())
+    units = ",".join(f"{kind}s" for kind in of)
+    choice = Choice(request, parsed_plan, _total(anatomy, of), units, guarantee=held, selected=full_result)
+    choice = _as_tried(choice, best or shop.prepare(parsed_plan))
+    return choice if held is not None else _braked(search, choice)
+
+
+def _within_budget(search: Search, shop: PlanTester, request: tuple[str, Any], resource: str) -> Choice:
+    """The best candidate within a budget, braked; or where there is a largest drop, tested after milder ones by its rule."""
+    _, target = request
+    candidates, scores = search.candidates(resource)
+    # one run may hold several choices: what was asked is in the name
+    question = [
+        "candidates",
+        request,
+        search.by,
+        search.kinds,
+        search.names,
+        *(search.settings[key] for key in BUDGET_SETTINGS),
+    ]
+
+    def bought() -> dict[str, Any]:
+        winner = best_within(candidates, search.judge, target)
+        document = {"plan": winner.plan.to_json(), "budget": winner.budget.to_json(), "rule": list(winner.rule)}
+        return {**document, "candidates": write(winner.candidates)}
+
+    bought_document = document(search.notes, f"budget-{fingerprint(question)[:8]}", bought)
+    chosen, budget = Plan.from_json(bought_document["plan"]), Budget(**bought_document["budget"])
+    rule = Rule(*bought_document["rule"])
+    tried = tuple(read(Candidate, entry, "candidates") for entry in bought_document["candidates"])
+    choice = Choice(request, chosen, **_about(search, scores[rule.by]), budget=budget, candidates=tried)
+    problem = candidates.problem(rule)
+    shop = replace(shop, scores=problem.scores)
+    if shop.max_drop is None:
+        return _braked(search, _as_tried(choice, shop.prepare(chosen)))
+    spent = problem.costs.of(chosen)
+    milder = []
+    for plan in budgets.courses(problem, _share_of(search.step)):
+        if problem.costs.of(plan) <= spent:
+            break
+        milder.append(plan)
+    what = budgets.BUDGETS[resource]
+    return _both(shop, choice, milder, lambda plan: f"{problem.costs.of(plan) / problem.costs.whole:.0%} of the {what}")
+
+
+def _both(shop: PlanTester, choice: Choice, milder: list[Plan], in_words: Callable[[Plan], str]) -> Choice:
+    """A size and a largest drop, both of which must hold: milder plans are tested on the way to that size."""
+    held, best, full_result = shop.test([*milder, choice.plan], choice.of)
+    assert held is not None
+    assert best is not None
+    if held.stopped is not None:
+        failed, plans = held.stopped, [*milder, choice.plan]
+        place = sum(step.shown for step in held.steps)
+        kind, amount = choice.how
+        asked = {"speedup": f"{amount} times as fast", "remove": f"without {amount}"}.get(
+            kind, f"{amount} of the {kind}"
+        )
+        unit = unit_of(held.metric, held.drop)
+        raise NotShown(
+            f"Both cannot be had: {asked}, and less than {held.drop:g} {unit} lost. Down to {in_words(plans[place - 1])} "
+            f"({len(best.plan)} units gone) it is shown to lose less; at {in_words(plans[place])} it measured "
+            f"{failed.damage:+.2f} and could be {failed.bound:.2f} on {held.n} examples: ask for the largest drop alone, or "
+            "allow a larger one."
+        )
+    return _as_tried(replace(choice, plan=best.plan, guarantee=held, selected=full_result), best)
+
+
+def _braked(search: Search, choice: Choice) -> Choice:
+    """The choice, unless it loses more on scoring examples than anybody can want: then `TooMuchLost`."""
+    judge = search.judge
+    brake = None if judge is None else judge.brake(search.brake)
+    if judge is None or brake is None:
+        return choice
+    value = judge.result(choice.plan, scale=choice.scale).value
+    fell = brake.fall(value)
+    if brake.holds(value):
+        raise TooMuchLost(_ruined(choice, brake, value))
+    known = {"constant": brake.constant, "allowed": brake.allowed, "fell": fell, "n": brake.n}
+    return replace(choice, brake=BrakeDocument(metric=brake.metric, whole=brake.whole, value=value, **known))
+
+
+def _ruined(choice: Choice, brake: Brake, value: float) -> str:
+    """Why a plan is not carried out."""
+    unit = unit_of(brake.metric, brake.allowed)
+    constant = "" if brake.constant is None else f" (a constant answer has {brake.constant:.3f})"
+    return (
+        f"Without {len(choice.plan)} of {choice.of} {choice.units.replace(',', ' and ')} the model would be ruined: "
+        f"{brake.metric} falls from {brake.whole:.3f} to {value:.3f}{constant} on {brake.n} scoring examples, by more than "
+        f"{brake.allowed:.3g} {unit}; ask for less, train it afterwards (recover), or move the brake (brake)."
+    )
 
 
 def _as_tried(choice: Choice, tried: PreparedPlan) -> Choice:
@@ -237,23 +352,6 @@ def _share_of(step: float | int | str) -> float:
         raise BadPlan(
             f"With several kinds of units, plans are a share of the FLOPs apart, such as 5%; I got step {step!r:.40}."
         ) from None
-
-
-def _bought(purse: budgets.BudgetProblem, target: str | float) -> dict[str, Any]:
-    plan, budget = budgets.within(purse, target)
-    return {"plan": plan.to_json(), "budget": budget.to_json()}
-
-
-def _usable(scores: Scores, kinds: list[str], only: list[str], allowed: list[str]) -> Scores:
-    """The scores of what may go; refused where `only` leaves nothing of a kind of unit that was asked for."""
-    some = scores.only(*only) if only else scores
-    missing = [word for word in kinds if word[:-1] not in {some.kinds[unit.site] for unit in some}]
-    if missing:
-        raise BadPlan(
-            f"Only {' and '.join(only)} leaves no {missing[0]} to choose from; leave them out of units, or leave only out."
-        )
-    some = some.at(allowed)
-    return some if len(kinds) == 1 else some.normalized(None)  # norms per site hide what a site is worth
 
 
 def _evenly(
@@ -294,6 +392,13 @@ def _total(anatomy: Anatomy, kinds: Iterable[str]) -> int:
     return sum(len(part) for part in (*anatomy.sites, *anatomy.stacks) if part.kind in kinds)
 
 
+def size_of(plan: Any, *, max_drop: float | None = None, **sizes: Any) -> tuple[tuple[str, Any], float | None]:
+    """Which way of saying how much was used and its value, and the largest drop, which may stand beside it."""
+    if max_drop is not None and any(value is not None for value in sizes.values()):
+        return exactly_one_of(plan, **sizes), max_drop
+    return exactly_one_of(plan, max_drop=max_drop, **sizes), max_drop
+
+
 def exactly_one_of(plan: Any, **wishes: Any) -> tuple[str, Any]:
     """Which way of saying how much was used, and its value."""
     requests = [(name.replace("_", "-"), value) for name, value in wishes.items() if value is not None]
@@ -311,25 +416,6 @@ def exactly_one_of(plan: Any, **wishes: Any) -> tuple[str, Any]:
     if kind in ("flops", "params"):
         budgets.share_of(value)
     return kind, value
-
-
-def cuttable(
-    model: nn.Module, units: str, rows: tuple[ModuleSpec, ...]
-) -> tuple[list[str], tuple[tuple[str, str], ...]]:
-    """Names of the sites that can be cut, and of those that cannot with the reason; none at all is `Refused`."""
-    anatomy, root = find(model, rows), unwrap(model)
-    kinds = {word.strip().rstrip("s") for word in units.split(",")}
-    good, bad = [], []
-    for part in (*anatomy.sites, *anatomy.stacks):
-        if part.kind in kinds and len(part):
-            try:
-                rules.refuse(root, anatomy, Plan(frozenset({part.units[0]})), {})
-                good.append(part.name)
-            except Refused as reason:
-                bad.append((part.name, str(reason)))
-    if not good and bad:
-        raise Refused(f"No {units} of {type(root).__name__} can be cut: {bad[0][1]}")
-    return good, tuple(bad)
 
 
 def usual_length(task: Task) -> int:

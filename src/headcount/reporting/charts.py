@@ -273,6 +273,32 @@ def speed(name: str, rows: Rows, *, reference: str) -> Chart:
     return finished(name, f"measured speed relative to {reference} and the limit by multiply-adds", chart, 260)
 
 
+def front(name: str, rows: Rows, *, metric: str, base: float, constant: float | None) -> Chart:
+    """What a model is worth against the share of the FLOPs that is left: a point with its interval for every row.
+
+    `rows` have row, flops, value, low, high, kind (kept or ruined) and text.
+    """
+    import altair as alt
+
+    x = alt.X("flops:Q", title="FLOPs left", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1], padding=8))
+    y = alt.Y("value:Q", title=metric, scale=alt.Scale(zero=False))
+    colours = alt.Scale(domain=["kept", "ruined"], range=["theme:accent", "theme:warn"])
+    drawn = alt.Chart(values(rows)).encode(x=x, tooltip=tip("text"))
+    colour = alt.Color("kind:N", scale=colours, legend=None)
+    levels = [{"value": base, "text": "the whole model"}]
+    levels += [] if constant is None else [{"value": constant, "text": "a constant answer"}]
+    level = alt.Chart(values(levels)).encode(y=y)
+    chart = alt.layer(
+        level.mark_rule(strokeDash=[4, 4], color="theme:muted"),
+        level.mark_text(align="left", dx=4, dy=-7, color="theme:muted").encode(x=alt.value(0), text="text:N"),
+        drawn.mark_line(strokeWidth=2, color="theme:band").encode(y=y),
+        drawn.mark_rule(strokeWidth=1.5, opacity=0.6).encode(y=alt.Y("low:Q", title=metric), y2="high:Q", color=colour),
+        drawn.mark_point(size=70, filled=True, opacity=1).encode(y=y, color=colour),
+        drawn.mark_text(dx=-9, dy=-10, color="theme:ink").encode(y=y, text="row:N"),
+    )
+    return finished(name, f"{metric} on scoring examples against the share of the FLOPs that is left", chart, 320)
+
+
 def heatmap(name: str, rows: Rows, *, label: str, diverging: bool) -> Chart:
     """A map of units for a paper. `rows` have site, column, value (or null), gone."""
     import altair as alt

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..documents.prune import BUDGETS, Budget, PruneDocument, Steps
+from ..documents.bench import Speed, shape_text, speed_text
+from ..documents.prune import BUDGETS, BrakeDocument, Budget, Candidate, PruneDocument, Steps
 from ..documents.results import ResultDocument
 from ..formatting import (
     Column,
@@ -63,6 +64,12 @@ def amount_text(quantity: str, amount: float) -> str:
     return flops_text(amount) if quantity == "flops" else seconds_text(amount)
 
 
+def rate_text(row: Speed) -> str:
+    """Examples per second, with a digit after the point where there are few."""
+    rate = row.examples_per_second
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def asked_text(budget: Budget) -> str:
     """What a budget was asked for: "50% of the FLOPs", "2 times as fast"."""
     target = budget.asked
@@ -92,8 +99,14 @@ def step_sentences(steps: Steps) -> list[str]:
     if budget := steps.budget:
         amounts = (budget.whole, budget.allowed, budget.predicted)
         whole_one, allowed, predicted = (amount_text(budget.what, amount) for amount in amounts)
-        end = "" if budget.measured is None else f", {amount_text(budget.what, budget.measured)} measured"
-        out.append(f"Budget: {asked_text(budget)}, of {whole_one}: {allowed} allowed, {predicted} predicted{end}.")
+        is_measured = budget.measured is not None and not budget.note.startswith("reckoned")
+        end = f", {amount_text(budget.what, budget.measured or 0.0)} measured" if is_measured else ""
+        how = f" ({budget.note})" if budget.note else ""
+        out.append(f"Budget: {asked_text(budget)}, of {whole_one}: {allowed} allowed, {predicted} predicted{end}{how}.")
+    if steps.candidates:
+        out.append(candidates_text(steps.candidates))
+    if steps.brake:
+        out.append(brake_text(steps.brake))
     if steps.rearranged:
         out.append(
             f"Rearranged: {counted(steps.rearranged, 'unit')} changed places with others of the same site, because units "
@@ -113,6 +126,30 @@ def step_sentences(steps: Steps) -> list[str]:
             f"{counted(len(tuned.sites), 'site')}{fell}."
         )
     return out
+
+
+def brake_text(brake: BrakeDocument) -> str:
+    """How far a metric fell on scoring examples, and how far it might have."""
+    fell, unit = f"{abs(brake.fell):.3g}", unit_of(brake.metric)
+    change = f"worse by {fell}" if brake.fell > 0 else f"better by {fell}" if brake.fell < 0 else "no worse"
+    return (
+        f"Brake: on {brake.n} scoring examples {brake.metric} went from {brake.whole:.4g} to {brake.value:.4g}, {change}; "
+        f"nothing would have been written from {brake.allowed:.3g} {unit} on."
+    )
+
+
+def candidates_text(candidates: Sequence[Candidate]) -> str:
+    """Which of the plans for a budget was taken, and what the others were worth."""
+    chosen = next((candidate for candidate in candidates if candidate.chosen), candidates[0])
+    finalists = [candidate for candidate in candidates if candidate.n == chosen.n]
+    text = f"Chosen of {counted(len(candidates), 'plan')} that keep the budget, by {chosen}"
+    text += f": {chosen.value:.4g} on {chosen.n} scoring examples, where they were compared"
+    if len(finalists) > 1:
+        text += f" (of those measured on as many, the last had {finalists[-1].value:.4g})"
+    others = [candidate for candidate in candidates if candidate.n < chosen.n]
+    if others:
+        text += f"; in a first round on {others[-1].n} the worst had {others[-1].value:.4g}, by {others[-1]}"
+    return f"{text}."
 
 
 def recovery_sentences(document: PruneDocument) -> list[str]:
@@ -162,13 +199,12 @@ def _numbers(document: PruneDocument) -> str:
     notes = [f"Difference: {document.comparison}."]
     if speed:
         first, last = speed.rows[0], speed.rows[-1]
-        rates = [f"{row.examples_per_second:,.0f}" for row in (first, last)]
+        rates = [rate_text(row) for row in (first, last)]
         at = "" if last.length is None else f", length {last.length}"
-        rows.append((f"examples per second (batch {last.batch}{at})", *rates))
-        spread = f"{last.ratio:.2f} [{last.ratio_low:.2f}, {last.ratio_high:.2f}]"
+        if not last.why_not_timed:
+            rows.append((f"examples per second (batch {last.batch}{at})", *rates))
         notes.append(
-            f"{spread} times as fast (median and quartiles; {speed.device}, {speed.dtype}); "
-            f"the multiply-adds allow {last.limit:.2f}."
+            f"Speed at {shape_text(last.batch, last.length)} ({speed.device}, {speed.dtype}): {speed_text(last)}."
         )
     more = "".join(
         f"\n\n{markdown_text(line)}" for line in [*step_sentences(document.steps), *recovery_sentences(document)]

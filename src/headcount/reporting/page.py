@@ -19,7 +19,18 @@ from .charts import Chart
 from .findings import Lesson, Part, gather, in_detail, sections_of
 from .head_map import Map
 from .provenance import Provenance
-from .sections import claims, criteria, layer_widths, lottery, measurements, pruning, role_survival, roles, training
+from .sections import (
+    claims,
+    criteria,
+    layer_widths,
+    lottery,
+    measurements,
+    pruning,
+    role_survival,
+    roles,
+    tradeoff,
+    training,
+)
 from .sections import runs as run_sections
 from .sections.claims import ExperimentResult
 from .sections.measurements import Section
@@ -286,6 +297,7 @@ def _sections(part: Part) -> list[Section]:
     """All sections that a model has; their groups put them in order."""
     return [
         *lottery.lottery(part),
+        *tradeoff.tradeoffs(part),
         *layer_widths.layers(part),
         *layer_widths.budgets(part),
         *layer_widths.tuned(part),

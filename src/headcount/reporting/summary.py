@@ -9,7 +9,7 @@ import numpy as np
 
 from ..documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from ..documents.bench import Bench, Speed
-from ..documents.curves import Curve, CurvePoint, CurvesDocument, OverDocument
+from ..documents.curves import Curve, CurvePoint, CurvesDocument, OverDocument, TradeoffDocument
 from ..documents.lottery import LotteryDocument, UnitCounts
 from ..documents.prune import PruneDocument
 from ..documents.results import ResultDocument
@@ -53,7 +53,7 @@ def answer(part: Part) -> str:
     """The answer in one sentence: of `prune` if it was run, else of what says most."""
     if part.prune is not None and part.prune.sentence:
         return part.prune.sentence
-    first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_effects)
+    first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_front, _told_by_effects)
     ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
     for describe in (*ways, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training):
         sentence = describe(part)
@@ -105,6 +105,7 @@ def base_of(part: Part) -> ResultDocument | None:
     """The whole model's result, from whichever run measured it."""
     wholes = [runs[0].full for runs in part.places.values()]
     wholes += [document.data.curves[0].whole for document in part.of(CurvesDocument)]
+    wholes += [document.data.base for document in part.of(TradeoffDocument)]
     wholes += [document.data.base for document in part.of(AblationDocument)]
     wholes += [document.data.base for document in part.of(AllButOneDocument)]
     wholes += [document.data.one for document in part.of(TransferDocument)]
@@ -287,11 +288,26 @@ def _told_by_roles(part: Part) -> str:
     return next((head_roles.told(cast) for cast in head_roles.casts(part)), "")
 
 
+def _told_by_front(part: Part) -> str:
+    for document in part.of(TradeoffDocument):
+        data = document.data
+        metric, first, last = data.base.metric, data.rows[0], data.rows[-1]
+        sizes = f"{percent(first.flops)} of the FLOPs" + (f" to {percent(last.flops)}" if len(data.rows) > 1 else "")
+        values = f"{three(first.result.value)}" + (f" to {three(last.result.value)}" if len(data.rows) > 1 else "")
+        return (
+            f"{counted(len(data.rows), 'size')} to pick from, {sizes}: {metric} is {values} on {data.n} scoring examples, and "
+            f"{three(data.base.value)} for the whole model."
+        )
+    return ""
+
+
 def _told_by_bench(part: Part) -> str:
     for document in part.of(Bench):
         best = _best(document.data)
         if best:
             speed, than = times(best.ratio), document.data.reference
+            if best.why_not_timed:
+                return f"How much faster {best.model} is than {than} could not be timed: {best.why_not_timed}."
             return f"{best.model} is {speed} as fast as {than} at batch size {best.batch}."
     return ""
 
@@ -420,6 +436,8 @@ def _bench_tiles(part: Part) -> list[Tile]:
 
 
 def _speed_tile(row: Speed) -> Tile:
+    if row.why_not_timed:  # noise is no fact
+        return Tile("speed", "not timed", f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}")
     return Tile("speed", times(row.ratio), f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -40,6 +41,28 @@ def constant_answer(metric: Metric, rows: np.ndarray) -> float | None:
         always[:, metric.columns.index("prediction")] = candidate
         values.append(metric.value(always))
     return max(values)
+
+
+def constant_value(
+    metric: Metric, rows: np.ndarray, targets: Iterable[int] = (), *, numbers: bool = False
+) -> float | None:
+    """The metric of the best constant answer, also where more is needed than rows; None where nothing says what that is.
+
+    For a loss per token and its perplexity it is the frequencies of the target tokens (`targets` counts each of them), for the
+    loss of a classifier those of its labels, for a squared error (`numbers`) the mean label.
+    """
+    known = constant_answer(metric, rows)
+    if known is not None:
+        return known
+    if "tokens" in metric.columns:
+        counts = np.asarray(list(targets), dtype=np.float64)
+        if not counts.sum():
+            return None
+        return math.exp(entropy(counts)) if metric.name == "perplexity" else entropy(counts)
+    if metric.name == "loss" and "label" in metric.columns:
+        labels = rows[:, metric.columns.index("label")]
+        return float(labels.var()) if numbers else entropy(np.unique(labels, return_counts=True)[1])
+    return None
 
 
 def entropy(counts: np.ndarray) -> float:

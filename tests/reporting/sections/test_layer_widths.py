@@ -26,7 +26,7 @@ from headcount.reporting.sections import layer_widths
 from headcount.reporting.sections.measurements import Section
 from reporting.test_page import HOSTILE, Page, drawn, poisoned
 
-NEW = ("structure", "layers", "budget", "flops", "tuned", "rearranged", "recovered")
+NEW = ("structure", "layers", "budget", "flops", "tuned", "rearranged", "recovered", "candidates", "brake")
 DELETED = (3, 4)
 drawn_by = np.random.default_rng(1)
 WIDTHS = {str(n): int(drawn_by.integers(1, 12)) for n in range(12)}

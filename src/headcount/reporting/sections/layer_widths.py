@@ -12,7 +12,7 @@ from ...plans import kind_of, type_of
 from .. import charts
 from ..charts import Chart, Rows, tip, values, where
 from ..findings import Part
-from ..model_card import amount_text, asked_text
+from ..model_card import amount_text, asked_text, brake_text, candidates_text
 from ..run_reader import Document
 from .measurements import Section
 from .pruning import called_of
@@ -184,7 +184,7 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
         ("whole model", budget.whole),
         ("allowed", budget.allowed),
         ("predicted for the plan", budget.predicted),
-        ("measured", budget.measured),
+        ("measured", None if budget.note.startswith("reckoned") else budget.measured),
     ]
     rows = [
         (label, amount, amount / whole_one if whole_one else None) for label, amount in amounts if amount is not None
@@ -202,7 +202,7 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
         "first, "
     )
     about += (
-        "by times measured here, site by site."
+        ("by times measured here, site by site." if not budget.note else f"by seconds {budget.note}.")
         if quantity == "time"
         else "and what stays never costs more than allowed."
     )
@@ -211,6 +211,8 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
     if multiples:
         multiples_text = listed([f"{kind}s by {n}" for kind, n in multiples.items()])
         notes.append(f"Widths are whole multiples, because the hardware likes them: {multiples_text}.")
+    notes += [candidates_text(data.steps.candidates)] if data.steps.candidates else []
+    notes += [brake_text(data.steps.brake)] if data.steps.brake else []
     if data.steps.rearranged:
         notes.append(
             f"{counted(data.steps.rearranged, 'unit')} changed places with others of the same site afterwards: what "

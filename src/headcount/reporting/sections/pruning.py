@@ -183,11 +183,13 @@ def _speed(data: Bench, title: str) -> Section:
     )
     about = (
         f"Bars: times as fast as {first}, the median over repetitions in which both ran in turns; it need not equal the "
-        "quotient of the two medians. Lines hold the middle half of the repetitions. The orange tick is the limit, what the "
+        "quotient of the two medians. Lines hold the middle half of the repetitions (all of them where others used the "
+        "processor). The orange tick is the limit, what the "
         "count of multiply-adds would allow; “arrived” is how much of that gain was measured."
     )
     chart = (charts.speed("speed", rows, reference=first),) if rows else ()
-    return Section("speed", title, about, f"{MICHEL}, Table 4.", chart, (table, sizes), data.notes)
+    doubts = [sentence for sentence in data.sentences() if any(row.why_not_timed for row in data.rows)]
+    return Section("speed", title, about, f"{MICHEL}, Table 4.", chart, (table, sizes), (*data.notes, *doubts))
 
 
 # -- what was removed ------------------------------------------------------------------------------------------------------

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..documents.prune import Fit as Fit
-from ..documents.prune import Skipped, TunedDocument
-from ..documents.reading import read, write
-from ..errors import HeadcountError
-from ..evaluation.replay import answering
-from ..model.anatomy import Anatomy, Site, Units
-from ..model.cutting.layers import deleted_blocks
-from ..model.discovery import find, unwrap
-from ..model.equivalence import differs, evaluating, frozen
-from ..model.gates import gates_of
-from ..model.tensor_trees import tensors, with_first
-from ..plans import Plan
-from ..progress import Bar, track
+from ...documents.prune import Fit as Fit
+from ...documents.prune import Skipped, TunedDocument
+from ...documents.reading import read, write
+from ...errors import HeadcountError
+from ...evaluation.replay import answering
+from ...model.anatomy import Anatomy, Site, Units
+from ...model.cutting.layers import deleted_blocks
+from ...model.discovery import find, unwrap
+from ...model.equivalence import differs, evaluating, frozen
+from ...model.gates import gates_of
+from ...model.tensor_trees import tensors, with_first
+from ...plans import Plan
+from ...progress import Bar, track
 from .residual_targets import (
     Enough,
     Passes,
@@ -48,8 +48,8 @@ from .residual_targets import (
 )
 
 if TYPE_CHECKING:
-    from ..data.tasks import Task
-    from ..model.architectures import ModuleSpec
+    from ...data.tasks import Task
+    from ...model.architectures import ModuleSpec
 
 STRENGTHS = tuple(10.0**power for power in range(-4, 2))  # of the ridge, as shares of the mean diagonal
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadData, Refused
-from ..evaluation.evaluator import device_of, fresh, in_parts, to_device
-from ..model.anatomy import Anatomy, Site
-from ..model.cutting.rules import refuse
-from ..model.gates import applied
-from ..model.tensor_trees import tensors
-from ..plans import Plan
-from ..progress import Bar
+from ...errors import BadData, Refused
+from ...evaluation.evaluator import device_of, fresh, in_parts, to_device
+from ...model.anatomy import Anatomy, Site
+from ...model.cutting.rules import refuse
+from ...model.gates import applied
+from ...model.tensor_trees import tensors
+from ...plans import Plan
+from ...progress import Bar
 
 if TYPE_CHECKING:
-    from ..data.tasks import Task
+    from ...data.tasks import Task
 
 MEMORY = 2**30  # bytes of what the whole model had after every site
 HELD_OUT = 4  # every fourth example chooses the strength of the ridge

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..plans import Plan
-from ..progress import track
+from ...plans import Plan
+from ...progress import track
 
 if TYPE_CHECKING:
-    from ..importance.gradients import Contributions
-    from ..model.anatomy import Site, Stack
+    from ...importance.gradients import Contributions
+    from ...model.anatomy import Site, Stack
 
 SWEEPS = 10  # over all units of a site; after two or three there is rarely anything left to exchange
 MEMORY = 2**28  # bytes of inner products of all units with each other; beyond that they are computed as needed

@@ -1,0 +1,1 @@
+"""What `prune` and `tradeoff` share: what they print, and the front of a model."""

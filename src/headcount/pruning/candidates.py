@@ -1,0 +1,353 @@
+"""Several plans for every budget, measured on scoring examples: the best of them is taken, and none that ruins the model.
+
+No criterion is best at every size. So plans are made by each, with and without a floor for every site, and for time by measured
+seconds and by counts; they are cut and measured, on a few scoring examples all of them and on more the best. Selection examples
+and those to report on have no part in this.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from .. import runs
+from ..documents.prune import Budget, Candidate
+from ..documents.scores import Scores
+from ..efficiency.costs import Costs, operations, shared_out
+from ..errors import BadPlan, NotShown, Refused
+from ..evaluation.evaluator import measure, result_of
+from ..importance.criteria import score as score_units
+from ..model.architectures import ModuleSpec
+from ..model.cutting import rules
+from ..model.cutting.surgery import cut
+from ..model.discovery import find, unwrap
+from ..plans import Plan, Unit
+from ..progress import Bar
+from ..stats.brake import Brake, brake_at
+from ..stats.constant_answer import constant_value
+from ..stats.results import Result
+from .budget import BudgetProblem, must_reach, purse, reckoned, within
+from .plan_tests import mark
+from .weighing import Weighing, weighings
+
+if TYPE_CHECKING:
+    from ..data.tasks import Task
+
+FIRST, LAST = 128, 512  # scoring examples that all candidates, and the best of them, are measured on
+BEST = 3  # candidates of the first round that are measured on more
+FLOORS = (0.0, 1 / 3, 2 / 3)  # units that every site keeps at least, as shares of the share that may be left
+IGNORED = -100  # a target that counts for nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Measures plans on scoring examples, spread evenly over them. What is measured is kept in the run."""
+
+    model: nn.Module
+    task: Task
+    notes: Any  # a Run, or pieces in memory
+    specs: tuple[ModuleSpec, ...] = ()
+
+    def examples(self, count: int) -> Task:
+        """So many of the examples, or all; by their loss where the metric means to write text."""
+        size = self.task.size
+        some = self.task if size <= count else self.task.subset([place * size // count for place in range(count)])
+        return some.with_metric("loss") if some.generates else some
+
+    def result(self, plan: Plan, count: int = LAST, scale: Mapping[str, Tensor] | None = None) -> Result:
+        """What the model is worth on so many examples once the plan is cut, and the scale folded in."""
+        task = self.examples(count)
+
+        def compute() -> dict[str, Any]:
+            smaller = self.model
+            if plan:
+                smaller = copy.deepcopy(self.model)
+                cut(smaller, plan, scale=dict(scale or {}), specs=self.specs)
+            return {"rows": measure(smaller, task, [Plan()], name="candidates", specs=self.specs)[0]}
+
+        tuned = "-tuned" * bool(scale)
+        rows = runs.piece(self.notes, f"candidate-{len(plan):05d}-{mark(plan)}-{task.size}{tuned}", compute)["rows"]
+        return result_of(task, rows)
+
+    @cached_property
+    def whole(self) -> Result:
+        """The whole model on as many examples as the best candidates."""
+        return self.result(Plan())
+
+    @cached_property
+    def constant(self) -> float | None:
+        """What the best constant answer is worth on these examples; None where that is not known."""
+        result, task = self.whole, self.examples(LAST)
+        targets = _target_counts(task).values() if "tokens" in result.metric.columns else ()
+        return constant_value(result.metric, result.rows, targets, numbers=task.kind == "regression")
+
+    def brake(self, setting: str | float | None) -> Brake | None:
+        """How far the metric may fall at this setting."""
+        if setting is None:
+            return None
+        return brake_at(setting, self.whole.metric, self.whole.value, self.constant, self.whole.n)
+
+
+def _target_counts(task: Task) -> Counter[int]:
+    """How often each token is a target."""
+    counts = Counter[int]()
+    for numbers in task.batches():
+        batch = task.collate(numbers)
+        if "labels" in batch:
+            targets = batch["labels"]
+        else:  # of a language model: every token but the first
+            targets = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)[:, 1:]
+        tokens, often = np.unique(targets[targets != IGNORED].cpu().numpy(), return_counts=True)
+        counts.update(dict(zip(tokens.tolist(), often.tolist(), strict=True)))
+    return counts
+
+
+class Rule(NamedTuple):
+    """How a plan is made for any budget: by which weighing, with which floor, and by which costs."""
+
+    by: str
+    floor: float
+    costs: str
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Plans for any budget by several rules."""
+
+    base: BudgetProblem
+    weighings: Sequence[Weighing]
+
+    @cached_property
+    def prices(self) -> dict[str, Costs]:
+        """The costs by which units are weighed: those of the budget, and for seconds counts and a mixture of both as well."""
+        costs = self.base.costs
+        if costs.what != "time":
+            return {"counts": costs}
+        counts = operations(self.base.model, self.base.length, specs=self.base.specs)
+        if costs.clock == "counts":
+            return {"counts": costs}
+        return {"time": costs, "counts": shared_out(counts, costs), "mixture": shared_out(counts, costs, 0.5)}
+
+    def rules(self, share: float) -> list[Rule]:
+        """Every rule for a budget of which so much may be left; other costs than the budget's own with one floor."""
+        floors = [round(floor * share, 4) for floor in FLOORS]
+        first, *others = self.prices
+        out = [Rule(weighing.name, floor, first) for weighing in self.weighings for floor in floors]
+        return out + [Rule(weighing.name, floors[1], costs) for weighing in self.weighings for costs in others]
+
+    @cached_property
+    def problems(self) -> dict[str, BudgetProblem]:
+        """What plans by each weighing are reckoned with, the orders of all sites among it, which take a while to sort."""
+        out = {}
+        for weighing in self.weighings:
+            problem = replace(self.base, scores=weighing.scores, weighed=weighing.orders, by=weighing.name)
+            out[weighing.name] = replace(problem, weighed=problem.orders)
+        return out
+
+    def problem(self, rule: Rule) -> BudgetProblem:
+        """What a plan by this rule is reckoned with."""
+        return replace(self.problems[rule.by], floor=rule.floor, costs=self.prices[rule.costs])
+
+    def plans(self, allowed: float) -> dict[Plan, Rule]:
+        """Different plans that are reckoned to cost at most so much, and the first rule that makes each."""
+        out, known = dict[Plan, Rule](), set[frozenset[Unit]]()
+        for rule in self.rules(allowed / self.base.costs.whole):
+            try:
+                plan = reckoned(self.problem(rule), allowed, self.base.costs)
+            except BadPlan:  # not with this floor
+                continue
+            if plan and plan.units not in known:
+                known.add(plan.units)
+                out[plan] = rule
+        return out
+
+
+class Ranked(NamedTuple):
+    """A candidate, and what it was worth on scoring examples."""
+
+    rule: Rule
+    plan: Plan
+    result: Result
+
+
+def ranked(judge: Judge, plans: Mapping[Plan, Rule]) -> list[Ranked]:
+    """The plans from the best on: all measured on a few examples, and the best of these on more.
+
+    Equal metrics are told apart by the loss, where it is measured with them.
+    """
+    with Bar("candidate plans", len(plans)) as bar:
+        first = list[Ranked]()
+        for plan, rule in plans.items():
+            result = judge.result(plan, FIRST if len(plans) > BEST else LAST)
+            first.append(Ranked(rule, plan, result))
+            bar.advance()
+    first.sort(key=_badness)
+    if len(plans) <= BEST:
+        return first
+    again = [member._replace(result=judge.result(member.plan)) for member in first[:BEST]]
+    return sorted(again, key=_badness) + first[BEST:]
+
+
+def _badness(candidate: Ranked) -> tuple[float, float]:
+    metric, rows = candidate.result.metric, candidate.result.rows
+    loss = float(rows[:, metric.columns.index("loss")].mean()) if "loss" in metric.columns else 0.0
+    return (-candidate.result.value if metric.higher_is_better else candidate.result.value), loss
+
+
+class Winner(NamedTuple):
+    """The plan that keeps the budget and lost least on scoring examples, the rule that made it, and all that were measured."""
+
+    plan: Plan
+    budget: Budget
+    rule: Rule
+    candidates: tuple[Candidate, ...]
+
+
+def best_within(candidates: Candidates, judge: Judge | None, target: str | float) -> Winner:
+    """The best candidate whose real cost is within the budget, as it was measured on scoring examples."""
+    allowed = must_reach(candidates.base, target)
+    plans = candidates.plans(allowed) if judge is not None else {}
+    order = ranked(judge, plans) if judge is not None and plans else []
+    rules = list(dict.fromkeys(member.rule for member in order)) or candidates.rules(1.0)[:1]
+    refusal: NotShown | None = None
+    for rule in rules[: BEST + 1]:
+        try:
+            plan, budget = within(candidates.problem(rule), target)
+        except NotShown as error:
+            refusal = refusal or error
+            continue
+        return Winner(plan, budget, rule, _document(candidates.base.costs, order, rule))
+    assert refusal is not None
+    raise refusal
+
+
+def _document(costs: Costs, order: Sequence[Ranked], winner: Rule) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(
+            by=rule.by,
+            floor=rule.floor,
+            costs=rule.costs,
+            removed=len(plan),
+            left=costs.of(plan) / costs.whole,
+            value=result.value,
+            n=result.n,
+            chosen=rule == winner,
+        )
+        for rule, plan, result in order
+    )
+
+
+# -- where plans are looked for ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """Where plans are looked for: the model, the examples to score on, the units, and the criterion."""
+
+    model: nn.Module
+    score: Task | None
+    by: str | None
+    units: str
+    only: str | Iterable[str]
+    step: float | int | str
+    brake: str | float | None
+    notes: Any  # a Run, or pieces in memory
+    settings: dict[str, Any]  # of budgets: least, multiple, length, batch_size, seed, specs
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of units, each once."""
+        return list(dict.fromkeys(word.strip() for word in self.units.split(",") if word.strip()))
+
+    @property
+    def names(self) -> list[str]:
+        """What the choice is restricted to."""
+        return [self.only] if isinstance(self.only, str) and self.only else list(self.only)
+
+    @property
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        """Names of the modules of an unknown architecture."""
+        return tuple(self.settings["specs"])
+
+    @cached_property
+    def cuttable(self) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+        """Names of the sites that can be cut, and of those that cannot, with the reason."""
+        return cuttable(self.model, self.units, self.specs)
+
+    @property
+    def judge(self) -> Judge | None:
+        """What measures plans on scoring examples; None where there are none."""
+        return None if self.score is None else Judge(self.model, self.score, self.notes, self.specs)
+
+    def usable(self, scores: Scores) -> Scores:
+        """The scores of what may go."""
+        return _usable(scores, self.kinds, self.names, self.cuttable[0])
+
+    def scores(self, by: str, task: Task | None = None) -> Scores:
+        """The scores of all units of these kinds."""
+        options: dict[str, Any] = {"units": self.kinds, "seed": self.settings["seed"], "specs": self.specs}
+        return score_units(self.model, task, by, run=self.notes, **options)
+
+    def candidates(self, resource: str) -> tuple[Candidates, dict[str, Scores]]:
+        """Plans for budgets of a resource by every way of weighing, and the scores of all units by the name of the way."""
+        by = self.by if self.by is not None or self.score is not None else "fisher"
+        ways = weighings(
+            self.model, self.score, by, self.kinds, seed=self.settings["seed"], notes=self.notes, specs=self.specs
+        )
+        scores = {way.name: way.scores for way in ways}
+        ways = [replace(way, scores=self.usable(way.scores)) for way in ways]
+        self.check_order(ways[0].scores)
+        return Candidates(purse(self.model, ways[0].scores, resource, **self.settings), ways), scores
+
+    def check_order(self, usable: Scores) -> tuple[Unit, ...]:
+        """The order in which units go; refused where none of them may."""
+        least, left_alone = self.settings["least"], self.cuttable[1]
+        if not len(usable):
+            raise Refused(f"No {self.units} of {' or '.join(self.names)} can be cut: {left_alone[0][1]}")
+        order = tuple(usable.order(least))
+        if not order:
+            raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
+        return order
+
+    def must_reach(self, resource: str, target: Any) -> None:
+        """Say what cannot be reached whatever the scores before they are computed."""
+        any_order = self.usable(self.scores("random"))
+        must_reach(purse(self.model, any_order, resource, **self.settings), target)
+
+
+def _usable(scores: Scores, kinds: list[str], only: list[str], allowed: list[str]) -> Scores:
+    """The scores of what may go; refused where `only` leaves nothing of a kind of unit that was asked for."""
+    some = scores.only(*only) if only else scores
+    missing = [word for word in kinds if word[:-1] not in {some.kinds[unit.site] for unit in some}]
+    if missing:
+        raise BadPlan(
+            f"Only {' and '.join(only)} leaves no {missing[0]} to choose from; leave them out of units, or leave only out."
+        )
+    some = some.at(allowed)
+    return some if len(kinds) == 1 else some.normalized(None)  # norms per site hide what a site is worth
+
+
+def cuttable(
+    model: nn.Module, units: str, rows: tuple[ModuleSpec, ...]
+) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """Names of the sites that can be cut, and of those that cannot with the reason; none at all is `Refused`."""
+    anatomy, root = find(model, rows), unwrap(model)
+    kinds = {word.strip().rstrip("s") for word in units.split(",")}
+    good, bad = [], []
+    for part in (*anatomy.sites, *anatomy.stacks):
+        if part.kind in kinds and len(part):
+            try:
+                rules.refuse(root, anatomy, Plan(frozenset({part.units[0]})), {})
+                good.append(part.name)
+            except Refused as reason:
+                bad.append((part.name, str(reason)))
+    if not good and bad:
+        raise Refused(f"No {units} of {type(root).__name__} can be cut: {bad[0][1]}")
+    return good, tuple(bad)
