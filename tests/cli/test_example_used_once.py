@@ -13,7 +13,7 @@ from helpers.small_models import WEATHER, ran, weather, word_tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
 import headcount as hc
-from headcount.cli import options
+from headcount.cli import run_folder
 from headcount.efficiency import benchmark
 from headcount.pruning import pipeline
 
@@ -86,13 +86,13 @@ CASES = {
 def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.data.Task]:
     """The examples of a command, by what its run folder calls their use."""
     tasks: dict[str, hc.data.Task] = {}
-    really = options.question_of
+    really = run_folder.question_of
 
     def to_note(command: str, name: str, model: Any, given: Any, asked: Mapping[str, Any], settings: Any) -> Any:
         tasks.update(asked)
         return really(command, name, model, given, asked, settings)
 
-    monkeypatch.setattr(options, "question_of", to_note)
+    monkeypatch.setattr(run_folder, "question_of", to_note)
     monkeypatch.setattr(pipeline, "bench", lambda *models, **how: benchmark.bench(*models, **{**how, "repeats": 2}))
     return tasks
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import headcount as hc
-from headcount.cli import options
+from headcount.cli import run_folder
 from headcount.cli.training_options import held_out
 from headcount.data import seen_examples as seeing
 from headcount.data import splits
@@ -317,13 +317,13 @@ def test_results_of_every_verb_draw_groups_whole(place: Path) -> None:
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, hc.data.Task]:
     """The tasks of the commands that a test runs, by role."""
     found: dict[str, hc.data.Task] = {}
-    notes = options.data_notes
+    notes = run_folder.data_notes
 
     def look(tasks: Mapping[str, Any]) -> list[str]:
         found.update(tasks)
         return notes(tasks)
 
-    monkeypatch.setattr(options, "data_notes", look)
+    monkeypatch.setattr(run_folder, "data_notes", look)
     return found
 
 

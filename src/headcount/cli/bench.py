@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import HeadcountError
-from .options import CommonFlags, command_line, load_model, out, quieten, say_stopped, weights_of
+from .options import CommonFlags, command_line, load_model, out, quieten
+from .run_folder import say_stopped, weights_of
 from .text import bench_text
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from .options import (
     other_task,
     out,
     quieten,
-    running,
     specs_of,
 )
+from .run_folder import running
 from .training_options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:

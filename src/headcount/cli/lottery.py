@@ -13,7 +13,8 @@ import typer
 
 from ..errors import BadRun
 from ..parsing import share_in
-from .options import CommonFlags, make_task, other_task, out, placed, quieten, running, specs_of
+from .options import CommonFlags, make_task, other_task, out, placed, quieten, specs_of
+from .run_folder import running
 from .train import with_labels
 from .training_options import TrainingOptions, flag, held_out
 

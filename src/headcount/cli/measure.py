@@ -27,10 +27,9 @@ from .options import (
     out,
     own_groups,
     quieten,
-    running,
     specs_of,
-    weights_of,
 )
+from .run_folder import running, weights_of
 from .text import ablation_text, curve_text, limit_notes, one_head_table, over_text, scores_text, transfer_text
 
 if TYPE_CHECKING:

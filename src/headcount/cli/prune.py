@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadPlan
-from .options import (
-    CommonFlags,
-    Only,
-    ScoreData,
-    ScoreLimit,
-    SelectLimit,
-    load_model,
-    named_paths,
-    question_of,
-    quieten,
-)
+from .options import CommonFlags, Only, ScoreData, ScoreLimit, SelectLimit, load_model, named_paths, quieten
 from .pruning.front import FrontRequest, sets_from
 from .pruning.work import Work, carry_out
+from .run_folder import question_of
 from .training_options import Recovery
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import BadRun
-from .options import HOW, WHERE, command_line, flag, out, say_stopped
+from .options import HOW, WHERE, command_line, flag, out
+from .run_folder import say_stopped
 
 if TYPE_CHECKING:
     from ..documents.claims import ClaimsDocument

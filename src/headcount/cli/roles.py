@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from .measure import Model, keep
-from .options import Running, flag, load_model, quieten, running, specs_of
+from .options import Running, flag, load_model, quieten, specs_of
+from .run_folder import running
 from .text import roles_text
 
 

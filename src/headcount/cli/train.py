@@ -22,9 +22,9 @@ from .options import (
     out,
     placed,
     quieten,
-    running,
     say_notes,
 )
+from .run_folder import running
 from .training_options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import typer
 
 from ..data import splits
 from . import options
-from .options import CommonFlags, load_model, other_task, weights_of
+from .options import CommonFlags, load_model, other_task
+from .run_folder import weights_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,8 +19,10 @@ from ..documents.prune import ExampleSet
 from ..errors import BadData
 from ..importance.criteria import NEED_NO_DATA
 from ..model.architectures import ModuleSpec
-from ..model.checkpoints import load, may_be_written
+from ..model.checkpoints import load
 from ..model.discovery import unwrap
+from ..model.model_folders import may_be_written
+from ..stats.brake import DEFAULT_BRAKE
 from . import pipeline, selection
 from .pipeline import Pruned
 
@@ -45,6 +47,7 @@ def prune(
     multiple: int | None = None,
     least: int = 0,
     only: str | Iterable[str] = (),
+    brake: str | float | None = DEFAULT_BRAKE,
     step: float | int | str = "5%",
     alpha: float = 0.05,
     cap: float | None = None,
@@ -70,8 +73,8 @@ def prune(
 
     What `headcount prune` does, with arguments called like its flags. Say how much in one way: `max_drop` is a guarantee in
     points of the metric, shown on examples that had no part in the scores; `flops`, `params` and `speedup` are budgets;
-    `remove` is a number or a share of the units; `plan` is your own. The final numbers come from examples that had no part
-    in the choice: with `data` alone, it is split. The model that was given stays as it was.
+    `remove` is a number or a share of the units; `plan` is your own.
+    A size may stand beside `max_drop`: both must hold. The final numbers come from examples that had no part in the choice: with `data` alone, it is split. The model that was given stays as it was.
 
     Args:
         model: The model, or its folder or name on the hub.
@@ -90,6 +93,7 @@ def prune(
         least: Units that every site keeps.
         only: Restricts the units to a type ("encoder", "decoder", "cross").
         step: Step between the plans that a guarantee tests, in units (or FLOPs).
+        brake: Refuse a plan that loses more on scoring examples: a share of the way to a constant answer, points, or None.
         alpha: Significance level of the guarantee.
         cap: Of losses: no example counts for more than this, by default 20 times `max_drop`.
         tries: Guarantees to be tested on these examples, each at alpha / tries.
@@ -122,11 +126,11 @@ def prune(
     """
     how_much: dict[str, Any] = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params}
     how_much["speedup"] = speedup
-    selection.exactly_one_of(plan, **how_much)
+    selection.size_of(plan, **how_much)
     rows, source = tuple(specs), None if isinstance(model, nn.Module) else model
     protected = [Path(path) for path in (source, data) if isinstance(path, str | Path)]
     if output is not None:  # before any work is done
-        may_be_written(Path(output), force, protected, only_models=True)
+        may_be_written(Path(output), force, protected, None if source is None else Path(source))
     subject = _placed(model, device, trust_remote_code)
     reader = _Reader(subject, task, tokenizer or source, {"batch_size": batch_size, "seed": seed, **reading})
     needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
@@ -151,6 +155,7 @@ def prune(
         step=step,
         least=least,
         only=only,
+        brake=brake,
         alpha=alpha,
         cap=cap,
         tries=tries,

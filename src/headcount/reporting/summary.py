@@ -457,11 +457,8 @@ def _tokens(row: Speed) -> str:
 def _pair(before: str, after: str) -> str:
     """Two numbers; the unit is said once where it is the same."""
     before_parts, after_parts = before.rpartition(" "), after.rpartition(" ")
-    return (
-        f"{before_parts[0]} → {after}"
-        if before_parts[2] == after_parts[2] and before_parts[0]
-        else f"{before} → {after}"
-    )
+    same = bool(before_parts[0]) and before_parts[2] == after_parts[2]
+    return f"{before_parts[0] if same else before} → {after}"
 
 
 def _change(before: float, after: float) -> str:

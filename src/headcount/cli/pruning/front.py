@@ -14,7 +14,8 @@ import typer
 
 from ...data.example_sets import USES, Sets, sets_of, used_text
 from ...errors import BadPlan, BadRun
-from ..options import SCORED_ON, CommonFlags, make_task, other_task, out, question_of, running, specs_of
+from ..options import SCORED_ON, CommonFlags, make_task, other_task, out, specs_of
+from ..run_folder import question_of, running
 
 if TYPE_CHECKING:
     from ...data.seen_examples import Seen
