@@ -74,7 +74,8 @@ def prune(
     What `headcount prune` does, with arguments called like its flags. Say how much in one way: `max_drop` is a guarantee in
     points of the metric, shown on examples that had no part in the scores; `flops`, `params` and `speedup` are budgets;
     `remove` is a number or a share of the units; `plan` is your own.
-    A size may stand beside `max_drop`: both must hold. The final numbers come from examples that had no part in the choice: with `data` alone, it is split. The model that was given stays as it was.
+    A size may stand beside `max_drop`: both must hold. The final numbers come from examples that had no part in the choice:
+    with `data` alone, it is split. The model that was given stays as it was.
 
     Args:
         model: The model, or its folder or name on the hub.
