@@ -83,7 +83,7 @@ def test_what_people_write_means_these_units(units: Any, text: str) -> None:
      [3, 7], 3, 3.5, True, None, (1, 2, 3), (1, 2.0), (1, True), (True, 2), (1, None), (1.0, 2), {1: 2.5}, {1: None},
      {1: [True, False, True, True]}, {1: torch.tensor([1.0, 0.0, 1.0, 1.0])}, {None: [1]}, {(1, 2): 3}, [[1, 2], [0, 3]],
      np.array([1, 2]), torch.ones(4), torch.ones(3, 4), torch.ones(2, 3), torch.full((2, 4), 0.5), torch.ones(2, 4, 1),
-     [[1, 1, 0, 1], [0, 1, float("nan"), 1]], [MASK[0], MASK[1][:3]], "x:0", {9: [0]}, b"1:2", object(), [[]]],
+     [[1, 1, 0, 1], [0, 1, float("nan"), 1]], [MASK[0], MASK[1][:3]], "x:0", {9: [0]}, b"1:2", 1j, [[]]],
     ids=repr,
 )  # fmt: skip
 def test_what_has_no_one_meaning_is_one_sentence(units: Any) -> None:
