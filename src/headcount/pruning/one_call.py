@@ -93,8 +93,8 @@ def prune(
         multiple: Round the neurons of an MLP to multiples of this.
         least: Units that every site keeps.
         only: Restricts the units to a type ("encoder", "decoder", "cross").
-        step: Step between the plans that a guarantee tests, in units (or FLOPs).
         brake: Refuse a plan that loses more on scoring examples: a share of the way to a constant answer, points, or None.
+        step: Step between the plans that a guarantee tests, in units (or FLOPs).
         alpha: Significance level of the guarantee.
         cap: Of losses: no example counts for more than this, by default 20 times `max_drop`.
         tries: Guarantees to be tested on these examples, each at alpha / tries.

@@ -140,12 +140,9 @@ def carry_out(work: Work) -> None:
             recover=work.recovery.trainer(work.lesson, work.model, flags, folder),
         )
         document = PruneDocument.from_json(folder.read_json("prune"), f"{folder.folder / 'prune'}.json")
-        why_no_page = [f"{missing[0]} is not installed; `headcount report {folder.folder}` writes it elsewhere"] * bool(
-            missing
-        )
-        show(
-            document, folder.folder, choice, sets, flags, work.output, (why_no_page or no_page) if work.report else None
-        )
+        if missing:
+            no_page.append(f"{missing[0]} is not installed; `headcount report {folder.folder}` writes it elsewhere")
+        show(document, folder.folder, choice, sets, flags, work.output, no_page if work.report else None)
 
 
 def _plan_file(
