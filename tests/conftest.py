@@ -21,6 +21,7 @@ os.environ.update(
 )
 # What another machine may have otherwise; `make matrix` tries other values.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # processes that tests fork cannot use a GPU
 # (some virtual machines announce AMX and kill what uses it)
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 

@@ -268,7 +268,7 @@ def test_the_page_says_what_the_licence_of_the_collection_does_not_cover() -> No
 
 
 def test_the_classifier_has_six_attentions_of_eight_heads() -> None:
-    model = hc.load(EMBEDDED / "classifier")
+    model = hc.load(EMBEDDED / "classifier", dtype="auto")
     anatomy = hc.find(model)
     attentions = [site for site in anatomy.sites if site.kind == "head"]
     assert [(site.attention, len(site.ids)) for site in attentions] == [("encoder", 8)] * 6

@@ -309,7 +309,7 @@ def test_resuming_comes_to_the_same_end(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "save", stop)
+        patch.setattr(pipeline, "write_into", stop)
         assert ran(*map(str, _asked(place, tmp_path, *words))).exit_code != 0
     assert _leftovers(tmp_path) == []
     first, again = _json(*_asked(place, tmp_path, *words)), once_tuned.found

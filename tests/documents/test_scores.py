@@ -312,5 +312,5 @@ def test_text() -> None:
     assert text.splitlines() == [
         "test, l2 per layer: 22 units, bigger = matters more",
         "0   0.600 0.800",
-        f"10  {' '.join(['0.000'] * 16)} ... (20)",
+        f"10  {' '.join(['0.000'] * 10)} ... (20)",
     ]

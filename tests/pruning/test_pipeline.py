@@ -36,6 +36,7 @@ from headcount.data.places import place as place_of
 from headcount.documents.prune import PruneDocument
 from headcount.efficiency import latency
 from headcount.pruning import budget, pipeline, selection
+from headcount.pruning.pipeline import sentence
 from headcount.reporting import model_card, model_warnings
 from headcount.runs import read
 from headcount.stats.metrics import metric
@@ -444,8 +445,8 @@ def test_the_sentence_says_which_way_a_metric_goes_and_when_more_was_lost_than_p
         pruned = hc.pruning.Pruned(
             choice, before, after, hc.compare(before, after), (2, 1), (2, 1), None, (), Path("x")
         )
-        assert "loss rises by less than 5, no example counted for more than 100 nats, 95 % sure" in str(pruned)
-        assert str(pruned).endswith(words)
+        assert "loss rises by less than 5, no example counted for more than 100 nats, 95 % sure" in sentence(pruned)
+        assert sentence(pruned).endswith(words)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +466,7 @@ def test_accuracies_and_losses_are_said_with_three_digits_and_what_counts_to_a_h
     choice = hc.pruning.choose(classifier(), plan="0:1")
     was, now = (hc.stats.Result(metric("mean"), np.full((3, 1), value)) for value in (before, after))
     pruned = hc.pruning.Pruned(choice, was, now, hc.compare(was, now), (2, 1), (2, 1), None, (), Path("x"))
-    assert str(pruned) == f"1 of 12 heads (8 %) are gone: mean went {said} on 3 examples."
+    assert sentence(pruned) == f"1 of 12 heads (8 %) are gone: mean went {said} on 3 examples."
 
 
 # -- how much ------------------------------------------------------------------------------------------------------------

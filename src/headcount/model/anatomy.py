@@ -205,6 +205,8 @@ class Anatomy:
             plan = units
         elif (rows := mask_rows(units)) is not None:
             plan = self._masked_by(rows)
+        elif isinstance(units, str) and not units.strip():
+            plan = Plan()
         else:
             plan = Plan(frozenset(unit for site, chosen in spelled(units) for unit in self._units(site, chosen)))
         canonical = frozenset(Unit(self[unit.site].name, unit.index) for unit in plan.units)

@@ -29,7 +29,7 @@ GROUPS: dict[str, Groups] = {
     "prune": {
         FIRST: "data output max_drop speedup units dry_run",
         "Presets": "fast careful",
-        "How much goes": "remove flops params row brake plan",
+        "How much goes": "remove flops params row tradeoff brake plan",
         "Which units go": "by tune only least multiple length",
         "The guarantee of --max-drop": "alpha step tries fresh cap",
         "Examples for each use": "score_data score_limit select_data select_limit",
