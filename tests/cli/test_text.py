@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,14 @@ from helpers.small_models import class_task, classifier
 from typer.testing import CliRunner
 
 import headcount as hc
+from headcount import progress
 from headcount.cli import app, text
 from headcount.documents.bench import Bench, Speed, Subject
+from headcount.documents.prune import PruneDocument
+from headcount.evaluation import evaluator
 from headcount.formatting import short_count
+from headcount.progress import Bar
+from headcount.pruning.curves import CurvesAsked, curves
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +108,29 @@ def test_inspect_cuts_no_number_off(name: str, tmp_path: Any) -> None:
 )  # fmt: skip
 def test_counts_in_short(count: int, shown: str) -> None:
     assert short_count(count) == shown
+
+
+def test_before_and_after_of_prune_stand_side_by_side() -> None:
+    kept = json.loads((Path(__file__).parents[1] / "documents" / "old" / "prune.json").read_text(encoding="utf-8"))
+    shown = text.pruned_text(PruneDocument.from_json(kept, "prune.json"))
+    table = shown.split("\n\n")[1].splitlines()
+    assert max(map(len, table)) <= 80
+    assert table[0].split() == ["before", "after"]
+    for noun in ("parameters", "on disk"):
+        assert sum(line.startswith(noun) and line.endswith("%") for line in table) == 1
+
+
+def test_a_measurement_is_called_by_words_and_not_by_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = list[str]()
+
+    class Heard(Bar):
+        def __init__(self, label: str, total: float | None = None) -> None:
+            labels.append(label)
+            super().__init__(label, total)
+
+    for module in (progress, evaluator):
+        monkeypatch.setattr(module, "Bar", Heard)
+    model, task = classifier(), class_task(16)
+    curves(model, task, task, CurvesAsked(by=("magnitude", "random"), step="50%"))
+    assert {"curves", "curve by magnitude", "curve by random"} <= set(labels)
+    assert not [label for label in labels if any(letter.isdigit() for letter in label)]

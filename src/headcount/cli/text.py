@@ -235,7 +235,7 @@ def _relative(values: Sequence[float] | None, base_value: float) -> str:
 
 def pruned_text(document: PruneDocument) -> str:
     """What `prune` did: before and after side by side, and what is promised."""
-    from ..documents.bench import speed_text
+    from ..documents.bench import shape_text, speed_text
     from ..formatting import bytes_text, flops_text
     from ..reporting.model_card import (  # numpy is not imported before it is needed
         counts,
@@ -247,10 +247,12 @@ def pruned_text(document: PruneDocument) -> str:
 
     before, after = document.before, document.after
     (had, has), (took, takes) = document.parameters, document.bytes
+    span = document.comparison.span
+    test = str(document.comparison).removeprefix(span)
     rows = [
         ("", "before", "after", ""),
-        (before.metric, f"{before.value:.3f}", f"{after.value:.3f}", str(document.comparison)),
-        ("", *(f"[{result.low:.3f}, {result.high:.3f}]" for result in (before, after)), f"n={before.n:,}"),
+        (before.metric, f"{before.value:.3f}", f"{after.value:.3f}", f"{span},"),
+        ("", *(f"[{result.low:.3f}, {result.high:.3f}]" for result in (before, after)), test.lstrip(", ")),
         *(
             (noun, f"{was:,}", f"{remaining:,}", f"{remaining / max(1, was) - 1:+.0%}")
             for noun, was, remaining in counts(document)
@@ -271,13 +273,13 @@ def pruned_text(document: PruneDocument) -> str:
         )
     if document.speed is not None:
         first, last = document.speed.rows[0], document.speed.rows[-1]
-        times = f"{last.ratio:.2f} times [{last.ratio_low:.2f}, {last.ratio_high:.2f}], of {last.limit:.2f} by count"
-        at = "" if last.length is None else f", length {last.length}"
+        at = shape_text(last.batch, last.length)
         if last.why_not_timed:
-            rows.append((f"speed (batch {last.batch}{at})", "", "", "see below"))
-            doubts.append(f"Speed: {speed_text(last)}.")
+            doubts.append(f"Speed at {at}: {speed_text(last)}.")
         else:
-            rows.append((f"examples/s (batch {last.batch}{at})", rate_text(first), rate_text(last), times))
+            times = f"{last.ratio:.2f} times [{last.ratio_low:.2f}, {last.ratio_high:.2f}],"
+            rows.append(("examples/s", rate_text(first), rate_text(last), times))
+            rows.append(("", "", "", f"of {last.limit:.2f} by count; {at}"))
     lines = columns_text(rows, "<>><")
     notes = [*doubts, *step_sentences(document.steps), *recovery_sentences(document)]
     ended = limit_notes({", before": before.unfinished, ", after": after.unfinished}, before.n)

@@ -119,7 +119,8 @@ def measure(
     with ExitStack() as stack:
         for context in (evaluating(root), torch.inference_mode(False), torch.no_grad()):
             stack.enter_context(context)
-        bar = stack.enter_context(Bar(name, total=len(batches) * len(plans)))
+        label = name if name.isalpha() else "evaluation"  # others are names of files, and no words
+        bar = stack.enter_context(Bar(label, total=len(batches) * len(plans)))
         for start in range(0, len(batches), batches_per_file):
             some = batches[start : start + batches_per_file]
 

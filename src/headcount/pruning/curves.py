@@ -26,6 +26,7 @@ from ..model.cutting.surgery import cut
 from ..model.gates import masked
 from ..parsing import by_number, share_in
 from ..plans import Plan
+from ..progress import track
 from ..stats.results import Comparison, Result, compare
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def curve(
     subject = copy.deepcopy(model) if really_cut else model
     plan, points = Plan(), list[Point]()
     base: Result | None = None
-    for target in targets:
+    for target in track(targets, f"curve by {chosen.by}"):
         if again is not None and target:
             current = again(model, plan)
             chosen = current.only(*names) if names else current
@@ -342,7 +343,7 @@ def curves(
             base_name=f"{prefix}whole",
             specs=rows,
         )
-        for name, order in orders
+        for name, order in track(orders, "curves")
     ]
     for measured_curve in curve_list if run is not None else ():
         for point in measured_curve.points[1:]:

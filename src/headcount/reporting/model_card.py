@@ -130,7 +130,8 @@ def step_sentences(steps: Steps) -> list[str]:
 
 def brake_text(brake: BrakeDocument) -> str:
     """How far a metric fell on scoring examples, and how far it might have."""
-    fell, unit = f"{abs(brake.fell):.3g}", unit_of(brake.metric)
+    unit = unit_of(brake.metric)
+    fell = f"{abs(brake.fell):.2g} {unit}"
     change = f"worse by {fell}" if brake.fell > 0 else f"better by {fell}" if brake.fell < 0 else "no worse"
     return (
         f"Brake: on {brake.n} scoring examples {brake.metric} went from {brake.whole:.4g} to {brake.value:.4g}, {change}; "
@@ -227,7 +228,7 @@ def proved(document: PruneDocument) -> str:
         return "computes what the trained model computes; before the training, the cut was proved equal to masking the units"
     if document.steps.tuned:
         return "computes what the whole model computes with the same units masked and the others scaled as tuned"
-    return "computes what the whole model computes with the same units closed"
+    return "computes what the whole model computes with the same units masked"
 
 
 def _removed(document: PruneDocument) -> str:

@@ -135,13 +135,18 @@ class Comparison:
         """Whether p is at most alpha: Holm's p where several comparisons were made together, else the test's own."""
         return (self.p if self.p_holm is None else self.p_holm) <= alpha
 
-    def _numbers(self) -> str:
+    @property
+    def span(self) -> str:
+        """The difference with its interval: "-1.9 points [-4.1, 0.0]"."""
         numbers = [number * self.points for number in (self.difference, self.low, self.high)]
         digits = digits_of(numbers[2] - numbers[1], default=1)
         texts = [_signed(number, digits) for number in numbers]
         in_points = self.points != 1 or self.metric in ("bleu", "chrf")
         unit = "points" if in_points else f"in {self.metric}"
-        return f"{texts[0]} {unit} [{texts[1]}, {texts[2]}], p {_p(self.p, equals='= ')}"
+        return f"{texts[0]} {unit} [{texts[1]}, {texts[2]}]"
+
+    def _numbers(self) -> str:
+        return f"{self.span}, p {_p(self.p, equals='= ')}"
 
     @property
     def brief(self) -> str:
