@@ -250,7 +250,7 @@ def test_a_page_that_cannot_be_made_costs_no_model_and_a_ruined_one_is_named(
         raise hc.errors.BadRun("The page would have 11.7 MB.")
 
     monkeypatch.setattr("headcount.reporting.page.report", refuse)
-    shown = _run(*_asked(place, tmp_path, "--remove", "100%")).output
+    shown = _run(*_asked(place, tmp_path, "--remove", "100%", "--brake", "off")).output
     found = PruneDocument.from_json(read(tmp_path / "run").read_json("prune"))
     assert found.after.constant is not None
     assert not (tmp_path / "smaller" / "report.html").exists()
