@@ -236,7 +236,8 @@ def test_people_see_the_numbers_of_the_json(place: Path, tmp_path: Path) -> None
     ):
         assert words in shown
     assert f"{found['parameters'][1]:,}" in shown
-    assert f"{found['after']['value']:.3f} [{found['after']['low']:.3f}" in shown
+    assert f"{found['after']['value']:.3f}" in shown
+    assert f"[{found['after']['low']:.3f}, {found['after']['high']:.3f}]" in shown
     assert str(tmp_path / "smaller" / "report.html") in shown
     assert f"in Python: import headcount; model = headcount.load({str(tmp_path / 'smaller')!r})" in shown
     page = (tmp_path / "smaller" / "report.html").read_text()
