@@ -63,6 +63,11 @@ def _command(given: Path, tmp_path: Path) -> list[str]:
     return [str(word) for word in ("reproduce", "planted-heads", *material, "-o", tmp_path / "out")]
 
 
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """Options of a command, each with its one value."""
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
 def _told(folder: Path) -> dict[str, Any]:
     return read(folder / "planted-heads").read_json("claims")
 
@@ -86,7 +91,9 @@ def test_it_runs_the_commands_then_says_what_became_of_each_statement(words, giv
     assert record.finished
     assert record.question["experiment"] == "planted-heads"
     assert record.question["seeds"] == [0]
-    assert record.read_json("command")["command"].startswith("headcount reproduce planted-heads --glue ")
+    command = shlex.split(record.read_json("command")["command"])  # options in the order of the help, not in that given
+    assert command[:3] == ["headcount", *words[:2]]
+    assert _options(command[3:]) == _options(words[2:])
     setting = Setting(
         inputs.given(folder, glue=given / "glue", classifier=str(given / "model")), folder, full=False, seeds=(0,)
     )

@@ -49,17 +49,20 @@ class Family:
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Inputs]:
     """Make the model of a family and a batch for it, the same ones each time, and nobody else's."""
-    model, inputs = copy.deepcopy(_model(name)), ZOO[name].inputs()
+    model, inputs = copy.deepcopy(_model(ZOO[name].make)), ZOO[name].inputs()
     floats = {key: value.to(dtype) for key, value in inputs.items() if value.is_floating_point()}
     return model.to(dtype), inputs | floats
 
 
 @functools.cache
-def _model(name: str) -> nn.Module:
-    """The model that is copied for each test: to make one takes twice as long as to copy it."""
+def _model(make: Callable[[], nn.Module]) -> nn.Module:
+    """The model that is copied for each test: to make one takes twice as long as to copy it.
+
+    Kept by what makes it and not by its name, under which a test may put a family of its own.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = ZOO[name].make().eval()
+        model = make().eval()
         with torch.no_grad():
             # The usual initialisations (std .02, zero biases, unit norms) make tiny models nearly linear, and
             # blind to the loss of a head or of a per-head parameter. Frozen parameters are tables of
