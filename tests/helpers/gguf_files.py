@@ -44,13 +44,13 @@ def write_gguf(model: Any, path: Path, architecture: str = "llama") -> Path:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
     words = ["<s>", "</s>", *(chr(ord("a") + n) for n in range(26))]
-    words += ["ab"]
+    words += ["ab", "ba"]
     words += [f"w{n}" for n in range(config.vocab_size - len(words))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(words)
     writer.add_token_types([3, 3, *[1] * (len(words) - 2)])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "b a"])  # of one alone some readers make a text
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     for name, tensor in model.state_dict().items():

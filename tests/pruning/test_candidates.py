@@ -108,7 +108,7 @@ def test_the_plan_that_measures_best_on_scoring_examples_wins(
     model, score = _model(place), _task(place, "train", limit=40)
     found, rng = _candidates(model, score), np.random.default_rng(seed)
     plans = found.plans(0.8 * found.base.costs.whole)
-    assert len({plan.units for plan in plans}) == len(plans) > 3
+    assert len({plan.units for plan in plans}) == len(plans) >= 3  # (by taylor and by fisher may be one plan)
     worth = {plan.units: place for plan, place in zip(plans, rng.permutation(len(plans)).tolist(), strict=True)}
 
     def planted(smaller: Any, task: Any, *_: Any, **__: Any) -> np.ndarray:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..data.tasks import Task
     from ..importance.gradients import Contributions
     from ..model.anatomy import Anatomy, Site
+    from ..stats.metrics import Metric
 
 JUDGED = 512  # examples on which it is decided whether tuning does good
 NEEDS_CLASSES = ("accuracy", "f1", "matthews", "pearson", "spearman")
@@ -133,7 +134,7 @@ class PlanTester:
         metric, candidates = judge.metric, (PreparedPlan(plan), PreparedPlan(better, fit))
         rows = [self._rows(judge, candidate, f"judged{judge.size}") for candidate in candidates]
         before, after = (metric.value(values) for values in rows)
-        if (after >= before) if metric.higher_is_better else (after <= before):
+        if _is_no_worse(metric, before, after):
             return PreparedPlan(better, fit, exchanged, judged=rows[1])
         note = (
             f"Not tuned: on {judge.size} of the examples that were scored on, {metric.name} is {before:.4f} as cut and "
@@ -220,6 +221,11 @@ class PlanTester:
 
         with Bar("rehearsing on scoring examples", total=len(plans).bit_length()) as bar:
             return [plans[place] for place in rehearsed_sequence(len(plans), holds)]
+
+
+def _is_no_worse(metric: Metric, before: float, after: float) -> bool:
+    """Whether what was tuned measures at least as well as what was only cut."""
+    return after >= before if metric.higher_is_better else after <= before
 
 
 def as_saved(
