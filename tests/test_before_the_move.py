@@ -1,4 +1,4 @@
-"""What the version before the packages were named wrote, in the folder `before_the_move`: it loads, resumes and makes a report."""
+"""What the version before the packages were named wrote, in `before_the_move`: it loads, resumes and makes a report."""
 
 from __future__ import annotations
 

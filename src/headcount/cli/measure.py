@@ -314,7 +314,7 @@ def curve(
         )
     if over is None and checkpoints is not None:
         raise typer.BadParameter("--checkpoints chooses among those of a folder: name it with --over.")
-    from ..data.task_types import KINDS
+    from ..data.kinds import KINDS
     from ..documents.curves import CurvesDocument, OverDocument
     from ..documents.scores import Scores
     from ..pruning import curves

@@ -225,7 +225,7 @@ def _multiply(
 ) -> tuple[Any, Any]:
     """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
     gate = _now(gate_source)
-    name = None if args else next(iter(kwargs))
+    name = "" if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
     # a copy of the module, as DataParallel makes for every device, has a weight of its own
     if callable(gate_source) and module is site.writer and _folds(site, x):

@@ -88,7 +88,9 @@ def noninferiority_test(
     if measure.name in ("pearson", "spearman"):
         return _by_influence(measure, before, after, drop, alpha, groups, seed, resamples)
     bootstrap = _by_bootstrap(measure, before, after, drop, alpha, groups, seed, resamples)
-    if not averaged or cap == math.inf or not measure.statistics(before)[:, 1].any():
+    if not averaged or cap == math.inf or measure.statistics is None:
+        return bootstrap
+    if not measure.statistics(before)[:, 1].any():
         return bootstrap
     capped = _by_betting(
         measure, before, after, drop, alpha, groups, seed, cap or _usual_cap(measure, before, drop, groups)
@@ -104,7 +106,9 @@ def noninferiority_test(
 def _right_or_wrong(measure: Metric, rows: np.ndarray) -> np.ndarray | None:
     """1 for each example that counts as good and 0 for the others; None if the metric is not a share of examples."""
     values = measure.per_example(rows)
-    if values is None or not np.isin(values, (0.0, 1.0)).all() or (measure.statistics(rows)[:, 1] != 1).any():
+    if values is None or measure.statistics is None:
+        return None
+    if not np.isin(values, (0.0, 1.0)).all() or (measure.statistics(rows)[:, 1] != 1).any():
         return None
     return values if measure.higher_is_better else 1 - values
 
