@@ -1,4 +1,4 @@
-"""Non-inferiority: the test that a plan loses less than so many points, for every metric. No torch.
+"""Non-inferiority test: whether a plan loses less than so many points, for every metric. No torch.
 
 One plan, before and after, on the same examples: is it shown to lose less than the largest drop that is allowed? What is
 exact, what is bounded and what is approximate is said with every answer; `docs/trust.md` has how often each was wrong.
@@ -54,7 +54,7 @@ def noninferiority_test(
     clusters: np.ndarray | None = None,
     cap: float | None = None,
 ) -> NonInferiority:
-    """Test one plan against "it loses at least `drop` points", paired and one-sided, and bound what it loses.
+    """The non-inferiority test: one plan against "it loses at least `drop` points", paired and one-sided, and bound what it loses.
 
     - "exact", where every example is right or wrong: the score test for the difference of two paired shares (Tango 1998),
       with the largest p-value over all shares of examples gained that the data leave open (Berger and Boos 1994).
