@@ -54,7 +54,7 @@ def noninferiority_test(
     clusters: np.ndarray | None = None,
     cap: float | None = None,
 ) -> NonInferiority:
-    """The non-inferiority test: one plan against "it loses at least `drop` points", paired and one-sided, and bound what it loses.
+    """The non-inferiority test: one plan against "it loses at least `drop` points", paired, one-sided.
 
     - "exact", where every example is right or wrong: the score test for the difference of two paired shares (Tango 1998),
       with the largest p-value over all shares of examples gained that the data leave open (Berger and Boos 1994).
