@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,7 +182,8 @@ def learn(
         settle = 0.0  # neither code has a phase in which the choice stands
     named = {"l0": l0, "form": form, "rate": rate, "lr": gate_lr, **_settings(setting or [])}
     settings |= {name: value for name, value in named.items() if value is not None}
-    unknown = [name for name in settings if method in METHODS and name not in METHODS[method].__dataclass_fields__]
+    known_settings = {field.name for field in fields(METHODS[method])} if method in METHODS else set(settings)
+    unknown = [name for name in settings if name not in known_settings]
     if unknown:
         raise BadPlan(f"{method} has no setting {unknown[0]!r:.40}; `headcount learn --help` lists what there is.")
     names = [word.strip() for word in only.split(",") if word.strip()]

@@ -174,7 +174,7 @@ def ablate(
                 ClosedUnit(closed=name, comparison=comparison, unfinished=count) for name, comparison, count in listed
             ]
             document = AblationDocument(base=ResultDocument.of(result.base), test=test, ablations=tuple(closed))
-            keep(run, document, flags, ablation_text(result, comparisons), replace=True)
+            keep(run, document, flags, ablation_text(result, comparisons))
         return
     select, report, how = _two_sets(model, subject, flags, task, "select", select_data, select_limit)
     with running("ablate-all-but-one", model, subject, flags, {"select": select, "report": report}) as run:
@@ -200,7 +200,7 @@ def ablate(
             attentions=attentions,
         )
         ended = limit_notes({" of the whole model": base.unfinished}, base.n)
-        keep(run, one_head_document, flags, f"{base}\n{how}\n" + one_head_table(rows) + ended, replace=True)
+        keep(run, one_head_document, flags, f"{base}\n{how}\n" + one_head_table(rows) + ended)
 
 
 def transfer(
@@ -245,7 +245,7 @@ def transfer(
             units=result.one.names,
             damage=Damages(one=tuple(result.one.damage.tolist()), other=tuple(result.other.damage.tolist())),
         )
-        keep(run, document, flags, note + transfer_text(result), replace=True)
+        keep(run, document, flags, note + transfer_text(result))
 
 
 def curve(
@@ -314,7 +314,7 @@ def curve(
         )
     if over is None and checkpoints is not None:
         raise typer.BadParameter("--checkpoints chooses among those of a folder: name it with --over.")
-    from ..data.task_types import KINDS
+    from ..data.kinds import KINDS
     from ..documents.curves import CurvesDocument, OverDocument
     from ..documents.scores import Scores
     from ..pruning import curves
@@ -364,12 +364,12 @@ def curve(
                 lambda path: load_model(str(path), flags), stored, report, select, request, run=run, specs=rows
             )
             every = OverDocument(sets=how, checkpoints=tuple(map(curves.checkpoint_of, stages)), skipped=tuple(skipped))
-            keep(run, every, flags, f"{how}\n" + over_text(stages) + note, replace=True)
+            keep(run, every, flags, f"{how}\n" + over_text(stages) + note)
         return
     with running("curve", model, subject, flags, tasks, **options) as run:
         curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, specs=rows)
         document = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, curve_list)))
-        keep(run, document, flags, f"{how}\n" + curve_text(curve_list), replace=True)
+        keep(run, document, flags, f"{how}\n" + curve_text(curve_list))
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------------
@@ -416,10 +416,10 @@ def _not_scored_on(task: Task, path: Path) -> tuple[Task, str]:
     return unseen, f"; {left_out} examples of {task.name} that they were computed on were left out" if left_out else ""
 
 
-def keep(run: Run, document: JsonDocument, flags: Running, text: str, replace: bool = False) -> None:
+def keep(run: Run, document: JsonDocument, flags: Running, text: str) -> None:
     """Write what was found into the run folder, and show it: as a text for people, or as JSON."""
     data = document.to_json()
-    run.write_json(document.NAME, data, replace=replace)
+    run.write_json(document.NAME, data, replace=True)  # it follows from the pieces; an earlier version wrote fewer keys
     if flags.as_json:
         print(json.dumps({**data, "run": str(run.folder)}, indent=2))
     else:

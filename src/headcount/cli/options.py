@@ -230,7 +230,7 @@ def say_notes(name: str) -> None:
 
 
 def specs_of(texts: list[str] | None) -> list[Any]:
-    """The user's own dialects from JSON texts."""
+    """The user's own module specs from JSON texts."""
     import json
 
     from ..model.architectures import ModuleSpec

@@ -104,4 +104,4 @@ def roles(
             subject, read, words=words, seed=texts.seed, probe=probe, run=run, specs=specs_of(texts.spec)
         )
         document = head_roles.document()
-        keep(run, document, texts, roles_text(document), replace=True)
+        keep(run, document, texts, roles_text(document))

@@ -69,7 +69,9 @@ def ablation_text(ablation: Ablation, comparisons: Sequence[Comparison]) -> str:
         lines += _map(cells, columns)
     else:
         side = max(map(len, ablation.names))
-        lines += [f"{name:<{side}}  {one.brief}" for name, one in zip(ablation.names, comparisons, strict=True)]
+        lines += [
+            f"{name:<{side}}  {comparison.brief}" for name, comparison in zip(ablation.names, comparisons, strict=True)
+        ]
     lines += ["", _counted(comparisons)]
     worst = sorted(zip(ablation.names, comparisons, strict=True), key=lambda pair: -pair[1].damage)
     side = max(len(name) for name, _ in worst[:5])

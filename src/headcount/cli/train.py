@@ -124,8 +124,9 @@ def train(
     quieten()
     from ..model import checkpoints as folders
     from ..training import loop
+    from ..training.recipe import Recipe
 
-    recipe = regimen.recipe(flags.seed, FRESH_RATE if scratch or model == NEW else loop.Recipe.lr)
+    recipe = regimen.recipe(flags.seed, FRESH_RATE if scratch or model == NEW else Recipe.lr)
     flags = replace(flags, batch_size=regimen.batch_size, device=own_device(flags))
     lesson = _lesson(model, flags, sizes, dev_data, dev_limit, scratch, new_head)
     loop.frozen_by(lesson.model, regimen.frozen)  # what is wrong is said before any work is done

@@ -436,16 +436,17 @@ def _by_name(name: str, split: str | None, title: str) -> Sheet:
 
 
 def _chosen_split(splits: Mapping[str, Any], split: str | None, name: str) -> Any:
-    wanted = split or (
-        next(iter(splits))
-        if len(splits) == 1
-        else next((split_name for split_name in VALIDATION if split_name in splits), None)
-    )
-    if wanted not in splits:
+    if split:
+        split_name = split
+    elif len(splits) == 1:
+        split_name = next(iter(splits))
+    else:
+        split_name = next((candidate for candidate in VALIDATION if candidate in splits), "validation")
+    if split_name not in splits:
         raise BadData(
             f"There is no split {split or 'validation'!r} in {name}; choose with split= among {', '.join(splits)}."
         )
-    return splits[wanted]
+    return splits[split_name]
 
 
 def _pictures(folder: Path, split: str | None) -> Sheet:

@@ -249,7 +249,7 @@ def _texts(request: _Request) -> Task:
         example=lambda number: [
             _tokens(encoded, number),
             [column[number] for column in table.texts],
-            table.labels[number],
+            (table.labels or ())[number],
         ],
         lengths=encoded.lengths,
         settings={"labels": labels.given, "names": labels.data_names, "pad": pad, "side": encoded.side},
@@ -272,7 +272,7 @@ def _pictures(request: _Request) -> Task:
     def example(number: int) -> list[Any]:
         picture = pictures[number]
         content = picture.read_bytes() if isinstance(picture, Path) else read(number).numpy().tobytes()
-        return [hashlib.sha256(content).hexdigest(), table.labels[number]]
+        return [hashlib.sha256(content).hexdigest(), (table.labels or ())[number]]
 
     return _built(
         request,

@@ -197,7 +197,7 @@ def _look(work: _Work, shape: tuple[int, int | None]) -> Arrays:
                 if work.device.type != "cpu":
                     model(**batch)  # libraries allocate on their first call
                 costs.append(counted(model, batch))
-                took.append(work.clock(lambda model=model, batch=batch: model(**batch), work.device).wall)
+                took.append(work.clock(partial(model, **batch), work.device).wall)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

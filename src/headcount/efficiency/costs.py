@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,7 @@ def homes(anatomy: Anatomy) -> dict[str, Unit]:
 def parameters(model: nn.Module, specs: tuple[ModuleSpec, ...] = ()) -> Costs:
     """The parameters of the model, of its sites and of its layers."""
     anatomy = find(model, specs)
-    tables = {
-        site.name: _by_number(site, lambda keep, site=site: -site_effect(site, keep).parameters) for site in anatomy
-    }
+    tables = {site.name: _by_number(site, partial(_parameters_left, site)) for site in anatomy}
     where = homes(anatomy)
     layers = {}
     for stack in anatomy.stacks:
@@ -143,6 +142,10 @@ def widest(site: Site, count: int) -> tuple[int, ...]:
         ranked.append((kv_counts[kv], position))
         kv_counts[kv] += 1
     return tuple(sorted(position for _, position in sorted(ranked)[:count]))
+
+
+def _parameters_left(site: Site, keep: tuple[int, ...]) -> float:
+    return -site_effect(site, keep).parameters
 
 
 def _by_number(site: Site, cost: Callable[[tuple[int, ...]], float]) -> np.ndarray:

@@ -79,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, batch: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         initial_tensors = [*model.parameters(), *model.buffers(), *tensors(batch)]
         self.known = {t.untyped_storage()._cdata for t in initial_tensors}
         self.now = self.most = memory_of(initial_tensors)

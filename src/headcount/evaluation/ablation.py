@@ -212,7 +212,7 @@ def ablate(
         specs=rows,
     )
     base = result_of(task, values[0], signature(model, task))
-    sites = {part.name: (part.kind, getattr(part, "attention", None)) for part in (*anatomy.sites, *anatomy.stacks)}
+    sites = {part.name: (part.kind, getattr(part, "attention", None)) for part in anatomy.parts}
     return Ablation(tuple(plans), tuple(all_plans[1:]), base, values[1:], sites)
 
 

@@ -169,7 +169,7 @@ def parts_of(anatomy: Anatomy, units: list[str]) -> tuple[Site | Stack, ...]:
         raise BadPlan(
             f"Units to score are {', '.join(KINDS)}, or several of them; I got {', '.join(unknown) or 'none'}."
         )
-    everything: list[Site | Stack] = [*anatomy.sites, *anatomy.stacks]
+    everything = anatomy.parts
     parts = tuple(p for word in dict.fromkeys(wanted) for p in everything if p.kind == KINDS[word] and len(p))
     for word in wanted:
         if not any(part.kind == KINDS[word] for part in parts):
@@ -244,9 +244,16 @@ def _ablation(request: _Request) -> Scored:
     if base_values is None:
         return ablation.damage, None
     sign = 1 if ablation.base.metric.higher_is_better else -1
-    without = np.stack([ablation.base.metric.per_example(rows) for rows in ablation.rows], axis=1)
+    masked_values = []
+    for rows in ablation.rows:
+        values = ablation.base.metric.per_example(rows)
+        assert values is not None  # the base has values of its examples, and it is the same metric
+        masked_values.append(values)
+    without = np.stack(masked_values, axis=1)  # (examples, units)
     # scaled so that their mean is the damage also where examples have weights (a loss per token)
-    weight = ablation.base.metric.statistics(ablation.base.rows)[:, 1].mean()
+    statistics = ablation.base.metric.statistics
+    assert statistics is not None
+    weight = statistics(ablation.base.rows)[:, 1].mean()
     return ablation.damage, sign * (base_values[:, None] - without) / weight
 
 

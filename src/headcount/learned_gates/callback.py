@@ -27,7 +27,7 @@ def trainer_callback(gates: Gates) -> Any:
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 
-    class HeadcountGates(TrainerCallback, ExportableState):  # type: ignore[valid-type]
+    class HeadcountGates(TrainerCallback, ExportableState):  # type: ignore[valid-type, misc]
         frozen: tuple[nn.Parameter, ...] = ()
 
         def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **extra: Any) -> None:

@@ -7,7 +7,7 @@ All gates of a model lie in one vector of weights, part by part. A `Budget` is a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -248,7 +248,7 @@ def _spaced(units: int) -> Tensor:
 
 
 Method = L0 | Subset | Movement | LayerDrop
-METHODS: Mapping[str, Callable[..., Method]] = {
+METHODS: Mapping[str, type[Method]] = {
     "l0": L0,
     "subset": Subset,
     "movement": Movement,

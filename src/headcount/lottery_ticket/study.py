@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -370,9 +371,7 @@ def _by_magnitude(study: _Study, seed: int, root: nn.Module, field: Field, full:
     study.bar.advance()
     for variant, stay in stays.items() if study.retrain else ():
         chosen = magnitudes.masks(tensors, stay)
-        rows = _fresh(
-            study, seed, f"magnitude-{variant}-retrained", lambda model, chosen=chosen: magnitudes.held(model, chosen)
-        )
+        rows = _fresh(study, seed, f"magnitude-{variant}-retrained", partial(magnitudes.held, chosen=chosen))
         sub_networks.append(_network(full, rows, {"what": variant, "how": "retrained", "left": share}))
         study.bar.advance()
     return WeightSearch(share, tuple(steps), tuple(sub_networks))

@@ -108,16 +108,7 @@ class Site:
 
     def positions(self, indices: Iterable[int]) -> list[int]:
         """Where the units with these original indices are now; `BadPlan` for one that never was or is gone."""
-        where = {index: position for position, index in enumerate(self.ids)}
-        for index in indices:
-            if index not in where:
-                reason = (
-                    "has been cut already"
-                    if 0 <= index < self.of
-                    else f"does not exist: they run from 0 to {self.of - 1}"
-                )
-                raise BadPlan(f"{self.name}:{index} {reason}; `headcount inspect` lists what is there.")
-        return [where[index] for index in indices]
+        return _positions(self.name, self.ids, self.of, indices)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -141,10 +132,23 @@ class Stack:
         """The layers that are still there, by their original indices."""
         return tuple(Unit(self.name, index) for index in self.ids)
 
-    positions = Site.positions  # same meaning: original indices -> places in `blocks`
+    def positions(self, indices: Iterable[int]) -> list[int]:
+        """Where the layers with these original indices are now in `blocks`; `BadPlan` for one that never was or is gone."""
+        return _positions(self.name, self.ids, self.of, indices)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def _positions(name: str, ids: Sequence[int], of: int, indices: Iterable[int]) -> list[int]:
+    """Original indices -> places among the units that are still there."""
+    places = {index: place for place, index in enumerate(ids)}
+    originals = list(indices)
+    for index in originals:
+        if index not in places:
+            reason = "has been cut already" if 0 <= index < of else f"does not exist: they run from 0 to {of - 1}"
+            raise BadPlan(f"{name}:{index} {reason}; `headcount inspect` lists what is there.")
+    return [places[index] for index in originals]
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,15 +158,19 @@ class Anatomy:
     model_name: str
     sites: tuple[Site, ...]
     stacks: tuple[Stack, ...]
-    unknown: tuple[str, ...] = ()  # paths of modules that look like attention and fit no dialect
+    unknown: tuple[str, ...] = ()  # paths of modules that look like attention and fit no module spec
     refused: tuple[tuple[str, str], ...] = ()  # (path, reason) of parts that are recognised and not supported
     _names: dict[str, Site | Stack] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        parts: list[Site | Stack] = [*self.sites, *self.stacks]
-        for part in parts:
+        for part in self.parts:
             self._names[part.name] = part
             self._names.setdefault(part.path, part)
+
+    @property
+    def parts(self) -> tuple[Site | Stack, ...]:
+        """All that has units: the sites, then the stacks."""
+        return (*self.sites, *self.stacks)
 
     @property
     def heads(self) -> tuple[Site, ...]:
@@ -184,8 +192,8 @@ class Anatomy:
         of_layer = [site.name for site in self.heads if name.isdecimal() and site.layer == int(name)]
         if len(of_layer) == 1:
             return self._names[of_layer[0]]
-        near = [part.name for part in (*self.sites, *self.stacks) if name.split(".")[0] in part.name.split(".")]
-        some = ", ".join((of_layer or near or [part.name for part in (*self.heads, *self.stacks)])[:6])
+        near = [part.name for part in self.parts if name.split(".")[0] in part.name.split(".")]
+        some = ", ".join((of_layer or near or [part.name for part in self.parts if part.kind != "neuron"])[:6])
         raise NotFound(f"{self.model_name} has no site {name!r:.80}; it has {some} ...: see `headcount inspect`.")
 
     def __iter__(self) -> Iterator[Site]:
@@ -230,8 +238,7 @@ class Anatomy:
 
     def _matching(self, pattern: str) -> list[Site | Stack]:
         """The sites that a pattern such as "*.mlp" means; "*" are the attentions."""
-        everything: list[Site | Stack] = [*self.sites, *self.stacks]
-        parts = [part for part in everything if fnmatchcase(part.name, pattern)]
+        parts = [part for part in self.parts if fnmatchcase(part.name, pattern)]
         if pattern == ALL:
             parts = [*self.heads]
         kinds = sorted({part.kind for part in parts})

@@ -46,25 +46,25 @@ class ModuleSpec:
         fields = {"reads", "writes", "layout", "kind", "width", "when"}
         if not isinstance(data, dict) or not {"reads", "writes"} <= set(data) <= fields:
             raise BadPlan(
-                f'A dialect needs "reads" and "writes" and may have {sorted(fields)}; I got {str(data)[:80]}.'
+                f'A module spec needs "reads" and "writes" and may have {sorted(fields)}; I got {str(data)[:80]}.'
             )
         names = [data["reads"], data["writes"]]
         if not all(isinstance(n, list | tuple) and n and all(isinstance(x, str) for x in n) for n in names):
-            raise BadPlan('"reads" and "writes" of a dialect are lists of child names.')
+            raise BadPlan('"reads" and "writes" of a module spec are lists of child names.')
         wrong = next((name for part in names for name in part if not _CHILD.fullmatch(name)), None)
         if wrong is not None or max(map(len, names)) > MOST_NAMES:
             raise BadPlan(
-                f'{wrong!r:.60} in a dialect is not the name of a child; names look like "query" or "../dense".'
+                f'{wrong!r:.60} in a module spec is not the name of a child; names look like "query" or "../dense".'
             )
         texts = [data.get("layout", "split"), data.get("kind", "head")]
         condition, width = data.get("when"), data.get("width")
         if not all(isinstance(text, str) for text in texts) or not _is_attribute(condition):
-            raise BadPlan('"layout", "kind" and "when" of a dialect are names.')
+            raise BadPlan('"layout", "kind" and "when" of a module spec are names.')
         if not (_is_attribute(width) or (type(width) is int and 0 < width < 1_000_000)):
-            raise BadPlan('"width" of a dialect is a positive number, or the name of an attribute.')
+            raise BadPlan('"width" of a module spec is a positive number, or the name of an attribute.')
         row = cls(**{**data, "reads": tuple(data["reads"]), "writes": tuple(data["writes"])})
         if row.layout not in LAYOUTS or row.kind not in ("head", "neuron"):
-            raise BadPlan(f"A dialect's layout is one of {', '.join(LAYOUTS)} and its kind is head or neuron.")
+            raise BadPlan(f"A module spec's layout is one of {', '.join(LAYOUTS)} and its kind is head or neuron.")
         return row
 
 

@@ -232,7 +232,7 @@ def _buildable(name: str | Path) -> Iterator[None]:
 
 
 def read_record(written: object) -> tuple[Plan, list[ModuleSpec]]:
-    """The plan and the user's dialect rows in a config's record, or `BadPlan` for what is wrong with it."""
+    """The plan and the user's module specs in a config's record, or `BadPlan` for what is wrong with it."""
     plan = Plan.from_json(written)
     assert isinstance(written, dict)
     rows = written.get("dialects", [])

@@ -29,7 +29,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def find(model: nn.Module, specs: Iterable[ModuleSpec] = ()) -> Anatomy:
-    """The attentions, MLPs and layers of a model. The user's own rows in `dialects` are tried first.
+    """The attentions, MLPs and layers of a model. The user's own rows in `specs` are tried first.
 
     Raises `NotFound` where there is no attention that any row fits: it names the modules that look like one.
 
@@ -452,5 +452,5 @@ def _not_found(root: nn.Module, modules: dict[str, nn.Module], unknown: list[str
     places = ", ".join(unknown[:4]) + (" ..." if len(unknown) > 4 else "")
     return (
         f"I found no attention in {name} that is built in a way I know; {places} look like attention: "
-        f"say how they are built, for example find(model, dialects=[{row}])."
+        f"say how they are built, for example find(model, specs=[{row}])."
     )

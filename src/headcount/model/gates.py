@@ -28,7 +28,7 @@ from .multihead import opened
 
 @contextmanager
 def masked(model: nn.Module, units: Units, *, specs: Iterable[ModuleSpec] = ()) -> Iterator[Plan]:
-    """Within the block, these `units` contribute nothing; gives the plan that they make.
+    """Zero ablation: within the block, these `units` contribute nothing; gives the plan that they make.
 
     `masked(model, "3:7")` masks head 7 of layer 3, `"3:*"` that whole attention, `"*:7"` head 7 of every attention,
     `"3:-1"` the last head, `"3.mlp:0-99"` a hundred neurons, `"layers:3"` the whole layer. `(3, 7)`, `{3: [7]}`, `"L3H7"`
@@ -225,7 +225,7 @@ def _multiply(
 ) -> tuple[Any, Any]:
     """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
     gate = _now(gate_source)
-    name = None if args else next(iter(kwargs))
+    name = "" if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
     # a copy of the module, as DataParallel makes for every device, has a weight of its own
     if callable(gate_source) and module is site.writer and _folds(site, x):

@@ -341,7 +341,7 @@ def cuttable(
     anatomy, root = find(model, rows), unwrap(model)
     kinds = {word.strip().rstrip("s") for word in units.split(",")}
     good, bad = [], []
-    for part in (*anatomy.sites, *anatomy.stacks):
+    for part in anatomy.parts:
         if part.kind in kinds and len(part):
             try:
                 rules.refuse(root, anatomy, Plan(frozenset({part.units[0]})), {})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import notebook
 from ..data import splits
-from ..documents.prune import BrakeDocument, Candidate, Steps
+from ..documents.prune import BUDGETS, BrakeDocument, Candidate, Steps
 from ..documents.reading import read, write
 from ..documents.scores import Scores, how_many
 from ..documents.scores import plan as plan_by
@@ -287,7 +287,7 @@ def _within_budget(search: Search, shop: PlanTester, request: tuple[str, Any], r
         if problem.costs.of(plan) <= spent:
             break
         milder.append(plan)
-    what = budgets.BUDGETS[resource]
+    what = BUDGETS[resource]
     return _both(shop, choice, milder, lambda plan: f"{problem.costs.of(plan) / problem.costs.whole:.0%} of the {what}")
 
 
@@ -389,7 +389,7 @@ def _kept_apart(score: Task | None, select: Task | None) -> tuple[Task | None, T
 
 
 def _total(anatomy: Anatomy, kinds: Iterable[str]) -> int:
-    return sum(len(part) for part in (*anatomy.sites, *anatomy.stacks) if part.kind in kinds)
+    return sum(len(part) for part in anatomy.parts if part.kind in kinds)
 
 
 def size_of(plan: Any, *, max_drop: float | None = None, **sizes: Any) -> tuple[tuple[str, Any], float | None]:

@@ -170,7 +170,7 @@ def limited(
     """
     kinds = [word.strip().removesuffix("s") for word in settings["units"].split(",")]
     anatomy = find(model, tuple(specs))
-    units = sum(len(part) for part in (*anatomy.sites, *anatomy.stacks) if part.kind in kinds)
+    units = sum(len(part) for part in anatomy.parts if part.kind in kinds)
     work = work_of(sets, settings, units)
     limits = within_minutes(model, minutes, work, sets.report, run)
     changed = {name: value for name, value in settings.items() if name != "speedup"} | {"tune": limits.tune}

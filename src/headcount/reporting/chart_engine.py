@@ -44,14 +44,14 @@ def script() -> str | None:
 
     It takes seconds to put together, so that it is kept in the user's cache, with its hash.
     """
-    kept = _cache_file()
-    text = _read(kept)
+    cache_path = _cache_file()
+    text = _read(cache_path)
     if text is None:
         output = _run(_BUNDLE, b"")
         if not output:
             return None
         text = output.decode("utf-8")
-        _keep(kept, text)
+        _keep(cache_path, text)
     return text
 
 
@@ -90,20 +90,20 @@ def _cache_file() -> Path | None:
     return folder / f"vega-{metadata.version('vl-convert-python')}.js"
 
 
-def _read(kept: Path | None) -> str | None:
+def _read(cache_path: Path | None) -> str | None:
     """The script in the cache, if it is whole: its first line has the hash of the rest."""
     try:
-        head, _, text = kept.read_text(encoding="utf-8").partition("\n") if kept else ("", "", "")
+        head, _, text = cache_path.read_text(encoding="utf-8").partition("\n") if cache_path else ("", "", "")
     except (OSError, UnicodeDecodeError):
         return None
     return text if text and head == f"// {hashlib.sha256(text.encode()).hexdigest()}" else None
 
 
-def _keep(kept: Path | None, text: str) -> None:
-    if kept is None:
+def _keep(cache_path: Path | None, text: str) -> None:
+    if cache_path is None:
         return
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, f"// {hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
+        cache_path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(cache_path, f"// {hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
     except (OSError, HeadcountError):  # it is put together again the next time
         return

@@ -233,9 +233,11 @@ def proved(document: PruneDocument) -> str:
 
 def _removed(document: PruneDocument) -> str:
     why = document.plan.why
-    rows = [(s.name, s.units, s.left, s.manner, f"-{s.parameters:,}") for s in document.sites]
     removed_ranges = {site: ranges(indices) for site, indices in document.plan.by_site().items()}
-    rows = [(name, *cells[:2], shortened(removed_ranges.get(name, "")), *cells[2:]) for name, *cells in rows]
+    rows = []
+    for s in document.sites:
+        removed_units = shortened(removed_ranges.get(s.name, ""))
+        rows.append((s.name, s.units, s.left, removed_units, s.manner, f"-{s.parameters:,}"))
     head = ("site", "units", "left", "removed", "manner", "parameters")
     about = f"{why[0].upper()}{why[1:]}." if why else ""
     note = "".join(f"\n\nLeft alone: {markdown_text(refusal.reason)}" for refusal in document.left_alone[:3])

@@ -169,19 +169,20 @@ def _fitting(
     parts: Sequence[Part], title: str | None, experiments: Sequence[ExperimentResult]
 ) -> tuple[Contents, bytes]:
     """The page with as much detail as fits, and what is in it."""
-    made: dict[tuple[str, ...], Chapter] = {}
+    chapters: dict[tuple[str, ...], Chapter] = {}
     size = 0
     for models, runs in DETAIL:
         detailed = [in_detail(part, runs) for part in parts[:models]]
         if sum(map(sections_of, detailed)) > IN_DETAIL and (models, runs) != DETAIL[-1]:
             continue
         keys = [tuple(str(run.folder) for run in part.runs) for part in detailed]
-        if size and set(keys) == set(made):
+        if size and set(keys) == set(chapters):
             continue  # that page has been made
-        made = {
-            key: made.get(key) or _chapter(part, n) for n, (key, part) in enumerate(zip(keys, detailed, strict=True), 1)
+        chapters = {
+            key: chapters.get(key) or _chapter(part, n)
+            for n, (key, part) in enumerate(zip(keys, detailed, strict=True), 1)
         }
-        contents = _contents(list(made.values()), parts)
+        contents = _contents(list(chapters.values()), parts)
         page = render(contents, title, experiments).encode("utf-8", "replace")
         size = len(page)
         if size <= LARGEST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..stats.results import Comparison, difference_text, unit_of
@@ -96,7 +97,7 @@ def read(
     """What was found out, as far as it was."""
     out = []
     for question in ask(results.setting):
-        answer = results.read(question.step.name, kind, lambda data, question=question: build(question, data))
+        answer = results.read(question.step.name, kind, partial(build, question))
         out += [] if answer is None else [answer]
     return out
 

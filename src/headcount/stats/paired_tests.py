@@ -143,7 +143,7 @@ def resampled_differences(
     """
     chunks = []
     for counts in resample_counts(resamples, len(before), seed, grouped(clusters, len(before))):
-        if measure.statistics is None:
+        if measure.statistics is None or measure.of_totals is None:
             chunks.append(measure.resampled(afters, counts) - measure.resampled(before, counts))
             continue
         # the totals of an alternative are the baseline's plus those of the gaps: no gap, then no difference at all
@@ -174,6 +174,7 @@ def swapped_differences(
             stay, move = np.hstack([1 - swaps, swaps]), np.hstack([swaps, 1 - swaps])
             chunks.append(measure.resampled(pools, move) - measure.resampled(pools, stay))
         return np.concatenate(chunks, axis=1)
+    assert measure.of_totals is not None  # it comes with the statistics
     base = measure.statistics(before)
     first, seconds = base.sum(axis=0), [measure.statistics(after).sum(axis=0) for after in afters]
     for swaps in _swaps(resamples, len(before), seed, groups):
@@ -292,10 +293,12 @@ def _totals(measure: Metric, afters: np.ndarray, weights: np.ndarray, minus: np.
     """Weighted sums of each alternative's statistics less `minus`, (len(weights), k) each, many per matrix product."""
     if not len(afters):
         return
-    first = measure.statistics(afters[0])
+    statistics = measure.statistics
+    assert statistics is not None  # callers have looked
+    first = statistics(afters[0])
     lot = max(1, CHUNK // max(first.size, first.shape[1] * len(weights)))
     for start in range(0, len(afters), lot):
-        block = np.concatenate([measure.statistics(after) - minus for after in afters[start : start + lot]], axis=1)
+        block = np.concatenate([statistics(after) - minus for after in afters[start : start + lot]], axis=1)
         yield from np.split(weights @ block, block.shape[1] // first.shape[1], axis=1)
 
 

@@ -197,11 +197,29 @@ class Comparison:
 
 
 @overload
-def compare(before: Result, after: Result, **options: Any) -> Comparison: ...
+def compare(
+    before: Result,
+    after: Result,
+    *,
+    test: str = ...,
+    level: float = ...,
+    resamples: int = ...,
+    seed: int = ...,
+    alternative: str = ...,
+) -> Comparison: ...
 
 
 @overload
-def compare(before: Result, after: Sequence[Result], **options: Any) -> tuple[Comparison, ...]: ...
+def compare(
+    before: Result,
+    after: Sequence[Result],
+    *,
+    test: str = ...,
+    level: float = ...,
+    resamples: int = ...,
+    seed: int = ...,
+    alternative: str = ...,
+) -> tuple[Comparison, ...]: ...
 
 
 def compare(

@@ -270,7 +270,7 @@ def reinitialized(model: nn.Module, seed: int = 0) -> Any:
 
 
 def _original_config(model: Any) -> tuple[Any, Any, list[Any]]:
-    """The config of the model before anything was cut, what was cut, and the dialect rows it was found by."""
+    """The config of the model before anything was cut, what was cut, and the module specs it was found by."""
     written = record(model)
     plan, rows = read_record(written)
     config = copy.deepcopy(model.config)

@@ -38,12 +38,12 @@ def doctor(
         headcount doctor --json
     """
     quieten()
-    found = examined()
+    findings = examined()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(findings, indent=2))
     else:
-        out.print("\n".join(in_words(found)), soft_wrap=True, markup=False)
-    if found["problems"]:
+        out.print("\n".join(in_words(findings)), soft_wrap=True, markup=False)
+    if findings["problems"]:
         raise typer.Exit(1)
 
 
@@ -52,17 +52,17 @@ def examined() -> dict[str, Any]:
     versions = {name: _version(name) for name in (*NEEDED, *PAGES)}
     extras = {name: [part for part in parts if _version(part) is None] for name, (_, parts) in EXTRAS.items()}
     problems = [f"{name} is not installed: pip install {name}" for name in NEEDED if versions[name] is None]
-    found: dict[str, Any] = {"headcount": __version__, "versions": versions, "missing": extras}
+    findings: dict[str, Any] = {"headcount": __version__, "versions": versions, "missing": extras}
     if not problems:
-        found |= _machine()
+        findings |= _machine()
         law = the_law()
-        found["law"] = law
+        findings["law"] = law
         problems += [] if law["holds"] else [f"the cut model is not the masked one: {law['said']}"]
     cache = cache_folder()
-    found["cache"] = {"folder": str(cache), "writable": _writable(cache)}
-    if not found["cache"]["writable"]:
+    findings["cache"] = {"folder": str(cache), "writable": _writable(cache)}
+    if not findings["cache"]["writable"]:
         problems.append(f"{cache} cannot be written to: set XDG_CACHE_HOME to a folder of yours")
-    return {**found, "problems": problems}
+    return {**findings, "problems": problems}
 
 
 def _version(name: str) -> str | None:
@@ -124,30 +124,30 @@ def _writable(folder: Path) -> bool:
     return place.is_dir() and os.access(place, os.W_OK)
 
 
-def in_words(found: dict[str, Any]) -> list[str]:
+def in_words(findings: dict[str, Any]) -> list[str]:
     """The lines that a person reads."""
-    installed = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version is not None)
-    lines = [f"headcount {found['headcount']}", f"installed: {installed}"]
-    if "device" in found:
-        threads = found["threads"]
+    installed = ", ".join(f"{name} {version}" for name, version in findings["versions"].items() if version is not None)
+    lines = [f"headcount {findings['headcount']}", f"installed: {installed}"]
+    if "device" in findings:
+        threads = findings["threads"]
         lines.append(
-            f"runs on:   {found['device']}, {threads} thread{'s' * (threads != 1)} of {found['processors']} processors"
+            f"runs on:   {findings['device']}, {threads} thread{'s' * (threads != 1)} of {findings['processors']} processors"
         )
     for name, (what, _) in EXTRAS.items():
-        missing = found["missing"][name]
+        missing = findings["missing"][name]
         state = (
             "installed" if not missing else f"{' and '.join(missing)} not installed: pip install 'headcount[{name}]'"
         )
         lines.append(f"extra {name}: {what}: {state}")
-    pages = [name for name in PAGES if found["versions"][name] is None]
+    pages = [name for name in PAGES if findings["versions"][name] is None]
     lines.append(f"reports:   {'cannot be drawn: pip install ' + ' '.join(pages) if pages else 'can be drawn'}")
-    if "law" in found and found["law"]["holds"]:
+    if "law" in findings and findings["law"]["holds"]:
         lines.append(
-            f"exact:     a tiny model, cut, equals the masked one (largest difference {found['law']['difference']:.1g})"
+            f"exact:     a tiny model, cut, equals the masked one (largest difference {findings['law']['difference']:.1g})"
         )
-    lines.append(f"cache:     {found['cache']['folder']}")
+    lines.append(f"cache:     {findings['cache']['folder']}")
     return [
         *lines,
-        *(f"problem: {problem}" for problem in found["problems"]),
-        *["all is well"] * (not found["problems"]),
+        *(f"problem: {problem}" for problem in findings["problems"]),
+        *["all is well"] * (not findings["problems"]),
     ]

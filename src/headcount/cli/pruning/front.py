@@ -61,9 +61,9 @@ class FrontRequest:
         with running("tradeoff", self.name, self.model, flags, {"score": sets.score}, **options) as run:
             if not run.finished:
                 borrow_scoring(run, places)
-                asked = {"batch_size": flags.batch_size, "seed": flags.seed, "specs": specs_of(flags.spec)}
+                shared_options = {"batch_size": flags.batch_size, "seed": flags.seed, "specs": specs_of(flags.spec)}
                 with threads(self.threads):
-                    document = tradeoff(self.model, sets.score, **self.options, **asked, run=run)
+                    document = tradeoff(self.model, sets.score, **self.options, **shared_options, run=run)
                 used = tuple(
                     ExampleSet(role=role, data=task.name, n=task.size, what=what)
                     for role, task, what in (("score", sets.score, f"{USES['score']}, and to measure and pick plans"),)

@@ -59,9 +59,9 @@ def carry_out(work: Work) -> None:
     from ...pruning.time_budget import limited
 
     flags, sets, tasks, rows = work.flags, work.sets, dict(work.tasks), specs_of(work.flags.spec)
-    wanted, asked = dict(work.wanted), replace(flags, output=work.folder)
+    wanted, own_flags = dict(work.wanted), replace(flags, output=work.folder)
     claim = claimed(None if work.dry_run else work.output, work.force, work.needed, Path(work.name))
-    with claim, running("prune", work.name, work.model, asked, tasks, **work.options) as folder:
+    with claim, running("prune", work.name, work.model, own_flags, tasks, **work.options) as folder:
         borrow_scoring(folder, work.places)
         if work.budget_minutes is not None:
             sets, fitting = limited(work.model, sets, wanted, work.budget_minutes, folder, flags.seed, rows)

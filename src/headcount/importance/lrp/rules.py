@@ -82,11 +82,11 @@ class AlphaBeta:
 
     def affine(self, x: Tensor, f: Affine, book: Book | None) -> Tensor:
         """f(x) with this rule."""
-        return _BySign.apply(x, f, self.alpha, book)
+        return _BySign.apply(x, f, self.alpha, book)  # type: ignore[no-untyped-call]
 
     def add(self, x: Tensor, y: Tensor, book: Book | None) -> Tensor:
         """x + y with this rule, number by number."""
-        return _SumBySign.apply(x, y, self.alpha, book)
+        return _SumBySign.apply(x, y, self.alpha, book)  # type: ignore[no-untyped-call]
 
 
 Rule = Epsilon | AlphaBeta
@@ -180,7 +180,7 @@ class _SumBySign(Function):
 
 def through(x: Tensor, f: Map, book: Book | None) -> Tensor:
     """f(x), number by number, without a rule: all relevance of a number is that of the number it was made from."""
-    return _Through.apply(x, f, book)
+    return _Through.apply(x, f, book)  # type: ignore[no-untyped-call]
 
 
 class _Through(Function):

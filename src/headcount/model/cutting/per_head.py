@@ -118,7 +118,7 @@ def other_tensors(site: Site) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
 
 
 def _other_part(site: Site, path: str) -> bool:
-    """Whether `path`, below an MLP's module, belongs to something else: in some dialects that module is the whole layer."""
+    """Whether `path`, below an MLP's module, belongs to something else: in some architectures that module is the whole layer."""
     inner = {name.split(".")[0] for name in (*site.spec.reads, *site.spec.writes)}
     whole_layer = any("." in name for name in site.spec.reads)
     return bool(path) and whole_layer and path.split(".")[0] not in inner

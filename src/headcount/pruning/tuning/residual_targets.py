@@ -263,7 +263,10 @@ def pieces_of(
     if task.size < 2:
         raise BadData(f"Tuning needs at least two examples, one of them to check it; {task.name} has one.")
     sites = [passes.anatomy[name] for name in landings]
-    bytes_each = sum(s.columns.shape[0] * s.writer.weight.element_size() for s in sites if s.columns)
+    bytes_each = 0
+    for site in sites:
+        if site.columns:
+            bytes_each += site.columns.shape[0] * site.writer.weight.element_size()
     numbers, chosen = list(range(task.size)), list[int]()
     position_budget = float(min(positions, MEMORY // bytes_each))
     random.Random(seed).shuffle(numbers)

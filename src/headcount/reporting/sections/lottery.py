@@ -411,7 +411,7 @@ def _course(
 def _every(data: LotteryDocument) -> Section:
     """Every unit and every sub-network of every seed."""
     units = [(fate.unit, fate.mean, fate.sd) for site in data.sites for fate in _fates(data, site.name)]
-    rows, compared = [], []
+    rows, compared, values = [], [], list[float | None]()
     for draw in data.draws:
         by_weights = draw.magnitude.networks if draw.magnitude else ()
         for kind, networks in (("structured", draw.networks), ("magnitude", by_weights)):
@@ -422,8 +422,9 @@ def _every(data: LotteryDocument) -> Section:
                 if network.comparison is not None:
                     compared.append(network.comparison)
                     difference = (*in_points(network.comparison), network.comparison.p)
+                values.append(network.value)
                 rows.append((*labels, KINDS[kind], *size, network.value, network.n, *difference))
-    format_value = _digits(row[8] for row in rows)
+    format_value = _digits(values)
     columns = (
         *(Column("task"), Column("seed", str, True), Column("sub-network"), Column("how"), Column("what goes")),
         *(Column("heads", with_commas, True), Column("MLPs", with_commas, True), Column("weights", percent, True)),

@@ -223,10 +223,8 @@ def both_hold(first: Sequence[Mean], second: Sequence[Mean]) -> str:
     """Of two things that should be above zero at every number of heads: both are, one is, or neither; each for sure."""
     if not first or not second:
         return UNTOLD
-    above, below = (
-        [all(way(mean) for mean in some) for some in (first, second)]
-        for way in (lambda mean: mean.above(0), lambda mean: mean.below(0))
-    )
+    above = [all(mean.above(0) for mean in means) for means in (first, second)]
+    below = [all(mean.below(0) for mean in means) for means in (first, second)]
     if all(above):
         return CONFIRMED
     return NOT_CONFIRMED if all(below) else DIFFERS if any(above) and any(below) else UNTOLD
