@@ -290,3 +290,12 @@ def test_a_short_file_cannot_fill_the_memory(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29)),
     )
     assert done.stdout.split() == ["bad"], done.stderr[-300:]
+
+
+@pytest.mark.parametrize("depth", [900, 200_000])
+def test_lists_in_lists_in_lists_are_called_so(depth: int, tmp_path: Path) -> None:
+    """Whether our own rule or the parser's gives up first: no words of Python about its stack."""
+    path = tmp_path / "plan.json"
+    path.write_text("[" * depth + "]" * depth)
+    with pytest.raises(BadPlan, match="lists and objects are in each other"):
+        Plan.read(path)

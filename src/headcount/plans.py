@@ -200,7 +200,9 @@ def read_json(path: Path, largest: int = LARGEST_FILE) -> Any:
         return data
     except OSError as error:
         raise BadPlan(f"I cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadPlan(f"{path} is not valid JSON ({_too_deep(DEEPEST)}): it may be damaged.") from None
+    except ValueError as error:
         raise BadPlan(f"{path} is not valid JSON ({str(error)[:80]}): it may be truncated or damaged.") from None
 
 
@@ -216,7 +218,11 @@ def _no_deeper_than(depth: int, data: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"more than {depth} lists and objects are in each other")
+    raise ValueError(_too_deep(depth))
+
+
+def _too_deep(depth: int) -> str:
+    return f"more than {depth} lists and objects are in each other"
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

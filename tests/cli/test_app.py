@@ -208,6 +208,8 @@ def test_cut_writes_the_model_that_the_library_cuts(run: Run, folders: Path, tmp
     result = run("cut", folders / "llama", *UNITS, "-o", tmp_path / "out")
     assert (result.code, result.err) == (0, "")
     assert "proved equal" in result.out
+    assert "\n9 units, " in result.out
+    assert "\n1 unit, " in run("cut", folders / "llama", "0:0", "--dry-run").out
     model = hc.load(folders / "llama")
     hc.cut(model, UNITS)
     _equal(tmp_path / "out", model)

@@ -131,6 +131,42 @@ def test_the_plan_that_measures_best_on_scoring_examples_wins(
     assert len(winner.candidates) == len(plans)
 
 
+def test_a_plan_that_had_to_shrink_is_worth_what_is_left_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """The three best are all slower than was reckoned: what they are once they keep the budget is weighed and written down."""
+    model, score = _model(place), _task(place, "train", limit=40)
+    found = _candidates(model, score)
+    plans = found.plans(0.8 * found.base.costs.whole)
+    first, second, third, *others = plans
+    less = {
+        plan: hc.Plan(sorted(plan.units)[: len(plan) - 1 - number])
+        for number, plan in enumerate((first, second, third))
+    }
+    worth = {first.units: 1.0, second.units: 0.9, third.units: 0.8} | {plan.units: 0.5 for plan in others}
+    worth |= {less[first].units: 0.6, less[second].units: 0.85, less[third].units: 0.95}
+
+    def planted(smaller: Any, task: Any, *_: Any, **__: Any) -> np.ndarray:
+        labels = np.zeros(task.size)
+        guesses = (np.arange(task.size) >= worth[hc.removed(smaller).units] * task.size).astype(float)
+        return np.column_stack([labels, guesses, np.ones(task.size)])[None]
+
+    shrunk = list[hc.Plan]()
+
+    def within(problem: Any, target: Any) -> tuple[hc.Plan, Any]:
+        plan = next(plan for plan, rule in plans.items() if (rule.by, rule.floor) == (problem.by, problem.floor))
+        shrunk.append(plan)
+        return less[plan], None
+
+    monkeypatch.setattr(candidates, "measure", planted)
+    monkeypatch.setattr(candidates, "within", within)
+    winner = candidates.best_within(found, Judge(model, score, hc.runs.InMemory()), 0.8)
+    assert winner.plan == less[second]
+    assert shrunk == [first, second], "the third promises less than the second is worth"
+    (taken,) = [candidate for candidate in winner.candidates if candidate.chosen]
+    assert (taken.removed, taken.value) == (len(less[second]), pytest.approx(0.85))
+    finalists = [candidate.value for candidate in winner.candidates if candidate.n == taken.n]
+    assert finalists == sorted(finalists, reverse=True)
+
+
 def test_only_scoring_examples_are_looked_at(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     model, score = _model(place), _task(place, "train", limit=60)
     select = splits.without(splits.distinct(_task(place, "dev", limit=300)), splits.digests(score))

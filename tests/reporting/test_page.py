@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from headcount import formatting
 from headcount.cli.app import app
 from headcount.documents.ablation import TransferDocument
+from headcount.documents.bench import Ratio, Speed
 from headcount.documents.learned import LearnedDocument
 from headcount.errors import BadRun
 from headcount.formatting import Column, Table
@@ -1329,3 +1330,15 @@ def test_how_to_get_a_training_again_has_its_signatures(taught) -> None:
     assert ("Signature (training, after)", "model:tiny|trained") in again["train"]
     assert again["over"][0] == ("Signature (over, epoch-01, taylor)", "by:taylor|slope:0.3|without:11")
     assert len(again["over"]) == 9
+
+
+def test_the_tile_of_speed_says_what_could_be_measured() -> None:
+    """Beside other programs the processor time of one thread, as the command prints it; noise never."""
+    timed = Speed("smaller", 16, 25, 5.0, 5.0, 5.0, 1.5, 1.4, 1.6, 1.0, 1.7)
+    busy = replace(timed, ratio=1.2, ratio_low=0.7, waited=0.6, disturbed=True)
+    tiles = [
+        summary._speed_tile(row)
+        for row in (timed, replace(busy, work=Ratio(1.54, 1.48, 1.69, True)), replace(busy, work=None))
+    ]
+    assert [tile.value for tile in tiles] == ["1.50×", "1.54×", "not timed"]
+    assert ["processor time" in tile.label for tile in tiles] == [False, True, False]

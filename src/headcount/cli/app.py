@@ -19,7 +19,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..errors import HeadcountError
-from ..formatting import short_count
+from ..formatting import counted, short_count
 from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
 from .help import demo as walk
 from .help import doctor
@@ -243,7 +243,9 @@ def cut(
         )
         return
     out.print(_price_table(cut_effects))
-    out.print(f"{len(wanted)} units, {_n(before)} -> {_n(after)} parameters ({(after - before) / before:+.1%})")
+    out.print(
+        f"{counted(len(wanted), 'unit')}, {_n(before)} -> {_n(after)} parameters ({(after - before) / before:+.1%})"
+    )
     if not dry_run:
         proof = "proved equal to the masked model on a small batch" if batch is not None else "not checked on a batch"
         out.print(f"written to {output} · {proof}")

@@ -141,7 +141,7 @@ def ablate(
     resamples: Draws = None,
     memory: Memory = 2.0,
 ) -> None:
-    """Close units one at a time, or all heads but one, and test each difference.
+    """Mask units one at a time, or all heads but one, and test each difference.
 
     With --all-but-one the head is chosen on other examples than those it is reported on.
 

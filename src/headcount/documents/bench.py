@@ -186,7 +186,7 @@ def _in_words(row: Speed, first: str) -> str:
 
 def _instead(row: Speed) -> str:
     """What can be said of a model that could not be timed."""
-    allowed = f"the multiply-adds allow {row.limit:.2f}; on a quiet machine measure again, with another folder (-o)"
+    allowed = f"the multiply-adds allow {row.limit:.2f}; on a quiet machine measure again, with another folder (--run)"
     if row.measured is None:
         return f"By count, {allowed}."
     return f"On one thread it needs {row.measured} times less processor time; {allowed}."

@@ -211,21 +211,36 @@ class Winner(NamedTuple):
 
 
 def best_within(candidates: Candidates, judge: Judge | None, target: str | float) -> Winner:
-    """The best candidate whose real cost is within the budget, as it was measured on scoring examples."""
+    """The best candidate whose real cost is within the budget, as it was measured on scoring examples.
+
+    A plan that was reckoned to keep the budget and is measured to be over it gets smaller, and is worth what the smaller plan
+    is worth: where that is less than the next best promises, the next best has its turn.
+    """
     allowed = must_reach(candidates.base, target)
     plans = candidates.plans(allowed) if judge is not None else {}
-    order = ranked(judge, plans) if judge is not None and plans else []
-    rules = list(dict.fromkeys(member.rule for member in order)) or candidates.rules(1.0)[:1]
+    if judge is None or not plans:
+        rule = candidates.rules(1.0)[0]
+        return Winner(*within(candidates.problem(rule), target), rule, ())
+    order = ranked(judge, plans)
+    kept = dict[Rule, tuple[Ranked, Budget]]()
     refusal: NotShown | None = None
-    for rule in rules[: BEST + 1]:
+    for member in order[: BEST + 1]:
+        if kept and min(_badness(other) for other, _ in kept.values()) <= _badness(member):
+            break
         try:
-            plan, budget = within(candidates.problem(rule), target)
+            plan, budget = within(candidates.problem(member.rule), target)
         except NotShown as error:
             refusal = refusal or error
             continue
-        return Winner(plan, budget, rule, _document(candidates.base.costs, order, rule))
-    assert refusal is not None
-    raise refusal
+        result = member.result if plan.units == member.plan.units else judge.result(plan)
+        kept[member.rule] = Ranked(member.rule, plan, result), budget
+    if not kept:
+        assert refusal is not None
+        raise refusal
+    winner, budget = min(kept.values(), key=lambda pair: _badness(pair[0]))
+    final = [kept[member.rule][0] if member.rule in kept else member for member in order]
+    final.sort(key=lambda member: (-len(member.result.rows), _badness(member)))
+    return Winner(winner.plan, budget, winner.rule, _document(candidates.base.costs, final, winner.rule))
 
 
 def _document(costs: Costs, order: Sequence[Ranked], winner: Rule) -> tuple[Candidate, ...]:

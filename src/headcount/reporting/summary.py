@@ -436,9 +436,13 @@ def _bench_tiles(part: Part) -> list[Tile]:
 
 
 def _speed_tile(row: Speed) -> Tile:
-    if row.why_not_timed:  # noise is no fact
-        return Tile("speed", "not timed", f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}")
-    return Tile("speed", times(row.ratio), f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}")
+    """How many times as fast; where the clock says little, by processor time, and where noise would decide, no number."""
+    note = f"batch {row.batch}{_tokens(row)}; limit {times(row.limit)}"
+    if not row.why_not_timed:
+        return Tile("speed", times(row.ratio), note)
+    if row.measured is None:
+        return Tile("speed", "not timed", note)
+    return Tile("speed, by processor time", times(row.measured.value), f"one thread, {note}")
 
 
 def _best(data: Bench | None) -> Speed | None:
