@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import headcount as hc
 from headcount import progress
 from headcount.cli import app, text
+from headcount.cli.tables import columns_text
 from headcount.documents.bench import Bench, Speed, Subject
 from headcount.documents.prune import PruneDocument
 from headcount.evaluation import evaluator
@@ -37,7 +38,7 @@ def _cells(count: int, width: int = 8) -> list[list[str]]:
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 16, 40])
 def test_every_cell_is_there_and_no_line_is_wider_than_the_terminal(count: int) -> None:
     rows = _cells(count)
-    lines = text.columns_text(rows, "<>")
+    lines = columns_text(rows, "<>")
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).split()
     for row in rows:
@@ -50,12 +51,12 @@ def test_every_cell_is_there_and_no_line_is_wider_than_the_terminal(count: int) 
 
 def test_a_wide_terminal_gets_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")
-    assert "" not in text.columns_text(_cells(40), "<>")
+    assert "" not in columns_text(_cells(40), "<>")
 
 
 def test_a_last_column_of_text_is_wrapped_under_itself() -> None:
     rows = [["accuracy", "0.860", " ".join(["word"] * 40)], ["heads", "48", "-25%"]]
-    lines = text.columns_text(rows, "<><")
+    lines = columns_text(rows, "<><")
     assert max(map(len, lines)) <= 80
     assert " ".join(lines).split().count("word") == 40
     start = lines[0].index("word")

@@ -18,8 +18,8 @@ from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel, MarianMTModel
 
 import headcount as hc
-from headcount.cli import train as train_command
-from headcount.cli import training_options
+from headcount.cli.training import options as training_options
+from headcount.cli.training import train as train_command
 from headcount.data.splits import digests
 from headcount.errors import BadCheckpoint, BadData, HeadcountError
 from headcount.training import loop, new_models

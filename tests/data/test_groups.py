@@ -23,7 +23,7 @@ from transformers import (
 
 import headcount as hc
 from headcount.cli import run_folder
-from headcount.cli.training_options import held_out
+from headcount.cli.training.options import held_out
 from headcount.data import seen_examples as seeing
 from headcount.data import splits
 from headcount.data.checks.near_copies import near_copies

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import headcount as hc
-from headcount.cli import learn, training_options
 from headcount.cli.app import main
+from headcount.cli.training import learn
+from headcount.cli.training import options as training_options
 from headcount.data.losses import LogitsAndTargets
 from headcount.errors import BadPlan, HeadcountError
 from headcount.learned_gates import gates, pipeline

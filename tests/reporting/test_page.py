@@ -33,6 +33,7 @@ from headcount.reporting import page as report_page
 from headcount.reporting.findings import gather
 from headcount.reporting.provenance import how
 from headcount.reporting.sections import measurements, training_charts
+from headcount.reporting.sections.transfer_sentences import related
 from headcount.runs import Run
 from headcount.stats.paired_tests import pearson, spearman
 
@@ -267,7 +268,7 @@ def test_whether_the_same_units_matter_elsewhere_is_said_from_r_and_p() -> None:
     def told(r: float, p: float, rank: float = 0.27, rank_p: float = 0.04) -> str:
         made = TransferDocument.from_json(run_folders.transfer(["0:0", "0:1"]))
         ranks = replace(made.spearman, value=rank, p=rank_p)
-        return summary.related(replace(made, pearson=replace(made.pearson, value=r, p=p), spearman=ranks))
+        return related(replace(made, pearson=replace(made.pearson, value=r, p=p), spearman=ranks))
 
     rank = "rank correlation 0.27, p = 0.04"
     assert told(0.684, 0.00002) == f"Units that matter on one matter on the other (r = 0.68, p < 0.0001; {rank})."
@@ -289,7 +290,7 @@ def test_a_correlation_that_rests_on_one_unit_is_said_to(tmp_path) -> None:
     def told(one: np.ndarray, other: np.ndarray) -> str:
         made = TransferDocument.from_json(run_folders.transfer(names))
         damage = replace(made.damage, one=tuple(one.tolist()), other=tuple(other.tolist()))
-        return summary.related(replace(made, damage=damage, pearson=pearson(one, other), spearman=spearman(one, other)))
+        return related(replace(made, damage=damage, pearson=pearson(one, other), spearman=spearman(one, other)))
 
     one, other = drawn.normal(0, 1, (2, 48))
     one[17], other[17] = 6.0, 7.0  # one head that matters on both, and 47 of which nothing is known

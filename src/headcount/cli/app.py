@@ -20,12 +20,13 @@ from rich.table import Table
 from .. import __version__
 from ..errors import HeadcountError
 from ..formatting import counted, short_count
-from . import bench, learn, lottery, measure, prune, report, reproduce, roles, train
+from . import bench, lottery, measure, prune, report, reproduce, roles
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
 from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
 from .pruning import tradeoff
+from .training import learn, train
 
 if TYPE_CHECKING:
     from ..model.anatomy import Anatomy, Site

@@ -15,8 +15,8 @@ from ..errors import BadRun
 from ..parsing import share_in
 from .options import CommonFlags, make_task, other_task, out, placed, quieten, specs_of
 from .run_folder import running
-from .train import with_labels
-from .training_options import TrainingOptions, flag, held_out
+from .training.options import TrainingOptions, flag, held_out
+from .training.train import with_labels
 
 if TYPE_CHECKING:
     from ..documents.lottery import Draw, LotteryDocument, NetworkMean, SeedAgreement, TaskSettings

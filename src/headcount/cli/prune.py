@@ -13,7 +13,7 @@ from .options import CommonFlags, Only, ScoreData, ScoreLimit, SelectLimit, load
 from .pruning.front import FrontRequest, sets_from
 from .pruning.work import Work, carry_out
 from .run_folder import question_of
-from .training_options import Recovery
+from .training.options import Recovery
 
 if TYPE_CHECKING:
     from ..data.seen_examples import Seen

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from .tables import columns_text, end_of, terminal_width
 
 if TYPE_CHECKING:
     from ..documents.bench import Bench
@@ -384,7 +384,7 @@ def bench_text(bench: Bench) -> str:
         cells.append((row.model, sizes[row.model], *shape, *speed, *ratio, *gain, memory))
     name = max(12, terminal_width() - 56)  # a path of any length; its end says which model it is
     table = [
-        (_end_of(a, name), batch, length, size, f"{speed} {quartiles}", f"{times} {span}", *others)
+        (end_of(a, name), batch, length, size, f"{speed} {quartiles}", f"{times} {span}", *others)
         for a, size, batch, length, speed, quartiles, times, span, *others in cells
     ]
     lines = columns_text([[cell.strip() for cell in line] for line in table], "<>", keys=3)
@@ -411,72 +411,3 @@ def _map(cells: dict[str, list[str]], columns: dict[str, list[Any]]) -> list[str
         by_index = dict(zip(columns[site], row, strict=True))
         table.append([site, *(by_index.get(index, "") for index in indices)])
     return columns_text(table, "<>", gap=1)
-
-
-# -- what fits into a terminal -------------------------------------------------------------------------------------------
-
-
-def columns_text(rows: Sequence[Sequence[str]], sides: str, *, keys: int = 1, gap: int = 2) -> list[str]:
-    """Lines of a table that is no wider than the terminal.
-
-    `sides` has < or > for each column, the last of them for all further ones. A last column of text is wrapped; of others,
-    those that do not fit come in a second table below, after the first `keys` columns, which are in both.
-    """
-    room, count = terminal_width(), len(rows[0])
-    side = [sides[min(column, len(sides) - 1)] for column in range(count)]
-    widths = [max(len(row[column]) for row in rows) for column in range(count)]
-    taken = sum(widths[:-1]) + gap * (count - 1)
-    if side[-1] == "<" and taken + 20 <= room:
-        return _wrapped(rows, side, widths, room - taken, gap)
-    out = list[str]()
-    for group in _groups(widths, keys, gap, room):
-        out += [""] * bool(out)
-        out += [_joined(row, side, widths, group, gap) for row in rows]
-    return out
-
-
-def _groups(widths: Sequence[int], keys: int, gap: int, room: int) -> list[list[int]]:
-    """Which columns stand side by side: the keys, and as many as there is room for, about equally many in each group."""
-    first = list(range(keys))
-    rest = [widths[column] + gap for column in range(keys, len(widths))]
-    left = max(room - sum(widths[:keys]) - gap * (keys - 1), max(rest, default=0))
-    if sum(rest) <= left:
-        return [[*first, *range(keys, len(widths))]]
-    most = left
-    if len(set(rest)) == 1:  # as in a map: equally many in each
-        count = -(-len(rest) // (left // rest[0]))
-        most = -(-len(rest) // count) * rest[0]
-    groups, used = [[*first]], 0
-    for column, width in enumerate(rest, keys):
-        if used and used + width > most:
-            groups.append([*first])
-            used = 0
-        groups[-1].append(column)
-        used += width
-    return groups
-
-
-def _end_of(text: str, most: int) -> str:
-    return text if len(text) <= most else f"…{text[1 - most :]}"
-
-
-def _joined(row: Sequence[str], side: Sequence[str], widths: Sequence[int], columns: Sequence[int], gap: int) -> str:
-    return (" " * gap).join(f"{row[n]:{side[n]}{widths[n]}}" for n in columns).rstrip()
-
-
-def _wrapped(
-    rows: Sequence[Sequence[str]], side: Sequence[str], widths: Sequence[int], room: int, gap: int
-) -> list[str]:
-    """The lines of a table whose last column is a text."""
-    out = []
-    columns = range(len(widths))
-    for row in rows:
-        parts = textwrap.wrap(row[-1], room) or [""]
-        out.append(_joined([*row[:-1], parts[0]], side, widths, columns, gap))
-        out += [_joined([*[""] * (len(row) - 1), part], side, widths, columns, gap) for part in parts[1:]]
-    return out
-
-
-def terminal_width() -> int:
-    """The columns of the terminal; 80 where there is none."""
-    return max(40, shutil.get_terminal_size((80, 24)).columns)

@@ -12,7 +12,7 @@ from ...data.example_sets import USES, Sets
 from ...errors import HeadcountError
 from ..options import CommonFlags, specs_of
 from ..run_folder import running
-from ..training_options import Recovery
+from ..training.options import Recovery
 from .front import borrow_scoring
 from .results import show, show_plan
 

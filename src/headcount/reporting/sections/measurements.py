@@ -26,7 +26,8 @@ from .. import charts, head_map
 from ..charts import Chart
 from ..findings import Effect, Measured, Part
 from ..run_reader import ALPHA, Document, beyond_chance, checked
-from ..summary import noun_of_curve, related, room
+from ..summary import noun_of_curve
+from .transfer_sentences import related, room
 
 MICHEL = "Michel, Levy and Neubig 2019"
 MOST_ROWS = 1_000  # of a table; beyond it the most important ones are listed

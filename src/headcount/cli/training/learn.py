@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..data.splits import in_words
-from ..errors import BadPlan
-from .options import (
+from ...data.splits import in_words
+from ...errors import BadPlan
+from ..options import (
     CommonFlags,
     Only,
     how_to_load,
@@ -24,15 +24,15 @@ from .options import (
     quieten,
     specs_of,
 )
-from .run_folder import running
-from .training_options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
+from ..run_folder import running
+from .options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
-    from ..data.splits import Uses
-    from ..data.tasks import Task
-    from ..documents.learned import LearnedDocument
-    from ..learned_gates.pipeline import Learned
-    from ..stats.results import Comparison, Result
+    from ...data.splits import Uses
+    from ...data.tasks import Task
+    from ...documents.learned import LearnedDocument
+    from ...learned_gates.pipeline import Learned
+    from ...stats.results import Comparison, Result
 
 GATES, AFTER = "How gates learn", "After that"
 MOST_SHOWN = 600  # characters of a plan
@@ -146,19 +146,19 @@ def learn(
     regimen.sane(flags, output, run)
     if report_limit is not None and report_data is None:
         raise typer.BadParameter("--report-limit goes with --report-data; use --limit for --data.")
-    from ..model.model_folders import claimed, may_be_written
+    from ...model.model_folders import claimed, may_be_written
 
     needed = named_paths(model, regimen.teacher, flags.data, flags.target, report_data, run, plan)
     if output is not None and is_main():
         may_be_written(output, force, needed, Path(model))
     quieten()
-    from ..evaluation.evaluator import evaluate
-    from ..learned_gates import pipeline
-    from ..learned_gates.methods import METHODS, PUBLISHED
-    from ..model import checkpoints
-    from ..plans import Plan
-    from ..training.loop import frozen_by
-    from ..training.recipe import Recipe
+    from ...evaluation.evaluator import evaluate
+    from ...learned_gates import pipeline
+    from ...learned_gates.methods import METHODS, PUBLISHED
+    from ...model import checkpoints
+    from ...plans import Plan
+    from ...training.loop import frozen_by
+    from ...training.recipe import Recipe
 
     flags = replace(flags, batch_size=regimen.batch_size, device=own_device(flags))
     subject = load_model(model, flags, fresh=True)
@@ -263,9 +263,9 @@ def _measured(
     outcome: Learned, report: Task, full: Result, folder: Any, flags: CommonFlags
 ) -> tuple[Result, Comparison]:
     """The smaller model on the examples to report on, and the difference to the full one."""
-    from ..evaluation.evaluator import measure, result_of
-    from ..plans import Plan
-    from ..stats.results import compare
+    from ...evaluation.evaluator import measure, result_of
+    from ...plans import Plan
+    from ...stats.results import compare
 
     rows = measure(outcome.model, report, [Plan()], run=folder, name="learned", specs=specs_of(flags.spec))[0]
     after = result_of(report, rows, f"{full.signature}|{outcome.label.replace(', ', '-')}|kept:{outcome.kept}")
@@ -281,10 +281,10 @@ def learned_document(
     sets: str,
 ) -> LearnedDocument:
     """learned.json."""
-    from ..documents.learned import LearnedDocument, RecoveryTraining
-    from ..documents.reading import read
-    from ..documents.results import ResultDocument
-    from ..documents.training import TrainingStep
+    from ...documents.learned import LearnedDocument, RecoveryTraining
+    from ...documents.reading import read
+    from ...documents.results import ResultDocument
+    from ...documents.training import TrainingStep
 
     (full, after, compared), (recipe, extra) = results, how
     history: Sequence[Any] = () if outcome.trained is None else outcome.trained.history

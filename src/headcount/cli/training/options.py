@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..data import splits
-from . import options
-from .options import CommonFlags, load_model, other_task
-from .run_folder import weights_of
+from ...data import splits
+from .. import options
+from ..options import CommonFlags, load_model, other_task
+from ..run_folder import weights_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..data.splits import Uses
-    from ..data.tasks import Task
-    from ..runs import Run
-    from ..training.recipe import Recipe
+    from ...data.splits import Uses
+    from ...data.tasks import Task
+    from ...runs import Run
+    from ...training.recipe import Recipe
 
 HOW, WITH = "How to train", "With a teacher"
 FRESH_RATE = 5e-4  # a learning rate for weights that begin at random; Recipe's is for pretrained ones
@@ -71,7 +71,7 @@ class TrainingOptions:
 
     def recipe(self, seed: int, lr: float, **overrides: Any) -> Recipe:
         """The recipe; `lr` where none was given, keywords in the place of single flags."""
-        from ..training.recipe import Recipe
+        from ...training.recipe import Recipe
 
         plain = ["epochs", "steps", "batch_size", "schedule", "warmup", "weight_decay", "label_smoothing"]
         plain += ["accumulate", "precision", "max_grad_norm"]
@@ -186,8 +186,8 @@ class Recovery:
         """What trains a smaller model and says how; None where nothing is to be trained."""
         if task is None:
             return None
-        from ..training.loop import train
-        from ..training.recipe import Recipe
+        from ...training.loop import train
+        from ...training.recipe import Recipe
 
         assert self.recover is not None
         recipe = Recipe(epochs=self.recover, lr=self.recover_lr or Recipe.lr, seed=flags.seed)

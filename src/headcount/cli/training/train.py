@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..data import splits
-from ..errors import BadData
-from .options import (
+from ...data import splits
+from ...errors import BadData
+from ..options import (
     CommonFlags,
     how_to_load,
     kind_of,
@@ -24,14 +24,14 @@ from .options import (
     quieten,
     say_notes,
 )
-from .run_folder import running
-from .training_options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
+from ..run_folder import running
+from .options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
-    from ..data.tasks import Task
-    from ..documents.training import TrainingDocument, TrainingStep
-    from ..runs import Run
-    from ..stats.results import Result
+    from ...data.tasks import Task
+    from ...documents.training import TrainingDocument, TrainingStep
+    from ...runs import Run
+    from ...stats.results import Result
 
 NEW = "new-marian"
 NEWS = f"Sizes of {NEW}"
@@ -117,14 +117,14 @@ def train(
     needed = named_paths(model, regimen.teacher, flags.data, flags.target, dev_data, run)
     _sane(model, flags, regimen, output, run, sizes, (scratch, new_head), dev_data, dev_limit)
     assert output is not None
-    from ..model.model_folders import claimed, may_be_written
+    from ...model.model_folders import claimed, may_be_written
 
     if is_main():
         may_be_written(output, force, needed, Path(model))
     quieten()
-    from ..model import checkpoints as folders
-    from ..training import loop
-    from ..training.recipe import Recipe
+    from ...model import checkpoints as folders
+    from ...training import loop
+    from ...training.recipe import Recipe
 
     recipe = regimen.recipe(flags.seed, FRESH_RATE if scratch or model == NEW else Recipe.lr)
     flags = replace(flags, batch_size=regimen.batch_size, device=own_device(flags))
@@ -176,7 +176,7 @@ def _sane(
     dev_limit: int | None,
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
-    from ..data.kinds import kind_named
+    from ...data.kinds import kind_named
 
     regimen.sane(flags, output, run)
     if output is None:
@@ -204,7 +204,7 @@ def _lesson(
     scratch: bool,
     new_head: bool,
 ) -> Lesson:
-    from ..training import new_models
+    from ...training import new_models
 
     apart = None
     if name == NEW:
@@ -233,9 +233,9 @@ def _new(flags: CommonFlags, sizes: Mapping[str, Any], split: bool) -> tuple[Any
 
     The split comes first: the tokenizer learns from no example that is measured on.
     """
-    from ..data.columns import read_table
-    from ..data.places import group_key, parts
-    from ..training.new_models import new_translator
+    from ...data.columns import read_table
+    from ...data.places import group_key, parts
+    from ...training.new_models import new_translator
 
     names = {"text": flags.text, "target": flags.target, "split": flags.split, "group": flags.group}
     table = read_table(flags.data, "target", **names).drawn(flags.limit, flags.seed)
@@ -263,10 +263,10 @@ def with_labels(name: str, flags: CommonFlags, new_head: bool) -> tuple[Any, boo
     """The model of a folder, with a head for the labels of the data if its task has labels; and whether that is new."""
     import torch
 
-    from ..data.columns import read_table
-    from ..data.kinds import kind_named
-    from ..model.checkpoints import load
-    from ..training.new_models import HEADS, ordered, with_head
+    from ...data.columns import read_table
+    from ...data.kinds import kind_named
+    from ...model.checkpoints import load
+    from ...training.new_models import HEADS, ordered, with_head
 
     trust = flags.trust_remote_code
     say_notes(name)
@@ -296,7 +296,7 @@ def with_labels(name: str, flags: CommonFlags, new_head: bool) -> tuple[Any, boo
 
 def _reader(name: str, lesson: Lesson) -> Any:
     """The tokenizer or processor that goes with the checkpoints."""
-    from ..data.encoding import loaded_processor, loaded_tokenizer
+    from ...data.encoding import loaded_processor, loaded_tokenizer
 
     pictures = lesson.train.kind == "image-classification"
     return lesson.tokenizer or (loaded_processor if pictures else loaded_tokenizer)(name)
@@ -306,8 +306,8 @@ def _reader(name: str, lesson: Lesson) -> Any:
 
 
 def _measured(model: Any, task: Task, run: Run, name: str) -> Result:
-    from ..evaluation.evaluator import measure, result_of, signature
-    from ..plans import Plan
+    from ...evaluation.evaluator import measure, result_of, signature
+    from ...plans import Plan
 
     return result_of(task, measure(model, task, [Plan()], run=run, name=name)[0], signature(model, task))
 
@@ -316,10 +316,10 @@ def training_document(
     lesson: Lesson, recipe: dict[str, Any], trained: Any, before: Result | None, after: Result
 ) -> TrainingDocument:
     """training.json."""
-    from ..documents.reading import read
-    from ..documents.results import ResultDocument
-    from ..documents.training import TrainingDocument, TrainingStep
-    from ..stats.results import compare
+    from ...documents.reading import read
+    from ...documents.results import ResultDocument
+    from ...documents.training import TrainingDocument, TrainingStep
+    from ...stats.results import compare
 
     return TrainingDocument(
         history=read(tuple[TrainingStep, ...], list(trained.history)),
