@@ -27,9 +27,10 @@ BELOW = {
     "evaluation": "model data documents",
     "importance": "evaluation",
     "efficiency": "evaluation",
+    "exports": "efficiency",
     "training": "evaluation",
     "head_roles": "importance",
-    "pruning": "importance efficiency reporting",
+    "pruning": "importance exports reporting",
     "learned_gates": "pruning training",
     "lottery_ticket": "pruning training",
 }
@@ -43,7 +44,7 @@ NO_TORCH |= {
     "data.sentences.word_alignment",
     "head_roles.rules",
 }
-NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.help.demo"}
+NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.tables", "cli.help.demo"}
 # what modules without torch may use
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock", "altair", "vl_convert", "jinja2", "markupsafe"}
 NUMBERS |= {"huggingface_hub"}

@@ -40,6 +40,7 @@ _HOMES = {
     "plan": ".documents.scores",
     "ablate": ".evaluation.ablation",
     "curve": ".pruning.curves",
+    "export": ".exports.pipeline",
     "prune": ".pruning.one_call",
     "learn": ".learned_gates.pipeline",
     "train": ".training.loop",
@@ -52,6 +53,7 @@ _NAMESPACES = [
     "efficiency",
     "errors",
     "evaluation",
+    "exports",
     "head_roles",
     "importance",
     "learned_gates",
@@ -75,6 +77,7 @@ __all__ = [
     "custom_task",
     "cut",
     "evaluate",
+    "export",
     "find",
     "gated",
     "learn",
@@ -97,6 +100,7 @@ if TYPE_CHECKING:
     from . import efficiency as efficiency
     from . import errors as errors
     from . import evaluation as evaluation
+    from . import exports as exports
     from . import head_roles as head_roles
     from . import importance as importance
     from . import learned_gates as learned_gates
@@ -114,6 +118,7 @@ if TYPE_CHECKING:
     from .errors import HeadcountError
     from .evaluation.ablation import ablate
     from .evaluation.evaluator import evaluate
+    from .exports.pipeline import export
     from .head_roles.analysis import roles
     from .importance.criteria import score
     from .learned_gates.pipeline import learn
