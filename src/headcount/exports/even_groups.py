@@ -16,6 +16,7 @@ from ..model.anatomy import MODULE_STAMPS, STAMP, CutRecord, Site
 from ..model.architectures import LAYOUTS, ModuleSpec
 from ..model.cutting import rules
 from ..model.cutting.kv_groups import KVGroups, layout_rows, original_kv
+from ..model.cutting.per_head import per_head_tensors
 from ..model.cutting.surgery import record, removed, replace_tensors, take_per_head, update_counts
 from ..model.cutting.transaction import Transaction
 from ..model.discovery import find, unwrap
@@ -54,12 +55,12 @@ def with_even_groups(model: nn.Module, how: str) -> tuple[nn.Module, tuple[str, 
     for site in was.values():
         if site.whole is not None:
             _fill_up(root, site)
-    for site in [site for site in find(root, rows).heads if site.name in was]:
-        if was[site.name].whole is not None and rules.is_padded(site):
-            continue  # its code counts on all its heads: it keeps them
+    sites = [site for site in find(root, rows).heads if site.name in was and not rules.is_padded(site)]
+    for site in sites:  # the code of others counts on all their heads: they keep those
         _rearrange(root, site, _heads(site, site.positions(was[site.name].ids), how))
-    _write_record(root, how)
-    return root, (_note(how, [*was.values()], _parameters(root) / before - 1),)
+    repeated = [was[site.name] for site in sites] if how == "repeat" else []
+    _write_record(root, bool(repeated))
+    return root, (_note([*was.values()], repeated, _parameters(root) / before - 1),)
 
 
 def group_limits(model: nn.Module) -> list[Limit]:
@@ -71,11 +72,11 @@ def group_limits(model: nn.Module) -> list[Limit]:
     for site in sites:
         name = f"layer {site.name}" if site.name.isdecimal() else f"the attention {site.name}"
         sizes = listed([str(size) for size in sorted({*_group_sizes(site)}, reverse=True)])
-        cache = cost["repeat"] if site.attention == "encoder" else f"{_times(site)} the cache of that layer"
-        remedy = (
-            f"use --groups pad (exact, {cost['pad']}) or --groups repeat (exact, {cache}), or let prune choose with --for"
-        )
-        limits.append(Limit(f"{name} has groups of {sizes} query heads", remedy))
+        remedy = f"use --groups pad (exact, {cost['pad']})"
+        if not _keeps_all(site):
+            cache = cost["repeat"] if site.attention == "encoder" else f"{_times(site)} the cache of that layer"
+            remedy += f" or --groups repeat (exact, {cache})"
+        limits.append(Limit(f"{name} has groups of {sizes} query heads", f"{remedy}, or let prune choose with --for"))
     return limits
 
 
@@ -180,7 +181,9 @@ def _fill_up(root: nn.Module, site: Site) -> None:
 def _rearrange(root: nn.Module, site: Site, heads: Heads) -> None:
     """Give an attention other heads, made of those that it has."""
     transaction = Transaction()  # on a copy: nobody goes back
-    groups = KVGroups(tuple(range(len(heads.ids))), heads.kv_of, tuple(original_kv(site)[kv] for kv in heads.kv_sources))
+    groups = KVGroups(
+        tuple(range(len(heads.ids))), heads.kv_of, tuple(original_kv(site)[kv] for kv in heads.kv_sources)
+    )
     first = next(position for position in heads.sources if position is not None)
     stand_ins = [first if position is None else position for position in heads.sources]
     take_per_head(transaction, site, stand_ins, heads.kv_sources)
@@ -222,13 +225,13 @@ def _with_zeros(matrix: Matrix, tensors: dict[str, Tensor], source: Tensor, axis
     return tensors
 
 
-def _write_record(root: nn.Module, how: str) -> None:
+def _write_record(root: nn.Module, repeated: bool) -> None:
     """What is removed now; nothing where no cut gives this model, because key-value heads are there twice."""
     config = getattr(root, "config", None)
     owner = config if hasattr(config, "to_dict") else root
     written = record(root)
-    now = None if how == "repeat" else {**written, **Plan(removed(root).units, written["why"]).to_json()}
-    setattr(owner, "headcount", now)
+    now = None if repeated else {**written, **Plan(removed(root).units, written["why"]).to_json()}
+    Transaction().set(owner, "headcount", now)
 
 
 def _own_specs(root: nn.Module) -> tuple[ModuleSpec, ...]:
@@ -244,22 +247,29 @@ def _parameters(root: nn.Module) -> int:
 
 
 def _added(site: Site, how: str) -> int:
-    """Parameters that even groups add to an attention, in its matrices."""
-    writer, heads = site.columns, len(site)
+    """Parameters that even groups add to an attention."""
+    writer, heads, sizes = site.columns, len(site), _group_sizes(site)
     assert writer is not None
-    now, sizes = site, _group_sizes(site)
-    kv_of = range(heads) if how == "repeat" else [kv for kv in range(len(sizes)) for _ in range(max(sizes))]
-    if site.whole is not None:
-        was = site.whole
-        now = replace(site, ids=was.ids, kv_of=was.kv_of, kv_heads=was.kv_heads, whole=None)
-        if rules.is_padded(now):
-            kv_of = was.kv_of  # it gets all its heads back
+    kv_of = [*range(heads)] if how == "repeat" else [kv for kv in range(len(sizes)) for _ in range(max(sizes))]
+    if _keeps_all(site):
+        assert site.whole is not None
+        kv_of = [*site.whole.kv_of]
     groups = KVGroups(tuple(range(len(kv_of))), tuple(kv_of), tuple(range(max(kv_of) + 1)))
-    added = (len(kv_of) - heads) * site.width * writer.parameters_per("column")
-    for reader, rows in zip(site.matrices, layout_rows(now, groups), strict=True):
+    more = {"head": len(kv_of) - heads, "kv": len(groups.kv_ids) - site.kv_heads}
+    added = more["head"] * site.width * writer.parameters_per("column")
+    widths = site.widths if site.whole is None else site.whole.widths
+    for reader, rows in zip(site.matrices, layout_rows(replace(site, widths=widths), groups), strict=True):
         assert reader is not None
         added += (rows - reader.shape[0]) * reader.parameters_per("row")
-    return added
+    return added + sum(more[one.per] * one.parameters for one in per_head_tensors(site) if site.whole is None)
+
+
+def _keeps_all(site: Site) -> bool:
+    """Whether an attention is padded for more than its groups, and gets all its heads back when they are made even."""
+    was = site.whole
+    return was is not None and rules.is_padded(
+        replace(site, ids=was.ids, kv_of=was.kv_of, kv_heads=was.kv_heads, whole=None)
+    )
 
 
 def _more(share: float) -> str:
@@ -273,9 +283,10 @@ def _times(site: Site) -> str:
     return "twice" if ratio == 2 else f"{ratio:.2g} times"
 
 
-def _note(how: str, sites: list[Site], share: float) -> str:
-    where = counted(len(sites), "attention")
-    if how == "pad":
+def _note(sites: list[Site], repeated: list[Site], share: float) -> str:
+    if not repeated:
+        where = counted(len(sites), "attention")
         return f"the groups of {where} were made even with zero query heads: {_more(share)}, the same outputs"
-    cache = "" if all(site.attention == "encoder" for site in sites) else " and a larger cache in those layers"
+    cache = "" if all(site.attention == "encoder" for site in repeated) else ", a larger cache in those layers"
+    where = counted(len(repeated), "attention")
     return f"every query head of {where} got a key-value head of its own: {_more(share)}{cache}, the same outputs"
