@@ -157,7 +157,7 @@ def refuse(form: Format, limits: Sequence[Limit]) -> None:
     """`Refused` with the first thing that a format cannot hold, and how many more there are; nothing if there is none."""
     if not limits:
         return
-    more = f" ({len(limits) - 1} more like it)" if len(limits) > 1 else ""
+    more = f" (and {len(limits) - 1} more)" if len(limits) > 1 else ""
     raise Refused(f"{form.name} cannot hold this model: {limits[0]}{more}.")
 
 
