@@ -218,6 +218,6 @@ def test_the_writer_of_the_format_agrees(runtime: str) -> None:
     model, _ = zoo.build("llama")
     devices = 2 if runtime == "vllm" else 1
     for asked in ({"remove": "60%", "units": "heads,neurons"}, {"flops": "50%", "units": "heads,neurons"}):
-        choice = choose(model, **asked, by="magnitude", runtime=runtime, tensor_parallel=devices)
+        choice = choose(model, **asked, by="magnitude", length=8, runtime=runtime, tensor_parallel=devices)
         limits = import_module(module).limits(cut_copy(model, choice.plan), Settings(tensor_parallel=devices))
         assert [*limits] == []
