@@ -252,8 +252,12 @@ def write_into(
     source: str | Path | None = None,
     portable: bool = False,
     max_shard_size: str = "50GB",
+    config: Any = None,
 ) -> None:
-    """Write the model, and what goes with it, into a folder that is there and empty, as `save` does."""
+    """Write the model, and what goes with it, into a folder that is there and empty, as `save` does.
+
+    `config` is one to write in the place of the model's own.
+    """
     root = unwrap(model)
     if has_int8_of_torch(root):
         raise Refused(
@@ -263,6 +267,8 @@ def write_into(
     with in_stored_format(root):
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
+        elif config is not None:
+            _save_as(root, config, draft, max_shard_size)
         elif portable:
             _save_portable(root, draft, max_shard_size)
         else:
@@ -314,13 +320,18 @@ def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
     differences = stock_differences(root, config)
     if differences:
         raise Refused(f"This cut is not expressible by {stock}: {differences[0].text}; save it without portable.")
+    _save_as(root, config, draft, max_shard_size)
+    (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def _save_as(root: Any, config: Any, draft: Path, max_shard_size: str) -> None:
+    """Write the model under a config that is not its own."""
     own = root.config
     try:
         root.config = config
         root.save_pretrained(draft, max_shard_size=max_shard_size)
     finally:
         root.config = own
-    (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def _save_plain(root: nn.Module, draft: Path, portable: bool) -> None:

@@ -16,6 +16,8 @@ SENTENCE = (
     f"{START}, and stock classes cannot hold it: pip install headcount, then in Python "
     'headcount.load("THIS FOLDER") in the place of from_pretrained("THIS FOLDER")'
 )
+# and on folders that bring the code that can hold them
+TRUST = "THIS MODEL COMES WITH CODE THAT STOCK CLASSES NEED: pass trust_remote_code=True to from_pretrained of an Auto class"
 
 
 def put_up(folder: Path) -> None:
@@ -28,7 +30,8 @@ def put_up(folder: Path) -> None:
 
 def take_down(config: Any) -> None:
     """Take the sign out of a config that headcount has read: it can hold the model."""
-    if str(getattr(config, KEY, None) or "").startswith(START):
+    sign = str(getattr(config, KEY, None) or "")
+    if sign.startswith(START) or sign == TRUST:
         delattr(config, KEY)
 
 
