@@ -20,20 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..model.anatomy import STAMP, Site
+from ..model.anatomy import MODULE_STAMPS, Site
 from ..model.checkpoints import write_into
 from ..model.cutting.per_head import HEAD_COUNTS, KV_COUNTS, NEURON_COUNTS, ConfigView
 from ..model.cutting.surgery import removed
 from ..model.discovery import find, unwrap
 from ..model.equivalence import run
+from ..model.loading.number_formats import STORED, stored_format
 from ..model.loading.quantised import is_to_be_quantised
-from ..model.loading.signpost import KEY, TRUST
+from ..model.loading.signpost import KEY, TABLE, TRUST
 from ..model.matrices import Bypass, Padded, is_quantised
 from ..model.portable import empty_model, portable_config, stock_differences
 from .formats import Check, Limit, Settings
 
 CODE = Path(__file__).with_name("model_code") / "modeling_headcount.py"
-TABLE = "headcount_shapes"
 FORMATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Of the largest output: the same sums of the same numbers, rounded a few hundred times in another order.
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -123,7 +123,8 @@ def folder_config(root: Any) -> Any:
     config.auto_map = auto_map(root)
     layers = per_layer_config(root)
     if layers:
-        config.head_dim = next(site.width for site in find(root).heads)
+        if getattr(config, "head_dim", None) is None:  # which would be worked out from a number of heads
+            config.head_dim = next(site.width for site in find(root).heads)
         config.allow_global_per_layer_attribute_access = True  # configs validate themselves by the values of the whole
         config.per_layer_config = layers
     return config
@@ -136,18 +137,18 @@ def auto_map(root: Any) -> dict[str, str]:
 
     out = {}
     for name, auto in vars(modeling_auto).items():
-        if isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass) and hasattr(auto, "_model_mapping"):
-            if type(root.config) not in auto._model_mapping:
-                continue
-            kinds = auto._model_mapping[type(root.config)]
-            if type(root) in (kinds if isinstance(kinds, tuple | list) else (kinds,)):
-                out[name] = f"{CODE.stem}.{type(root).__name__}"
+        if not (isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)) or auto._model_mapping is None:
+            continue
+        kinds = auto._model_mapping.get(type(root.config), ())
+        if type(root) in (kinds if isinstance(kinds, tuple | list) else (kinds,)):
+            out[name] = f"{CODE.stem}.{type(root).__name__}"
     base = root.base_model
-    if base is root and type(root.config) in modeling_auto.MODEL_MAPPING:  # T5ForConditionalGeneration has no part of T5Model
-        base = empty_model(modeling_auto.MODEL_MAPPING[type(root.config)], _without_layers(root.config))
-        if not {path for path, _ in base.named_modules()} <= {path for path, _ in root.named_modules()}:
-            base = root
-    out.setdefault("AutoModel", f"{CODE.stem}.{type(base).__name__}")
+    plain = modeling_auto.MODEL_MAPPING.get(type(root.config), None)
+    if base is root and isinstance(plain, type):  # T5ForConditionalGeneration has all of a T5Model, and not as a part
+        paths = {path for path, _ in empty_model(plain, _without_record(root.config)).named_modules()}
+        base = plain if paths <= {path for path, _ in root.named_modules()} else root
+    kind = base if isinstance(base, type) else type(base)
+    out.setdefault("AutoModel", f"{CODE.stem}.{kind.__name__}")
     return out
 
 
@@ -184,7 +185,7 @@ def _layer_values(config: Any, site: Site) -> dict[str, int]:
     return out
 
 
-def _without_layers(config: Any) -> Any:
+def _without_record(config: Any) -> Any:
     config = copy.deepcopy(config)
     config.headcount = None
     return config
@@ -195,7 +196,7 @@ def _without_layers(config: Any) -> Any:
 
 def shape_table(root: Any) -> tuple[dict[str, dict[str, Any]], list[Limit]]:
     """A row for each module of the base model that is not as in the stock model of its config; and what no row can say."""
-    stock = empty_model(type(root), _without_layers(root.config))
+    stock = empty_model(type(root), _without_record(root.config))
     base = root.base_model
     prefix = next((path for path, module in root.named_modules() if module is base), "")
     ours, theirs = dict(root.named_modules()), dict(stock.named_modules())
@@ -219,10 +220,11 @@ def shape_table(root: Any) -> tuple[dict[str, dict[str, Any]], list[Limit]]:
 def _row(ours: nn.Module, theirs: nn.Module) -> tuple[dict[str, Any], str | None]:
     """How a module differs from the stock model's: a row of the table, and why there is none."""
     if isinstance(ours, Padded):
-        return {}, "is padded to the size that its code counts on"
+        kept = {"rows": list(ours.places), "in_all": ours.of} if ours.reads else {"columns": list(ours.places)}
+        return {**kept, "shapes": _other_sizes(ours, theirs)}, None
     if isinstance(ours, Bypass):
         return {"outputs": ours.outputs, "shapes": _other_sizes(ours, theirs)}, None
-    if type(ours) is not type(theirs):
+    if (type(ours).__module__, type(ours).__qualname__) != (type(theirs).__module__, type(theirs).__qualname__):
         return {}, f"is a {type(ours).__name__} and the stock model's a {type(theirs).__name__}"
     row: dict[str, Any] = {"shapes": _other_sizes(ours, theirs), "numbers": _other_numbers(ours, theirs)}
     if None in row["shapes"].values():
@@ -237,17 +239,12 @@ def _row(ours: nn.Module, theirs: nn.Module) -> tuple[dict[str, Any], str | None
     if len(hooks) > 1:
         return {}, "has several hooks"
     for hook in hooks:
-        arguments, heads, row["of"] = hook.args
+        arguments, heads, _ = hook.args
         row["slices"] = [list(argument) for argument in ((one.name, one.position, one.axis) for one in arguments)]
     if heads is not None:
         row["heads"] = list(heads)
-        row.setdefault("of", _of(ours))
+        row["of"] = getattr(ours, MODULE_STAMPS["head"]).of
     return {name: value for name, value in row.items() if value}, None
-
-
-def _of(module: nn.Module) -> int:
-    """How many heads an attention had."""
-    return next(stamp.of for part in module.modules() if (stamp := getattr(part, STAMP, None)) is not None)
 
 
 def _other_sizes(ours: nn.Module, theirs: nn.Module) -> dict[str, Any]:
@@ -280,12 +277,15 @@ def _in_format(root: nn.Module, dtype: str | None) -> Iterator[None]:
     """Within the block the weights are in the number format that was asked for."""
     wanted = FORMATS.get(dtype or "")
     parameters = [p for p in root.parameters() if p.is_floating_point()] if wanted is not None else []
-    full = [p.data for p in parameters]
+    full, stored = [p.data for p in parameters], stored_format(root)
     try:
+        if wanted is not None:
+            setattr(root, STORED, None)
         for parameter in parameters:
             parameter.data = parameter.data.to(wanted)
         yield
     finally:
+        setattr(root, STORED, stored)
         for parameter, data in zip(parameters, full, strict=True):
             parameter.data = data
 
@@ -294,6 +294,7 @@ def _in_format(root: nn.Module, dtype: str | None) -> Iterator[None]:
 def _loaded(model: nn.Module, folder: Path, dtype: torch.dtype) -> Iterator[nn.Module]:
     """The model in a folder as transformers loads it, on the device of the original; its copy of the code goes again."""
     import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     root: Any = unwrap(model)
     code = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
@@ -302,17 +303,16 @@ def _loaded(model: nn.Module, folder: Path, dtype: torch.dtype) -> Iterator[nn.M
         kind, trust = type(root), False
     elif name is not None:
         kind, trust = getattr(transformers, name), True
-    else:  # of classes that no auto class gives, transformers can load the base model
-        kind, trust = transformers.dynamic_module_utils.get_class_from_dynamic_module(
-            f"{CODE.stem}.{type(root).__name__}", folder
-        ), True
-    loaded = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=trust)
+    else:  # no auto class gives this kind
+        kind, trust = get_class_from_dynamic_module(f"{CODE.stem}.{type(root).__name__}", folder), True
+    config = transformers.AutoConfig.from_pretrained(folder)
+    loaded = kind.from_pretrained(folder, config=config, dtype=dtype, trust_remote_code=trust)
     try:
         yield loaded.to(next(model.parameters()).device).eval()
     finally:
         module = sys.modules.get(type(loaded).__module__)
-        if code and module is not None and module.__file__:
-            del sys.modules[type(loaded).__module__]
+        if code and module is not None and module.__file__ and "unfinished" in module.__name__:
+            del sys.modules[module.__name__]  # transformers copied the code under the name of a draft
             shutil.rmtree(Path(module.__file__).parent.parent, ignore_errors=True)
 
 

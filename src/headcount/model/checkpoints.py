@@ -256,7 +256,8 @@ def write_into(
 ) -> None:
     """Write the model, and what goes with it, into a folder that is there and empty, as `save` does.
 
-    `config` is one to write in the place of the model's own.
+    `config` is one to write in the place of the model's own, for code that comes along: the weights have the names that the
+    modules have, because transformers does not rename weights for such code.
     """
     root = unwrap(model)
     if has_int8_of_torch(root):
@@ -268,7 +269,7 @@ def write_into(
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
         elif config is not None:
-            _save_as(root, config, draft, max_shard_size)
+            _save_as(root, config, draft, max_shard_size, save_original_format=False)
         elif portable:
             _save_portable(root, draft, max_shard_size)
         else:
@@ -324,12 +325,12 @@ def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
     (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
 
 
-def _save_as(root: Any, config: Any, draft: Path, max_shard_size: str) -> None:
+def _save_as(root: Any, config: Any, draft: Path, max_shard_size: str, **options: Any) -> None:
     """Write the model under a config that is not its own."""
     own = root.config
     try:
         root.config = config
-        root.save_pretrained(draft, max_shard_size=max_shard_size)
+        root.save_pretrained(draft, max_shard_size=max_shard_size, **options)
     finally:
         root.config = own
 

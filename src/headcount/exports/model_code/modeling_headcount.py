@@ -9,6 +9,8 @@ usual, and then the modules in the table get smaller before the weights are load
         "shapes": {"weight": [24, 32]},               parameters that have other sizes
         "numbers": {"out_features": 24},              whole numbers that the module keeps about itself
         "outputs": 8,                                 a matrix with nothing left: it gives its bias, in this many numbers
+        "rows": [0, 1, 4], "in_all": 6,               a matrix with some rows left, whose code counts on all: zeros stand in
+        "columns": [0, 1, 4],                         a matrix with some columns left that is given all
         "config": {"num_attention_heads": 3},         numbers that the module reads in the config while it runs
         "kv_of": [0, 0, 1],                           the key-value head of each query head, where groups are uneven
         "heads": [0, 2, 3], "of": 4,                  which heads of the original are here
@@ -25,11 +27,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
 
 TABLE = "headcount_shapes"
 SIGN = "transformers_weights"  # where config.json says to stock classes that they cannot hold this model
 KERNEL = "headcount_shapes"
-KEYS = {"shapes", "numbers", "outputs", "config", "kv_of", "heads", "of", "slices", "bias"}
+KEYS = {"shapes", "numbers", "outputs", "rows", "columns", "in_all", "config", "kv_of", "heads", "of", "slices", "bias"}
 MOST = 64  # times as large as in the stock model is what a parameter may be at most
 
 
@@ -48,7 +51,9 @@ def shaped(stock: Any) -> Any:
     class Shaped(stock):  # type: ignore[misc]
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
-            shape(self.base_model, getattr(config, TABLE, None))
+            table = getattr(config, TABLE, None)
+            if table is not None:  # transformers may take this class for other models of its kind, too
+                shape(self.base_model, table)
 
         @classmethod
         def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +73,7 @@ def shaped(stock: Any) -> Any:
 
 def shape(base: nn.Module, table: Any) -> None:
     """Give the modules of a stock model the sizes in the table; what is no such table is a `ValueError`."""
-    need(isinstance(table, dict) and isinstance(table.get("modules"), dict), "it is not there, or has no modules")
+    need(isinstance(table, dict) and isinstance(table.get("modules"), dict), "it has no modules")
     need(table.get("version") == 1, f"its version is {table.get('version')!r:.20}, and this file reads version 1")
     modules = dict(base.named_modules())
     for path, row in table["modules"].items():
@@ -80,11 +85,18 @@ def shape(base: nn.Module, table: Any) -> None:
 def shape_module(base: nn.Module, path: str, module: Any, row: dict[str, Any]) -> None:
     """Carry out one row of the table."""
     tensors = {name: resized(path, module, name, sizes) for name, sizes in mapping(path, row, "shapes").items()}
-    if "outputs" in row:
-        outputs = whole(path, row["outputs"])
+    if row.keys() & {"outputs", "rows", "columns"}:
         need(path != "" and isinstance(getattr(module, "weight", None), Tensor), f"{path} is not a matrix")
         parent, _, name = path.rpartition(".")
-        setattr(base.get_submodule(parent), name, Empty(module, tensors, outputs))
+        if "outputs" in row:
+            setattr(base.get_submodule(parent), name, Empty(module, tensors, whole(path, row["outputs"])))
+            return
+        places = {key: tuple(whole(path, place) for place in items(path, row, key)) for key in ("rows", "columns")}
+        rows, columns = (places[key] if key in row else None for key in ("rows", "columns"))
+        of = whole(path, row.get("in_all")) if rows is not None else 0
+        need(of <= MOST * max(module.weight.shape), f"{path} would have more than {MOST} times as many rows")
+        need(all(place < of for place in rows or ()), f"{path} has rows beyond its last")
+        setattr(base.get_submodule(parent), name, Partial(module, tensors, rows, columns, of))
         return
     for name, tensor in tensors.items():
         setattr(module, name, tensor)
@@ -166,7 +178,7 @@ class Empty(nn.Module):
     def __init__(self, old: Any, tensors: dict[str, nn.Parameter], outputs: int) -> None:
         super().__init__()
         self.weight = tensors.get("weight", old.weight)
-        self.bias = tensors.get("bias", old.bias)
+        self.bias = tensors.get("bias", getattr(old, "bias", None))
         self.outputs = outputs
         self.axis = 1 if isinstance(old, nn.Conv1d | nn.Conv2d) else -1
         if self.bias is not None and len(self.bias) not in (0, outputs):
@@ -180,6 +192,34 @@ class Empty(nn.Module):
         if self.bias is None or not len(self.bias):
             return zeros
         return zeros + (self.bias if self.axis == -1 else self.bias.view(-1, *[1] * (x.dim() - 2)))
+
+
+class Partial(nn.Module):
+    """A matrix some of whose rows, or columns, are left, while the code around it counts on all of them.
+
+    Rows that are gone give zeros, and of what comes in the columns that are left are picked.
+    """
+
+    def __init__(self, old: Any, tensors: dict[str, nn.Parameter], rows: Any, columns: Any, of: int) -> None:
+        super().__init__()
+        self.weight = tensors.get("weight", old.weight)
+        self.bias = tensors.get("bias", getattr(old, "bias", None))
+        self.rows, self.columns, self.of = rows, columns, of
+        self.transposed = type(old).__name__ == "Conv1D"
+        self.axis = 1 if isinstance(old, nn.Conv1d | nn.Conv2d) else -1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., all columns) -> (..., all rows); convolutions have their channels on axis 1."""
+        if self.columns is not None:
+            x = x.index_select(self.axis, torch.tensor(self.columns, dtype=torch.long, device=x.device))
+        weight = self.weight.t() if self.transposed else self.weight
+        apply = {2: functional.linear, 3: functional.conv1d, 4: functional.conv2d}[weight.dim()]
+        y = apply(x, weight, self.bias)
+        if self.rows is None:
+            return y
+        sizes = list(y.shape)
+        sizes[self.axis] = self.of
+        return y.new_zeros(sizes).index_copy(self.axis, torch.tensor(self.rows, dtype=torch.long, device=x.device), y)
 
 
 class View:
