@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from ..model.anatomy import MODULE_STAMPS, Site
 from ..model.checkpoints import write_into
 from ..model.cutting.per_head import HEAD_COUNTS, KV_COUNTS, NEURON_COUNTS, ConfigView
-from ..model.cutting.surgery import removed
 from ..model.discovery import find, unwrap
 from ..model.equivalence import run
 from ..model.loading.number_formats import STORED, stored_format
@@ -137,19 +136,17 @@ def auto_map(root: Any) -> dict[str, str]:
 
     out = {}
     for name, auto in vars(modeling_auto).items():
-        if not (isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)) or auto._model_mapping is None:
+        mapping: Any = getattr(auto, "_model_mapping", None)
+        if not isinstance(auto, type) or not issubclass(auto, _BaseAutoModelClass) or mapping is None:
             continue
-        kinds = auto._model_mapping.get(type(root.config), ())
+        kinds = mapping.get(type(root.config), ())
         if type(root) in (kinds if isinstance(kinds, tuple | list) else (kinds,)):
             out[name] = f"{CODE.stem}.{type(root).__name__}"
-    base = root.base_model
-    plain = modeling_auto.MODEL_MAPPING.get(type(root.config), None)
-    if base is root and isinstance(plain, type):  # T5ForConditionalGeneration has all of a T5Model, and not as a part
+    base, plain = type(root.base_model), modeling_auto.MODEL_MAPPING.get(type(root.config), None)
+    if base is type(root) and isinstance(plain, type):  # T5ForConditionalGeneration has all of a T5Model, not as a part
         paths = {path for path, _ in empty_model(plain, _without_record(root.config)).named_modules()}
-        base = plain if paths <= {path for path, _ in root.named_modules()} else root
-    kind = base if isinstance(base, type) else type(base)
-    out.setdefault("AutoModel", f"{CODE.stem}.{kind.__name__}")
-    return out
+        base = plain if paths <= {path for path, _ in root.named_modules()} else base
+    return {**out, "AutoModel": out.get("AutoModel", f"{CODE.stem}.{base.__name__}")}
 
 
 def per_layer_config(root: Any) -> dict[int, dict[str, int]]:
@@ -248,18 +245,17 @@ def _row(ours: nn.Module, theirs: nn.Module) -> tuple[dict[str, Any], str | None
 
 
 def _other_sizes(ours: nn.Module, theirs: nn.Module) -> dict[str, Any]:
-    """The sizes of the parameters and buffers that are not as large as in the stock model; None for what is in one only."""
-    mine, stock = (
-        {name: list(tensor.shape) for name, tensor in {**dict(m._parameters), **dict(m._buffers)}.items() if _is(tensor)}
-        for m in (ours, theirs)
-    )
-    out = {name: sizes if name in stock else None for name, sizes in mine.items() if stock.get(name) != sizes}
-    out |= {name: None for name in stock if name not in mine}
-    return {name: sizes if name in ours._parameters else None for name, sizes in out.items()}
+    """The sizes of parameters that are not as large as in the stock model; None for what is in one only, and for buffers."""
+    mine, stock = _sizes(ours), _sizes(theirs)
+    names = [name for name in dict.fromkeys((*mine, *stock)) if mine.get(name) != stock.get(name)]
+    known = {name: name in mine and name in stock and name in ours._parameters for name in names}
+    return {name: mine[name] if known[name] else None for name in names}
 
 
-def _is(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor)
+def _sizes(module: nn.Module) -> dict[str, list[int]]:
+    """The sizes of a module's own parameters and buffers."""
+    tensors = {**dict(module._parameters), **dict(module._buffers)}
+    return {name: list(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
 
 
 def _other_numbers(ours: nn.Module, theirs: nn.Module) -> dict[str, int]:

@@ -28,8 +28,8 @@ from ..model_files import ADAPTER, RECORD
 from ..runs import flush_folder
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
-OWN_FILES: tuple[str, ...] = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD, ADAPTER)
-OWN_FILES += ("modeling_headcount.py",)  # of an exported folder, written anew with each
+OWN_FILES: tuple[str, ...] = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
+OWN_FILES += (ADAPTER, "modeling_headcount.py")  # the code of an exported folder is written anew with each
 # what headcount and save_pretrained write besides: a folder with anything else in it is not replaced
 WEIGHT_FILES: tuple[str, ...] = (
     "model*.safetensors",
