@@ -30,7 +30,7 @@ from .loading.companions import at_the_root, companions
 from .loading.configs import hub_keywords, model_class, named_files, read_config
 from .loading.number_formats import in_stored_format, is_widened, widen
 from .loading.quantised import ADVICE, quantisation
-from .loading.signpost import put_up, take_down
+from .loading.signpost import TABLE, put_up, take_down
 from .matrices import has_int8_of_torch
 from .model_folders import appears_whole, bring_along, disk_errors, set_aside
 from .portable import empty_model, portable_config, stock_differences
@@ -138,6 +138,11 @@ def load(
     for note in files.notes:
         warnings.warn(note, LoadingNote, stacklevel=2)
     config = read_config(files, trust_remote_code, kwargs)
+    if TABLE in vars(config) and getattr(config, "headcount", None) is None:
+        raise BadCheckpoint(
+            f"{files.name} is an export whose key-value heads were repeated, which only the code in the folder holds; load what "
+            "it was exported from, or this one by transformers with trust_remote_code=True."
+        )
     kind = model_class(config, files, trust_remote_code)
     if files.adapter is not None:
         kind = adapted_class(kind, config, files.adapter)
