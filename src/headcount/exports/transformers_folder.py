@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -79,7 +80,7 @@ def write(
     root: Any = unwrap(model)
     config = stock_config(root)
     along = {"source": source, "tokenizer": tokenizer}
-    with _in_format(root, settings.dtype):
+    with quiet(), _in_format(root, settings.dtype):
         if config is not None:
             write_into(root, target, portable=True, **along)
             return ("a stock config holds this cut: from_pretrained needs no trust_remote_code",)
@@ -98,11 +99,11 @@ def check(model: nn.Module, target: Path, settings: Settings, *, batch: Mapping[
 
     dtype = next(model.parameters()).dtype
     with _loaded(model, target, dtype) as loaded:
-        difference = _difference(run(model, batch), run(loaded, batch))
+        apart = difference(run(model, batch), run(loaded, batch))
     size = len(next(iter(batch.values())))
     rounded = FORMATS.get(settings.dtype or "", dtype)
     allowed = max(ALLOWED.get(kind, 1e-5) for kind in (dtype, rounded))
-    return Check(f"transformers {transformers.__version__}", difference, allowed, f"the outputs for {size} examples")
+    return Check(f"transformers {transformers.__version__}", apart, allowed, f"the outputs for {size} examples")
 
 
 def stock_config(root: Any) -> Any:
@@ -288,31 +289,49 @@ def _in_format(root: nn.Module, dtype: str | None) -> Iterator[None]:
 
 @contextmanager
 def _loaded(model: nn.Module, folder: Path, dtype: torch.dtype) -> Iterator[nn.Module]:
-    """The model in a folder as transformers loads it, on the device of the original; its copy of the code goes again."""
+    """The model in a folder as transformers loads it, on the device of the original."""
     import transformers
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     root: Any = unwrap(model)
     code = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
-    name = next((auto for auto, value in code.items() if value == f"{CODE.stem}.{type(root).__name__}"), None)
-    if not code:
-        kind, trust = type(root), False
-    elif name is not None:
-        kind, trust = getattr(transformers, name), True
-    else:  # no auto class gives this kind
-        kind, trust = get_class_from_dynamic_module(f"{CODE.stem}.{type(root).__name__}", folder), True
-    config = transformers.AutoConfig.from_pretrained(folder)
-    loaded = kind.from_pretrained(folder, config=config, dtype=dtype, trust_remote_code=trust)
+    wanted = f"{CODE.stem}.{type(root).__name__}"
+    name = next((auto for auto, value in code.items() if value == wanted), None)
+    kind: Any = type(root)
+    if name is not None:
+        kind = getattr(transformers, name)
+    elif code:  # no auto class gives this kind
+        kind = get_class_from_dynamic_module(wanted, folder)
+    with quiet():
+        config = transformers.AutoConfig.from_pretrained(folder)
+        loaded = kind.from_pretrained(folder, config=config, dtype=dtype, trust_remote_code=bool(code))
+        try:
+            yield loaded.to(next(model.parameters()).device).eval()
+        finally:
+            forget_code(loaded)
+
+
+def forget_code(loaded: nn.Module) -> None:
+    """Delete the copy that transformers made of the code of a draft, under the draft's name."""
+    module = sys.modules.get(type(loaded).__module__)
+    if module is not None and module.__file__ and "unfinished" in module.__name__:
+        sys.modules.pop(module.__name__)
+        shutil.rmtree(Path(module.__file__).parent.parent, ignore_errors=True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within the block transformers does not warn of configs with sizes of their own for each layer."""
+    logger = logging.getLogger("transformers.integrations.heterogeneity.configuration_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        yield loaded.to(next(model.parameters()).device).eval()
+        yield
     finally:
-        module = sys.modules.get(type(loaded).__module__)
-        if code and module is not None and module.__file__ and "unfinished" in module.__name__:
-            del sys.modules[module.__name__]  # transformers copied the code under the name of a draft
-            shutil.rmtree(Path(module.__file__).parent.parent, ignore_errors=True)
+        logger.setLevel(level)
 
 
-def _difference(want: list[Tensor], got: list[Tensor]) -> float:
+def difference(want: list[Tensor], got: list[Tensor]) -> float:
     """The largest difference of two outputs, relative to the largest entry (or 1); infinite if their shapes differ."""
     if [t.shape for t in want] != [t.shape for t in got]:
         return float("inf")
