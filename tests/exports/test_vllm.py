@@ -1,4 +1,4 @@
-"""Folders for vLLM: its rules, one by one. vLLM itself is too large for the suite; docs/deploy-transformers.md has the commands."""
+"""Folders for vLLM: its rules, one by one. vLLM itself is too large for a test; docs/deploy-transformers.md has the commands."""
 
 from __future__ import annotations
 

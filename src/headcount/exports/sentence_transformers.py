@@ -39,7 +39,7 @@ MEAN = (
 def limits(model: nn.Module, settings: Settings) -> list[Limit]:
     """What of a model, or of what is asked for, such a folder cannot hold."""
     root: Any = unwrap(model)
-    out = transformers_folder.limits(_encoder(root), settings)
+    out = transformers_folder.limits(root, settings)
     if out:
         return out
     if getattr(root, "main_input_name", "") != "input_ids":
@@ -89,7 +89,7 @@ def check(model: nn.Module, target: Path, settings: Settings, *, batch: Mapping[
         name = "model" if "model" in embedder[0]._modules else "auto_model"
         transformers_folder.forget_code(getattr(embedder[0], name))
         got = _embeddings(embedder, features)
-        setattr(embedder[0], name, encoder)
+        setattr(embedder[0], name, encoder.base_model)
         want = _embeddings(embedder, features)
     apart = max(transformers_folder.difference([want], [got]), done.difference)
     return done._replace(
@@ -104,8 +104,12 @@ def _embeddings(embedder: Any, features: Mapping[str, Tensor]) -> Tensor:
 
 
 def _encoder(root: Any) -> Any:
-    """The base model: what is under the head of a classifier."""
-    return getattr(root, "base_model", root)
+    """What is written: the model under the head of a classifier, or all of it where that misses a part that it has alone.
+
+    A model that predicts masked words has no pooler, and the same encoder alone has one, which makes no embeddings.
+    """
+    base = getattr(root, "base_model", root)
+    return root if transformers_folder.model_limits(base) else base
 
 
 def _write(path: Path, values: Any) -> None:
