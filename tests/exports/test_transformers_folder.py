@@ -248,6 +248,31 @@ def test_decoders_say_the_sizes_of_their_layers_in_the_config(written: dict[str,
     }
 
 
+@pytest.mark.parametrize("name", ["llama", "t5", "mpnet", "bloom"])
+def test_it_computes_the_same_by_every_attention_kernel(name: str, written: dict[str, Written]) -> None:
+    one = written[name]
+    for kernel in ("eager", "sdpa"):
+        try:
+            loaded = loaded_from(one.folder, FAMILIES[name].auto, attn_implementation=kernel)
+        except ValueError:
+            assert name in ("bloom", "mpnet")  # they have one of their own
+            continue
+        assert close(zoo.output(loaded, one.inputs), one.want["logits"])
+        assert loaded.config._attn_implementation == kernel
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_pass_without_gradients_leaves_later_ones_able_to_train(name: str, written: dict[str, Written]) -> None:
+    one = written[name]
+    loaded = loaded_from(one.folder, FAMILIES[name].auto)
+    with torch.inference_mode():
+        loaded(**one.inputs)
+    zoo.judged(loaded(**one.inputs)).sum().backward()
+    readers = hc.find(one.model).heads[0].readers
+    path = next(path for path, module in one.model.named_modules() if module is readers[0])
+    assert loaded.get_submodule(path).weight.grad.any()
+
+
 # -- what goes along -------------------------------------------------------------------------------------------------------
 
 

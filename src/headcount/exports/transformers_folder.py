@@ -172,14 +172,15 @@ def per_layer_config(root: Any) -> dict[int, dict[str, int]]:
 
 def _layer_values(config: Any, site: Site) -> dict[str, int]:
     """What a site's layer has instead of the numbers of the whole model."""
-    counts = [(HEAD_COUNTS, max(1, len(site))), (KV_COUNTS, max(1, site.kv_heads if len(site) else 1))]
-    if site.kind == "neuron":
-        counts = [(NEURON_COUNTS, max(1, len(site)))]
+    numbers: list[tuple[tuple[str, ...], int, int | None]] = [(NEURON_COUNTS, len(site), site.of)]
+    if site.kind == "head":
+        numbers = [(HEAD_COUNTS, len(site), site.of), (KV_COUNTS, site.kv_heads if len(site) else 1, None)]
     out = {}
-    for names, value in counts:
-        name = next((name for name in names if type(getattr(config, name, None)) is int), None)
-        if name is not None and getattr(config, name) != value:
-            out[name] = value
+    for names, value, whole in numbers:
+        known = {name: getattr(config, name, None) for name in names}
+        name = next((name for name, n in known.items() if type(n) is int and whole in (None, n)), None)
+        if name is not None and known[name] != max(1, value):
+            out[name] = max(1, value)
     return out
 
 

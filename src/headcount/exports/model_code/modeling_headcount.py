@@ -21,7 +21,7 @@ usual, and then the modules in the table get smaller before the weights are load
 from __future__ import annotations
 
 import inspect
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -211,7 +211,7 @@ class Partial(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., all columns) -> (..., all rows); convolutions have their channels on axis 1."""
         if self.columns is not None:
-            x = x.index_select(self.axis, torch.tensor(self.columns, dtype=torch.long, device=x.device))
+            x = x.index_select(self.axis, index_of(self.columns, x.device))
         weight = self.weight.t() if self.transposed else self.weight
         apply = {2: functional.linear, 3: functional.conv1d, 4: functional.conv2d}[weight.dim()]
         y = apply(x, weight, self.bias)
@@ -219,7 +219,7 @@ class Partial(nn.Module):
             return y
         sizes = list(y.shape)
         sizes[self.axis] = self.of
-        return y.new_zeros(sizes).index_copy(self.axis, torch.tensor(self.rows, dtype=torch.long, device=x.device), y)
+        return y.new_zeros(sizes).index_copy(self.axis, index_of(self.rows, x.device), y)
 
 
 class View:
@@ -238,17 +238,24 @@ class View:
         setattr(self.__dict__["base"], name, value)
 
 
+@lru_cache(maxsize=4096)
+def index_of(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Places as an index on a device, made once: a copy in every pass would let a GPU wait."""
+    with torch.inference_mode(False):  # or a later backward pass could not use it
+        return torch.tensor(places, dtype=torch.long, device=device)
+
+
 def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **kwargs: Any) -> Any:
     """The attention that the model's config names, after every query head got its own key, value and bias.
 
     query: (batch, heads, length, width); key and value: (batch, kv heads, length, width), as the cache holds them.
     """
     if module.headcount_kv_of is not None:
-        index = torch.tensor(module.headcount_kv_of, device=key.device)
+        index = index_of(module.headcount_kv_of, key.device)
         key, value = key.index_select(1, index), value.index_select(1, index)
     bias = kwargs.get("position_bias")
     if module.headcount_bias_of is not None and bias is not None and bias.shape[1] > 1:
-        kwargs["position_bias"] = bias.index_select(1, torch.tensor(module.headcount_bias_of, device=bias.device))
+        kwargs["position_bias"] = bias.index_select(1, index_of(module.headcount_bias_of, bias.device))
     scope = inspect.unwrap(type(module).forward).__globals__
     kernels, eager = scope["ALL_ATTENTION_FUNCTIONS"], scope["eager_attention_forward"]
     return kernels.get_interface(module.config.base._attn_implementation, eager)(
@@ -273,7 +280,7 @@ def heads_of(bias: Any, axis: int, heads: tuple[int, ...], of: int) -> Any:
     """The slices of some heads: axis 1 of (batch, heads, query, key), axis 0 of (heads, ...) or (batch * heads, ...)."""
     if not isinstance(bias, Tensor) or bias.dim() != 3 + axis or bias.shape[axis] % of:
         return bias  # one that all heads share
-    index = torch.tensor(heads, device=bias.device)
+    index = index_of(heads, bias.device)
     if axis == 1:
         return bias.index_select(1, index)
     return bias.unflatten(0, (-1, of)).index_select(1, index).flatten(0, 1)
