@@ -519,6 +519,19 @@ def test_what_is_no_table_is_refused(table: Any, code: Any) -> None:
         code.BertForSequenceClassification(config)
 
 
+def test_an_earlier_transformers_is_told_apart(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    config = small_models.classifier().config
+    config.headcount_shapes = {"version": 1, "modules": {}}
+    code.BertForSequenceClassification(config)
+    monkeypatch.setattr(transformers, "__version__", "4.57.3")
+    with pytest.raises(
+        ValueError, match=r"in other ways by transformers 4\.57\.3; .*the transformers_version that config"
+    ):
+        code.BertForSequenceClassification(config)
+
+
 def test_the_copy_of_the_code_that_checking_made_is_gone(tmp_path: Path, modules_folder: Path) -> None:
     export(classifier(), "transformers", tmp_path / "out", batch=zoo.text())
     assert not [*modules_folder.glob("*unfinished*")]

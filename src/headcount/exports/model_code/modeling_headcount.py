@@ -33,6 +33,7 @@ TABLE = "headcount_shapes"
 SIGN = "transformers_weights"  # where config.json says to stock classes that they cannot hold this model
 KERNEL = "headcount_shapes"
 KEYS = {"shapes", "numbers", "outputs", "rows", "columns", "in_all", "config", "kv_of", "heads", "of", "slices", "bias"}
+OLDEST = 5  # version of transformers whose modules are meant
 MOST = 64  # times as large as in the stock model is what a parameter may be at most
 
 
@@ -73,6 +74,8 @@ def shaped(stock: Any) -> Any:
 
 def shape(base: nn.Module, table: Any) -> None:
     """Give the modules of a stock model the sizes in the table; what is no such table is a `ValueError`."""
+    major = transformers.__version__.split(".")[0]
+    need(int(major) >= OLDEST, f"modules are built in other ways by transformers {transformers.__version__}")
     need(isinstance(table, dict) and isinstance(table.get("modules"), dict), "it has no modules")
     need(table.get("version") == 1, f"its version is {table.get('version')!r:.20}, and this file reads version 1")
     modules = dict(base.named_modules())
@@ -135,7 +138,8 @@ def attend_to_heads(path: str, module: Any, row: dict[str, Any]) -> None:
 def need(right: bool, what: str) -> None:
     """A `ValueError` about the table unless something is right."""
     if not right:
-        raise ValueError(f"{TABLE} in config.json cannot be used: {what}. Take the folder as headcount wrote it.")
+        advice = "take the folder as headcount wrote it, and the transformers_version that config.json names"
+        raise ValueError(f"{TABLE} in config.json cannot be used: {what}; {advice}.")
 
 
 def whole(path: str, value: Any) -> int:
