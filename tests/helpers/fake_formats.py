@@ -54,10 +54,10 @@ class FakeWriter:
         return target if self.suffix else target / WEIGHTS
 
 
-def fake_format(monkeypatch: pytest.MonkeyPatch, name: str = "fake", suffix: str = "") -> FakeWriter:
+def fake_format(monkeypatch: pytest.MonkeyPatch, name: str = "fake", suffix: str = "", **more: bool) -> FakeWriter:
     """Make a format known by this name until the end of the test."""
     writer = FakeWriter(suffix)
-    row = formats.Format(name, "a format of the tests", f".fake_{name}", "fakes", suffix)
+    row = formats.Format(name, "a format of the tests", f".fake_{name}", "fakes", suffix, **more)
     monkeypatch.setitem(formats.FORMATS, name, row)
     monkeypatch.setitem(sys.modules, f"headcount.exports.fake_{name}", writer)  # type: ignore[arg-type]
     return writer

@@ -125,6 +125,12 @@ def export(
     return Exported(target, form.name, check, size, time.monotonic() - started, notes)
 
 
+def must_be_held(form: Format, model: nn.Module, **settings: Any) -> None:
+    """`Refused` where a format cannot hold a model, `BadCheckpoint` where it needs a package that is not there."""
+    with _in_one_sentence(form, Path(form.name)):
+        refuse(form, writer_of(form).limits(unwrap(model), checked_settings(**settings)))
+
+
 def may_be_exported(form: Format, output: str | Path, force: bool = False, keep: Sequence[Path] = ()) -> Path:
     """The file or folder to write, if it may be written; `BadCheckpoint` says why not."""
     target = Path(output)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..errors import BadCheckpoint, HeadcountError
 from .formats import FORMATS, Format, format_named
-from .pipeline import Exported, export, may_be_exported
+from .pipeline import Exported, export, may_be_exported, must_be_held
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Exports:
         return {"exports": written, "refused": [{"format": name, "reason": why} for name, why in self.refused]}
 
 
+NONE = Exports()
+
+
 def formats_named(names: str | Iterable[str]) -> list[Format]:
     """The formats of these names (a text has them with commas), each once."""
     words = names.split(",") if isinstance(names, str) else [*names]
@@ -64,6 +69,12 @@ def may_all_be_exported(places: Mapping[str, Path], force: bool = False, keep: I
     """`BadCheckpoint` for the first place that may not be written."""
     for name, place in places.items():
         may_be_exported(format_named(name), place, force, [*keep])
+
+
+def must_hold(model: nn.Module, names: str | Iterable[str], *, tensor_parallel: int = 1) -> None:
+    """`Refused` where one of these formats cannot hold a model, `BadCheckpoint` where it needs a package that is not there."""
+    for form in formats_named(names) if names else []:
+        must_be_held(form, model, tensor_parallel=tensor_parallel if form.shared else 1)
 
 
 def export_each(model: Any, places: Mapping[str, Path], **options: Any) -> Exports:
