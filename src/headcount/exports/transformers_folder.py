@@ -30,7 +30,7 @@ from ..model.loading.number_formats import STORED, stored_format
 from ..model.loading.quantised import is_to_be_quantised
 from ..model.loading.signpost import KEY, TABLE, TRUST
 from ..model.matrices import Bypass, Padded, is_quantised
-from ..model.portable import empty_model, portable_config, stock_differences
+from ..model.portable import empty_model, plain_values, portable_config, stock_differences
 from .formats import Check, Limit, Settings
 
 CODE = Path(__file__).with_name("model_code") / "modeling_headcount.py"
@@ -225,9 +225,12 @@ def _row(ours: nn.Module, theirs: nn.Module) -> tuple[dict[str, Any], str | None
         return {"outputs": ours.outputs, "shapes": _other_sizes(ours, theirs)}, None
     if (type(ours).__module__, type(ours).__qualname__) != (type(theirs).__module__, type(theirs).__qualname__):
         return {}, f"is a {type(ours).__name__} and the stock model's a {type(theirs).__name__}"
-    row: dict[str, Any] = {"shapes": _other_sizes(ours, theirs), "numbers": _other_numbers(ours, theirs)}
+    row: dict[str, Any] = {"shapes": _other_sizes(ours, theirs), "numbers": _other_values(ours, theirs)}
     if None in row["shapes"].values():
         return {}, "has a parameter that the stock model's has not, or another way round"
+    strange = next((name for name, value in row["numbers"].items() if type(value) is not int), None)
+    if strange is not None:
+        return {}, f"has another {strange} than the stock model's"
     config = getattr(ours, "config", None)
     if isinstance(config, ConfigView):
         row["config"] = {name: value for name, value in config.own.items() if type(value) is int}
@@ -260,11 +263,10 @@ def _sizes(module: nn.Module) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
 
 
-def _other_numbers(ours: nn.Module, theirs: nn.Module) -> dict[str, int]:
-    """The whole numbers that a module keeps about itself and that are not the stock model's."""
-    stock = vars(theirs)
-    names = [name for name, value in vars(ours).items() if type(value) is int and not name.startswith("_")]
-    return {name: vars(ours)[name] for name in names if name in stock and stock[name] != vars(ours)[name]}
+def _other_values(ours: nn.Module, theirs: nn.Module) -> dict[str, Any]:
+    """The plain values that a module keeps about itself and that are not the stock model's."""
+    mine, stock = plain_values(ours), plain_values(theirs)
+    return {name: mine.get(name) for name in dict.fromkeys((*mine, *stock)) if mine.get(name) != stock.get(name)}
 
 
 # -- writing and loading ---------------------------------------------------------------------------------------------------

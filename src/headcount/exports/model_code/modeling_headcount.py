@@ -92,7 +92,11 @@ def shape_module(base: nn.Module, path: str, module: Any, row: dict[str, Any]) -
         need(path != "" and isinstance(getattr(module, "weight", None), Tensor), f"{path} is not a matrix")
         parent, _, name = path.rpartition(".")
         if "outputs" in row:
-            setattr(base.get_submodule(parent), name, Empty(module, tensors, whole(path, row["outputs"])))
+            outputs = whole(path, row["outputs"])
+            need(
+                outputs <= MOST * max(module.weight.shape), f"{path} would give more than {MOST} times as many numbers"
+            )
+            setattr(base.get_submodule(parent), name, Empty(module, tensors, outputs))
             return
         places = {key: tuple(whole(path, place) for place in items(path, row, key)) for key in ("rows", "columns")}
         rows, columns = (places[key] if key in row else None for key in ("rows", "columns"))
@@ -161,7 +165,7 @@ def items(path: str, row: dict[str, Any], key: str) -> list[Any]:
 
 
 def resized(path: str, module: nn.Module, name: str, sizes: Any) -> nn.Parameter:
-    """A new parameter of these sizes in the place of one of a module."""
+    """A new parameter of these sizes in the place of one of a module, with its first values where it gets smaller."""
     old = module._parameters.get(name)
     need(isinstance(sizes, list), f"the sizes of {path}.{name} are no list")
     sizes = [whole(path, size) for size in sizes]
@@ -170,6 +174,8 @@ def resized(path: str, module: nn.Module, name: str, sizes: Any) -> nn.Parameter
     fits = all(size <= MOST * had for size, had in zip(sizes, old.shape, strict=True))
     need(fits, f"{path}.{name} would be more than {MOST} times as large as in the stock model")
     values = torch.zeros(sizes, dtype=old.dtype, device=old.device)
+    first = tuple(slice(min(size, had)) for size, had in zip(sizes, old.shape, strict=True))
+    values[first] = old.detach()[first]
     return nn.Parameter(values, requires_grad=old.requires_grad)
 
 
