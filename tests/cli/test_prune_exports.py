@@ -54,8 +54,9 @@ def test_an_export_that_fails_costs_neither_the_model_nor_the_other_export(
     assert len(hc.removed(hc.load(tmp_path / "smaller"))) == 5
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
-        "headcount: the smaller model is written, but not its export to folders: outputs of 2 examples"
+        "headcount: the smaller model is written, but not its export to folders, which `headcount export`"
     )
+    assert ": outputs of 2 examples in fake 1.0 differ from the model's by" in last
     assert f"smaller model: {tmp_path / 'smaller'}" in done.stdout
     assert f"{tmp_path / 'smaller.one'}: files, " in done.stdout
     writers[0].spoil = lambda file: None

@@ -23,7 +23,7 @@ from headcount.errors import BadPlan, Refused
 from headcount.exports.even_groups import group_limits
 from headcount.exports.formats import FORMATS, Settings
 from headcount.plans import Plan, Unit, parse
-from headcount.pruning import budget, choose
+from headcount.pruning import budget, choose, tradeoff
 from headcount.pruning.legal_plans import ANY, RuntimeRule, legal, legal_order, must_be_legal, removing, rule_of
 
 GGUF, VLLM, TWO = rule_of("gguf"), rule_of("vllm"), rule_of("vllm", 2)
@@ -221,3 +221,12 @@ def test_the_writer_of_the_format_agrees(runtime: str) -> None:
         choice = choose(model, **asked, by="magnitude", length=8, runtime=runtime, tensor_parallel=devices)
         limits = import_module(module).limits(cut_copy(model, choice.plan), Settings(tensor_parallel=devices))
         assert [*limits] == []
+
+
+def test_the_rows_of_a_trade_off_for_a_runtime_can_be_held(small: tuple[nn.Module, Any, Any]) -> None:
+    model, score, _ = small
+    asked: dict[str, Any] = {"step": "25%", "by": "magnitude", "speeds": False, "brake": None}
+    rows = tradeoff(model, score, **asked, runtime="vllm", tensor_parallel=2).rows
+    assert rows
+    assert all(holds(cut_copy(model, row.plan), TWO) for row in rows)
+    assert not all(holds(cut_copy(model, row.plan), TWO) for row in tradeoff(model, score, **asked).rows)

@@ -82,6 +82,9 @@ def exported(model: Any, places: dict[str, Path], **options: Any) -> Exports:
 def end(exports: Exports) -> None:
     """Say what could not be exported, and why: exit code 1."""
     for name, reason in exports.refused:
-        typer.echo(f"headcount: the smaller model is written, but not its export to {name}: {reason}", err=True)
+        again = "which `headcount export` can try again"
+        typer.echo(
+            f"headcount: the smaller model is written, but not its export to {name}, {again}: {reason}", err=True
+        )
     if exports.refused:
         raise typer.Exit(1)
