@@ -28,7 +28,8 @@ from ..model_files import ADAPTER, EXPORT, RECORD, exported_files
 from ..runs import flush_folder
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
-OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD, EXPORT, ADAPTER)
+OWN_FILES: tuple[str, ...] = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
+OWN_FILES += (EXPORT, ADAPTER, "modeling_headcount.py")  # the code of an exported folder is written anew with each
 # what headcount and save_pretrained write besides: a folder with anything else in it is not replaced
 WEIGHT_FILES: tuple[str, ...] = (
     "model*.safetensors",
