@@ -6,6 +6,7 @@ lies in the file, too, so that `load` gives the cut model back.
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,12 @@ from torch import nn
 
 from ..errors import BadCheckpoint, LoadingNote, Refused
 from ..model.checkpoints import load
-from ..model.discovery import unwrap
+from ..model.cutting.surgery import cut, record, removed
+from ..model.discovery import find, unwrap
 from ..model.loading.gguf_files import CONFIG, UNEVEN, head, idle_norms
 from ..model.loading.number_formats import stored_format
+from ..model.portable import empty_model
+from .even_groups import with_even_groups
 from .formats import Check, Limit, Settings
 from .llama_cpp import runtime
 from .llama_cpp.layers import Layout, Tensor, layer_limits, layout_of, tensors_of
@@ -179,8 +183,25 @@ def _write_keys(writer: Any, root: Any, layout: Layout, dtype: str) -> None:
 def _config(root: Any) -> dict[str, Any]:
     """The config as a folder would have it: with the record of the cut, and the number format of the weights."""
     written = json.loads(root.config.to_json_string(use_diff=False))
+    written["headcount"] = getattr(root.config, "headcount", None) or _record(root)
     dtype = stored_format(root) or root.dtype
     return {**written, "dtype": str(dtype).removeprefix("torch."), "tie_word_embeddings": _is_tied(root)}
+
+
+def _record(root: Any) -> dict[str, Any] | None:
+    """The record of what was cut, made again where repeating key-value heads has taken it away; None of a whole model."""
+    plan = removed(root)
+    if not plan:
+        return None
+    config = copy.deepcopy(root.config)
+    stacks = [stack for stack in find(root).stacks if len(stack) < stack.of]
+    for stack in stacks:
+        config.num_hidden_layers = stack.of
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:1] * stack.of  # they are all of one type
+    whole = empty_model(type(root), config)
+    cut(whole, plan)
+    return record(whole)
 
 
 def _is_tied(root: Any) -> bool:
@@ -239,7 +260,8 @@ def check(model: nn.Module, target: Path, settings: Settings, *, batch: dict[str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LoadingNote)
         loaded = load(target, dtype=torch.float32)
-    beyond = _beyond_rounding(root, loaded, dtype)
+    reference = with_even_groups(root, "pad")[0] if settings.groups == "pad" else root
+    beyond = _beyond_rounding(reference, loaded, dtype)
     if beyond > 0:
         return Check("headcount's own reader", beyond, 0.0, "the weights in the file, beyond their rounding,")
     if not runtime.is_installed():

@@ -116,6 +116,7 @@ def vocabulary(tokenizer: Any, source: str | None, size: int) -> Vocabulary:
     if by_bytes:
         _has_all_bytes(pieces)
     text = "x"
+    notes = _notes(data, by_bytes)
     bare, full = (list(tokenizer(text, add_special_tokens=flag)["input_ids"]) for flag in (False, True))
     return Vocabulary(
         model="gpt2" if by_bytes else "llama",
@@ -129,8 +130,8 @@ def vocabulary(tokenizer: Any, source: str | None, size: int) -> Vocabulary:
         add_eos=full[-1:] == [tokenizer.eos_token_id] and bare[-1:] != full[-1:],
         space_prefix=None if by_bytes else _space_prefix(data),
         chat_template=_chat_template(tokenizer),
-        proofs=tuple(_proofs(tokenizer)),
-        notes=_notes(data, by_bytes),
+        proofs=tuple(_proofs(tokenizer, strip=not by_bytes and bool(notes))),
+        notes=notes,
     )
 
 
@@ -192,11 +193,16 @@ def _space_prefix(data: dict[str, Any]) -> bool:
 
 
 def _notes(data: dict[str, Any], by_bytes: bool) -> tuple[str, ...]:
-    if by_bytes and _parts(data.get("normalizer"), "normalizers"):
-        return (
-            "llama.cpp does not compose accents (NFC), as the model's tokenizer does: texts with loose ones get other tokens",
+    """What llama.cpp does a little differently, in rare texts."""
+    if by_bytes:
+        composes = (
+            "llama.cpp does not compose accents (NFC), as the model's tokenizer does: loose ones give other tokens"
         )
-    return ()
+        return (composes,) if _parts(data.get("normalizer"), "normalizers") else ()
+    spaces = _space_prefix(data) and bool(_parts(data.get("pre_tokenizer"), "pretokenizers"))
+    return (
+        ("llama.cpp puts a space before every text, the model's tokenizer only where there is none",) if spaces else ()
+    )
 
 
 # -- the pieces ----------------------------------------------------------------------------------------------------------
@@ -250,9 +256,9 @@ def _chat_template(tokenizer: Any) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _proofs(tokenizer: Any) -> Iterator[Proof]:
+def _proofs(tokenizer: Any, strip: bool) -> Iterator[Proof]:
     """Texts that are hard to split, and a chat, with the tokens of the model's own tokenizer."""
-    for text in TEXTS:
+    for text in (text.strip() if strip else text for text in TEXTS):
         yield Proof(text, tuple(tokenizer(text)["input_ids"]))
     if _chat_template(tokenizer) is None:
         return

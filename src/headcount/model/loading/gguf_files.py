@@ -28,12 +28,12 @@ CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 # of the layers; llama.cpp's names are followed by .weight or .bias as transformers' are
-QUERY, KEY, VALUE, OUTPUT = "attn_q", "attn_k", "attn_v", "attn_output"
+QUERY, KEY, VALUE = "attn_q", "attn_k", "attn_v"
 LAYER_NAMES = {
     "self_attn.q_proj": QUERY,
     "self_attn.k_proj": KEY,
     "self_attn.v_proj": VALUE,
-    "self_attn.o_proj": OUTPUT,
+    "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -233,9 +233,7 @@ def _layer(layer: _Layer, read: Callable[[str], torch.Tensor]) -> dict[str, torc
         if theirs in (QUERY, KEY) and layer.architecture in PAIRED:
             value = halves(value, size)
         if theirs in places:
-            chosen = (torch.tensor(places[theirs])[:, None] * size + torch.arange(size)).flatten()
-            axis = 1 if theirs == OUTPUT else 0
-            value = value.index_select(axis, chosen) if axis < value.dim() else value
+            value = value[(torch.tensor(places[theirs])[:, None] * size + torch.arange(size)).flatten()]
         for axis, count in enumerate(parameter.shape):  # neurons of zeros are behind the others
             value = value.narrow(axis, 0, count)
         out[name] = value.contiguous()
@@ -243,10 +241,9 @@ def _layer(layer: _Layer, read: Callable[[str], torch.Tensor]) -> dict[str, torc
 
 
 def _places(layer: _Layer) -> dict[str, list[int]]:
-    """Where the heads of the model are among those of the file, by matrix; nothing where they are the same.
+    """Where the key-value heads of the model are among those of the file, by matrix; nothing where they are the same.
 
-    Uneven groups are written evenly: each filled up with query heads of zeros at its end, or each query head with a copy of
-    its key-value head.
+    Uneven groups may be written with a copy of its key-value head for each query head; the first copy is the one.
     """
     attention = _attention(layer.module)
     if is_empty(attention.o_proj):
@@ -254,16 +251,11 @@ def _places(layer: _Layer) -> dict[str, list[int]]:
     queries, keys = (int(m.weight.shape[0]) // int(attention.head_dim) for m in (attention.q_proj, attention.k_proj))
     if (queries, keys) == (layer.heads, layer.kv_heads):
         return {}
-    kv_of = list(getattr(attention, "headcount_kv_of", None) or [n // (queries // keys) for n in range(queries)])
-    if layer.kv_heads == keys:
-        size, where = layer.heads // keys, list[int]()
-        for place, group in enumerate(kv_of):
-            where.append(group * size + kv_of[:place].count(group))
-        return {QUERY: where, OUTPUT: where}
-    if layer.heads == layer.kv_heads == queries:
-        own = [kv_of.index(group) for group in range(keys)]
-        return {KEY: own, VALUE: own}
-    raise ValueError(f"layer {layer.number} has {layer.heads} heads, where the config has {queries}")
+    kv_of = getattr(attention, "headcount_kv_of", None)
+    if kv_of is None or not layer.heads == layer.kv_heads == queries:
+        raise ValueError(f"layer {layer.number} has {layer.heads} heads, where the config has {queries}")
+    own = [list(kv_of).index(group) for group in range(keys)]
+    return {KEY: own, VALUE: own}
 
 
 def halves(rows: torch.Tensor, size: int) -> torch.Tensor:
