@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from ..errors import BadCheckpoint, LoadingNote, Refused
+from ..formatting import counted
 from ..model.checkpoints import load
 from ..model.cutting.surgery import cut, record, removed
 from ..model.discovery import find, unwrap
-from ..model.loading.gguf_files import CONFIG, UNEVEN, head, idle_norms
+from ..model.loading.gguf_files import CONFIG, UNEVEN, head, idle_norms, is_empty
 from ..model.loading.number_formats import stored_format
 from ..model.portable import empty_model
 from .even_groups import with_even_groups
@@ -236,11 +237,11 @@ def _notes(
     layers = root.model.layers
     gone = len(layers) - len(layout.layers)
     if gone:
-        yield f"{gone} layers of nothing are left out"
-    phantom = [n for n in layout.layers if n.heads and not layers[n.place].self_attn.o_proj.weight.numel()]
+        yield f"{counted(gone, 'layer')} of nothing {'is' if gone == 1 else 'are'} left out"
+    phantom = sum(bool(row.heads) and is_empty(layers[row.place].self_attn.o_proj) for row in layout.layers)
     if phantom:
-        yield f"{len(phantom)} attentions of nothing are one head with zero output"
-    added = sum(layer.neurons - layers[layer.place].mlp.down_proj.weight.shape[1] for layer in layout.layers)
+        yield f"{counted(phantom, 'attention')} of nothing {'is' if phantom == 1 else 'are'} one head with zero output"
+    added = sum(row.neurons - layers[row.place].mlp.down_proj.weight.shape[1] for row in layout.layers)
     if added:
         yield f"{added:,} neurons of zeros are added"
     odd = [tensor.name for tensor, kind in tensors if dtype in BLOCKED and tensor.is_matrix and kind.name == "F16"]

@@ -235,6 +235,11 @@ def _layer(layer: _Layer, read: Callable[[str], torch.Tensor]) -> dict[str, torc
         if theirs in places:
             value = value[(torch.tensor(places[theirs])[:, None] * size + torch.arange(size)).flatten()]
         for axis, count in enumerate(parameter.shape):  # neurons of zeros are behind the others
+            more = value.narrow(axis, count, value.shape[axis] - count)
+            if more.any():
+                raise ValueError(
+                    f"{name} has {value.shape[axis]} numbers along axis {axis}, where the config has {count}"
+                )
             value = value.narrow(axis, 0, count)
         out[name] = value.contiguous()
     return out
