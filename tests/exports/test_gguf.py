@@ -216,7 +216,8 @@ def test_number_formats_round_as_they_say(dtype: str, tmp_path: Path, tokenizer:
     kinds = {t.name: t.tensor_type.name.lower() for t in gguf.GGUFReader(str(done.path)).tensors}
     odd = "f16" if dtype in gguf_file.BLOCKED else dtype  # rows of three heads are no multiple of 32 numbers
     assert [kinds[f"blk.{n}.attn_output.weight"] for n in (0, 1)] == [dtype, odd]
-    assert {kinds["blk.1.attn_q.weight"], kinds["blk.0.ffn_down.weight"], kinds["token_embd.weight"]} == {dtype}
+    assert {kinds["blk.1.attn_q.weight"], kinds["blk.0.ffn_down.weight"]} == {dtype}
+    assert kinds["token_embd.weight"] == kinds["output.weight"] == ("q8_0" if dtype == "q4_0" else dtype)
     assert kinds["blk.0.attn_norm.weight"] == "f32"
     rounding = {"f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 200, "q4_0": 1 / 7.5}[dtype]
     for name, tensor in model.state_dict().items():
@@ -360,9 +361,15 @@ def _changed(change: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(data)))
 
 
-def _forget_bytes(data: dict[str, Any]) -> None:
-    kept = [piece for piece in data["model"]["vocab"] if piece != "Q"]
-    data["model"] |= {"vocab": {piece: number for number, piece in enumerate(kept)}, "merges": []}
+def _forget(data: dict[str, Any], byte: str) -> None:
+    kept = [piece for piece in data["model"]["vocab"] if byte not in piece]
+    merges = [pair for pair in data["model"]["merges"] if "".join(pair) in kept]
+    data["model"] |= {"vocab": {piece: number for number, piece in enumerate(kept)}, "merges": merges}
+
+
+def _name_unknown(data: dict[str, Any]) -> None:
+    _forget(data, "$")
+    data["model"]["unk_token"] = "!"
 
 
 STRANGE = {
@@ -374,7 +381,7 @@ STRANGE = {
         ]
     ),
     "lower case": lambda data: data.update(normalizer={"type": "Lowercase"}),
-    "bytes that are missing": _forget_bytes,
+    "bytes that are missing": _name_unknown,
 }
 
 
@@ -382,13 +389,29 @@ STRANGE = {
     ("case", "reason"),
     zip(
         STRANGE,
-        ("split by Whitespace", r"no name for \(x\+\)", "normalised by Lowercase", "1 of the 256 bytes"),
+        (
+            "split by Whitespace",
+            r"no name for \(x\+\)",
+            "normalised by Lowercase",
+            "1 bytes are no pieces of it, and it puts '!' there",
+        ),
         strict=True,
     ),
 )
 def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(case: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=reason):
         exported(decoder("llama"), tmp_path, _changed(STRANGE[case]))
+
+
+def test_bytes_that_a_tokenizer_drops_are_dropped(tmp_path: Path) -> None:
+    own = _changed(lambda data: _forget(data, "$"))
+    done, _ = exported(decoder("llama"), tmp_path, own)
+    texts = ["$x", "x$", "a$b", "a $5"]
+    assert tokens_in_llama_cpp(done.path, texts) == [own(text)["input_ids"] for text in texts]
+    assert "a$b" in [row["text"] for row in json.loads(head(done.path)[gguf_file.PROOFS])]
+    # a letter that is dropped: the model's tokenizer joins what is around it, and llama.cpp does not
+    with pytest.raises(Refused, match=r"llama.cpp makes \[.*\] of 'aQb'"):
+        exported(decoder("llama"), tmp_path / "other", _changed(lambda data: _forget(data, "Q")))
 
 
 def test_a_tokenizer_is_needed_and_must_be_the_models_own(tmp_path: Path, tokenizer: Any) -> None:

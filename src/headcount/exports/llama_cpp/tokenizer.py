@@ -44,7 +44,7 @@ TEXTS = (
     " leading space, 😀👍🏽 and (brackets) [1] {2} <3> $100 50%",
 )
 SPACE = "▁"  # of sentencepiece, for a space
-BYTES = 256
+IN_TEXTS = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that UTF-8 has
 
 
 class Kind(IntEnum):
@@ -113,8 +113,7 @@ def vocabulary(tokenizer: Any, source: str | None, size: int) -> Vocabulary:
     pre = _pre(data) if by_bytes else _sentencepiece(data)
     kinds = [int(_kind(number, pieces, added, tokenizer, by_bytes)) for number in range(size)]
     scores = [] if by_bytes else _scores(pieces, kinds, merges)
-    if by_bytes:
-        _has_all_bytes(pieces)
+    dropped = _missing_bytes(pieces, model.get("unk_token")) if by_bytes else ""
     text = "x"
     notes = _notes(data, by_bytes)
     bare, full = (list(tokenizer(text, add_special_tokens=flag)["input_ids"]) for flag in (False, True))
@@ -130,7 +129,7 @@ def vocabulary(tokenizer: Any, source: str | None, size: int) -> Vocabulary:
         add_eos=full[-1:] == [tokenizer.eos_token_id] and bare[-1:] != full[-1:],
         space_prefix=None if by_bytes else _space_prefix(data),
         chat_template=_chat_template(tokenizer),
-        proofs=tuple(_proofs(tokenizer, strip=not by_bytes and bool(notes))),
+        proofs=tuple(_proofs(tokenizer, dropped, strip=not by_bytes and bool(notes))),
         notes=notes,
     )
 
@@ -221,12 +220,28 @@ def _kind(number: int, pieces: dict[int, str], added: dict[int, Any], tokenizer:
     return Kind.NORMAL
 
 
-def _has_all_bytes(pieces: dict[int, str]) -> None:
+def _missing_bytes(pieces: dict[int, str], unknown: str | None) -> str:
+    """Characters whose bytes are not all among the pieces; the tokenizer must drop them, as llama.cpp does."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    missing = set(ByteLevel.alphabet()) - set(pieces.values())
-    if missing:
-        raise _refused(f"{len(missing)} of the {BYTES} bytes are no pieces of it, so that it drops parts of texts")
+    have, named = set(pieces.values()), ByteLevel(add_prefix_space=False, use_regex=False)
+    missing = [one for one in map(_character, IN_TEXTS) if not {*named.pre_tokenize_str(one)[0][0]} <= have]
+    if missing and unknown is not None:
+        raise _refused(
+            f"{len(missing)} bytes are no pieces of it, and it puts {unknown!r:.20} there, where llama.cpp puts nothing"
+        )
+    return "".join(missing)
+
+
+def _character(byte: int) -> str:
+    """A character that has this byte in UTF-8."""
+    if byte < 0xC0:
+        return chr(byte)  # by itself, or after 0xC2
+    if byte < 0xE0:
+        return chr((byte & 0x1F) << 6)
+    if byte < 0xF0:
+        return chr((byte & 0x0F) << 12 or 0x800)
+    return chr((byte & 0x07) << 18 or 0x10000)
 
 
 def _scores(pieces: dict[int, str], kinds: list[int], merges: list[str]) -> list[float]:
@@ -256,9 +271,9 @@ def _chat_template(tokenizer: Any) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _proofs(tokenizer: Any, strip: bool) -> Iterator[Proof]:
+def _proofs(tokenizer: Any, dropped: str, strip: bool) -> Iterator[Proof]:
     """Texts that are hard to split, and a chat, with the tokens of the model's own tokenizer."""
-    for text in (text.strip() if strip else text for text in TEXTS):
+    for text in (text.strip() if strip else text for text in (*TEXTS, *([f"a{dropped}b"] if dropped else []))):
         yield Proof(text, tuple(tokenizer(text)["input_ids"]))
     if _chat_template(tokenizer) is None:
         return
