@@ -19,6 +19,7 @@ import torch
 from ..documents.bench import Ratio
 from ..efficiency.benchmark import FEWEST, MOST, orders_of, quartiles
 from ..efficiency.contention import is_busy, waited
+from ..efficiency.contention import threads as torch_threads
 from ..errors import BadMeasure
 from ..progress import Bar
 from .llama_cpp import runtime
@@ -56,7 +57,7 @@ class _Facts(NamedTuple):
 
 
 def token_speeds(
-    files: Mapping[str, Path],
+    files: Mapping[str, str | Path],
     *,
     prompt: int = 128,
     generated: int = 32,
@@ -98,6 +99,7 @@ def token_speeds(
     vocabulary = min(one.vocabulary for one in facts)
     draw = Random(seed)
     with ExitStack() as stack:
+        stack.enter_context(torch_threads(count))  # by which the time waited is divided
         running = [
             stack.enter_context(runtime.running(path, prompt + generated + SPARE, threads=count))
             for path in files.values()
@@ -147,7 +149,7 @@ def _rows(names: list[str], facts: list[_Facts], table: np.ndarray, prompt: int)
             yield TokenSpeed(name, work, tokens, middle, low, high, ratio, limit, share, busy)
 
 
-def _facts(path: Path) -> _Facts:
+def _facts(path: str | Path) -> _Facts:
     from gguf import GGUFReader
 
     try:

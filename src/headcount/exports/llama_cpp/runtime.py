@@ -31,7 +31,7 @@ def name() -> str:
 
 
 @contextmanager
-def running(path: Path, context: int, *, threads: int = 1, exact: bool = False) -> Iterator[Any]:
+def running(path: str | Path, context: int, *, threads: int = 1, exact: bool = False) -> Iterator[Any]:
     """llama.cpp with a file within the block, for texts of up to `context` tokens; `exact` keeps its cache in float32."""
     import xllamacpp as x
 
