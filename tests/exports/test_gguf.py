@@ -12,6 +12,8 @@ import torch
 from helpers import zoo
 from helpers.same import close, same_weights
 from helpers.small_decoders import CHAT, LLAMA3_ROPE, byte_tokenizer, decoder, sentencepiece_tokenizer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import headcount as hc
@@ -255,6 +257,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         "scaled by yarn",
     ),
+    "half a rotation": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {},
+        "only a part of each head is rotated",
+    ),
     "untied qwen3": ("qwen3", {}, {}, "no output matrix beside the embeddings"),
     "odd width": ("llama", {}, {"dtype": "q8_0"}, r"layer 0 has 92 neurons.*use --multiple 32"),
     "odd hidden": ("llama", {"hidden_size": 48}, {"dtype": "q4_0"}, "this model is 48 wide: use --dtype f16"),
@@ -353,11 +361,12 @@ def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(
 
 
 def _changed(change: Any) -> Any:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
     data = json.loads(byte_tokenizer().backend_tokenizer.to_str())
     change(data)
+    return _tokenizer_of(data)
+
+
+def _tokenizer_of(data: dict[str, Any]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(data)))
 
 
@@ -401,6 +410,15 @@ STRANGE = {
 def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(case: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=reason):
         exported(decoder("llama"), tmp_path, _changed(STRANGE[case]))
+
+
+def test_pieces_that_no_merge_makes_are_refused(tmp_path: Path) -> None:
+    """llama.cpp joins whatever is a piece; the model's tokenizer only what a merge joins."""
+    own = sentencepiece_tokenizer()
+    data = json.loads(own.backend_tokenizer.to_str())
+    data["model"]["merges"] = [pair for pair in data["model"]["merges"] if "ea" not in "".join(pair)]
+    with pytest.raises(Refused, match=r"of its pieces are joined by no merge, first '.*ea.*'"):
+        exported(decoder("llama"), tmp_path, _tokenizer_of(data))
 
 
 def test_bytes_that_a_tokenizer_drops_are_dropped(tmp_path: Path) -> None:
@@ -541,17 +559,20 @@ def test_tokens_per_second_are_compared_in_turns(
 
 
 def test_llama_cpp_can_be_called_with_a_batch_and_its_speed_asked(tmp_path: Path, tokenizer: Any) -> None:
-    path = exported(decoder("llama"), tmp_path, tokenizer)[0].path
+    path = exported(decoder("llama", max_position_embeddings=512), tmp_path, tokenizer)[0].path
     call = gguf_speed.caller(path)
-    for length in (4, 12):
-        answers = call(input_ids=torch.arange(2 * length).reshape(2, length), attention_mask=None)
+    for length in (4, 300):  # the shortest cache that llama.cpp makes is of 256
+        answers = call(input_ids=torch.arange(2 * length).reshape(2, length) % 400, attention_mask=None)
         assert [one["usage"]["prompt_tokens"] for one in answers] == [length] * 2
     rows = gguf_speed.token_speeds({"a": path, "b": path}, prompt=8, generated=4, repeats=1)
     assert [row.tokens for row in rows] == [8, 4, 8, 4]
     assert all(row.tokens_per_second > 0 and row.limit == 1 for row in rows)
 
 
-def test_what_cannot_be_timed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_timed_is_said(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = exported(decoder("llama"), tmp_path, tokenizer)[0].path
+    with pytest.raises(BadMeasure, match=r"reads at most 128 tokens, and 100 \+ 29 were asked for"):
+        gguf_speed.token_speeds({"a": known}, prompt=100, generated=29)
     with pytest.raises(BadMeasure, match="at least one file"):
         gguf_speed.token_speeds({})
     path = tmp_path / "no.gguf"

@@ -21,6 +21,7 @@ from ..efficiency.benchmark import FEWEST, MOST, orders_of, quartiles
 from ..efficiency.contention import is_busy, waited
 from ..efficiency.contention import threads as torch_threads
 from ..errors import BadMeasure
+from ..model.loading.gguf_files import head
 from ..progress import Bar
 from .llama_cpp import runtime
 
@@ -96,6 +97,13 @@ def token_speeds(
         raise BadMeasure("Give at least one file, and a prompt, tokens to write and repetitions of at least 1 each.")
     count = torch.get_num_threads() if threads is None else threads
     facts = [_facts(path) for path in files.values()]
+    for path in files.values():
+        keys = head(Path(path))
+        most = keys.get(f"{keys.get('general.architecture')}.context_length", prompt + generated)
+        if prompt + generated > most:
+            raise BadMeasure(
+                f"{path} reads at most {most} tokens, and {prompt} + {generated} were asked for; ask for fewer."
+            )
     vocabulary = min(one.vocabulary for one in facts)
     draw = Random(seed)
     with ExitStack() as stack:

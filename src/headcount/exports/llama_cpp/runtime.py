@@ -47,7 +47,7 @@ def running(path: str | Path, context: int, *, threads: int = 1, exact: bool = F
         server = x.Server(params)
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckFailed(f"{name()} does not load the file ({first[:200]}), so it was not written.") from error
+        raise CheckFailed(f"{name()} does not load {Path(path).name} ({first[:200]}).") from error
     yield server
 
 
@@ -66,7 +66,7 @@ def completed(server: Any, asked: dict[str, Any]) -> dict[str, Any]:
     answer = server.handle_completions(asked)
     answer = json.loads(answer) if isinstance(answer, str | bytes) else answer
     if "choices" not in answer:
-        raise CheckFailed(f"{name()} gives no tokens for the file ({str(answer)[:200]}), so it was not written.")
+        raise CheckFailed(f"{name()} gives no tokens ({str(answer)[:200]}).")
     return dict(answer)
 
 
