@@ -125,6 +125,12 @@ def export(
     return Exported(target, form.name, check, size, time.monotonic() - started, notes)
 
 
+def must_be_held(form: Format, model: nn.Module, **settings: Any) -> None:
+    """`Refused` where a format cannot hold a model, `BadCheckpoint` where it needs a package that is not there."""
+    with _in_one_sentence(form, Path(form.name)):
+        refuse(form, writer_of(form).limits(unwrap(model), checked_settings(**settings)))
+
+
 def may_be_exported(form: Format, output: str | Path, force: bool = False, keep: Sequence[Path] = ()) -> Path:
     """The file or folder to write, if it may be written; `BadCheckpoint` says why not."""
     target = Path(output)
@@ -157,7 +163,7 @@ def refuse(form: Format, limits: Sequence[Limit]) -> None:
     """`Refused` with the first thing that a format cannot hold, and how many more there are; nothing if there is none."""
     if not limits:
         return
-    more = f" ({len(limits) - 1} more like it)" if len(limits) > 1 else ""
+    more = f" (and {len(limits) - 1} more)" if len(limits) > 1 else ""
     raise Refused(f"{form.name} cannot hold this model: {limits[0]}{more}.")
 
 
