@@ -6,6 +6,7 @@ import copy
 import json
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import torch
@@ -437,6 +438,17 @@ def test_a_tokenizer_is_needed_and_must_be_the_models_own(tmp_path: Path, tokeni
         exported(decoder("llama"), tmp_path, None)
     with pytest.raises(Refused, match="it is another model's"):
         exported(decoder("llama", vocab_size=300), tmp_path, tokenizer, batch={"input_ids": IDS})
+
+
+def test_llama_cpp_answers_nobody_else_while_it_runs(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = exported(decoder("llama"), tmp_path, tokenizer)[0].path
+    with runtime.running(path, 64) as server:
+        assert runtime.tokens(server, "x") == tokenizer("x")["input_ids"]
+        monkeypatch.setattr(runtime, "SECRET", "a guess")
+        with pytest.raises(HTTPError, match="401"):
+            runtime.tokens(server, "x")
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from ...errors import CheckFailed
 
 WHEEL = "xllamacpp"
 QUIET = -1
+SECRET = token_hex(16)  # it listens on this machine while it runs, and answers nobody else
 
 
 def is_installed() -> bool:
@@ -39,7 +41,7 @@ def running(path: str | Path, context: int, *, threads: int = 1, exact: bool = F
     params.model.path = str(path)
     params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.warmup, params.verbosity = False, QUIET
+    params.warmup, params.verbosity, params.api_keys = False, QUIET, [SECRET]
     if exact:
         params.cache_type_k = params.cache_type_v = x.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -73,7 +75,8 @@ def completed(server: Any, asked: dict[str, Any]) -> dict[str, Any]:
 def tokens(server: Any, text: str, around: bool = True) -> list[int]:
     """The tokens that llama.cpp makes of a text, with or without those around it."""
     body = json.dumps({"content": text, "add_special": around, "parse_special": True}).encode()
-    request = urllib.request.Request(f"{server.listening_address}/tokenize", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"}
+    request = urllib.request.Request(f"{server.listening_address}/tokenize", body, headers)
     here = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is this process: no proxy leads there
     with here.open(request, timeout=60) as answer:
         return [int(number) for number in json.load(answer)["tokens"]]
