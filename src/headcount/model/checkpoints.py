@@ -28,6 +28,7 @@ from .discovery import unwrap
 from .loading.adapters import adapted_class, merged
 from .loading.companions import at_the_root, companions
 from .loading.configs import hub_keywords, model_class, named_files, read_config
+from .loading.gguf_files import is_own, weights_in
 from .loading.number_formats import in_stored_format, is_widened, widen
 from .loading.quantised import ADVICE, quantisation
 from .loading.signpost import TABLE, put_up, take_down
@@ -157,8 +158,12 @@ def load(
 def _whole_or_cut(kind: Any, config: Any, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model of a config with its weights, born cut if the config has the record of a cut; and how loading went."""
     written = getattr(config, "headcount", None)
+    own = is_own(files)
+    if own:  # the weights have other names and another order there
+        skeleton = _empty(kind, copy.deepcopy(config), files.name)
+        options["state_dict"] = weights_in(Path(files.folder) / str(files.gguf), skeleton)
     if written is None:
-        if files.adapter is not None:
+        if own or files.adapter is not None:
             options = {**options, "config": config}  # with the labels of the adapter's head
         model, info = _from_pretrained(kind, files, config, **options)
         vars(model)[MISSING] = tuple(sorted(info.get("missing_keys", ()))) if files.adapter is None else ()
@@ -189,14 +194,17 @@ def _from_pretrained(kind: Any, files: ModelFiles, stored_config: Any, **options
     """The model in the number format that is wanted and how its loading went; whatever goes wrong is one sentence."""
     options["output_loading_info"] = True
     widened = is_widened(options) and quantisation(stored_config) is None
-    if files.gguf is not None:
+    place = None if "state_dict" in options else files.folder
+    if place is None:
+        options.pop("gguf_file", None)
+    elif files.gguf is not None:
         from transformers import GgufConfig
 
         options.setdefault("quantization_config", GgufConfig(dequantize=True))
     try:
         if not widened:
-            return kind.from_pretrained(files.folder, **options)
-        return widen(lambda dtype: kind.from_pretrained(files.folder, **{**options, "dtype": dtype}), stored_config)
+            return kind.from_pretrained(place, **options)
+        return widen(lambda dtype: kind.from_pretrained(place, **{**options, "dtype": dtype}), stored_config)
     except (HeadcountError, MemoryError):
         raise
     except Exception as error:
