@@ -105,9 +105,13 @@ def _quantise(model: Any, whole: Path, path: Path) -> None:
     Seven bits of the eight are used: processors without VNNI add two products of eight bits in sixteen, which overflows without a
     word, and the file is for any processor.
     """
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with graph_folder.exporting(model, "onnx"):
+        graph = onnx.load(whole, load_external_data=False)
+        del graph.graph.value_info[:]  # shapes of weights, some of which the quantiser transposes
+        onnx.save(graph, whole)
         quantize_dynamic(
             whole,
             path,
