@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,12 @@ def runner(path: Path, threads: int | None = None) -> graph_folder.Run:
     names = [output.name for output in session.get_outputs()]
     read = [one.name for one in session.get_inputs()]
     return lambda batch: dict(zip(names, session.run(None, {name: batch[name] for name in read}), strict=True))
+
+
+def caller(folder: Path) -> Callable[..., object]:
+    """What `bench` times: a call that takes a batch by name and computes it in onnxruntime with torch's number of threads."""
+    run = runner(folder / GRAPH)
+    return lambda **batch: run({name: value.numpy() for name, value in batch.items()})
 
 
 def _write_graph(model: Any, inputs: dict[str, Any], path: Path) -> list[str]:

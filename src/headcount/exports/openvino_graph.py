@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,12 @@ def runner(path: Path, threads: int | None = None) -> graph_folder.Run:
     import openvino
 
     return _compiled(openvino.Core().read_model(str(path)), threads)
+
+
+def caller(folder: Path) -> Callable[..., object]:
+    """What `bench` times: a call that takes a batch by name and computes it in OpenVINO with torch's number of threads."""
+    run = runner(folder / GRAPH)
+    return lambda **batch: run({name: value.numpy() for name, value in batch.items()})
 
 
 def _compiled(graph: Any, threads: int | None) -> graph_folder.Run:
