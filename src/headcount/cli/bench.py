@@ -84,7 +84,7 @@ def bench(
         headcount bench my-model smaller --runtime onnxruntime --int8
     """
     _no_model_twice(models)
-    options = {
+    options: dict[str, Any] = {
         "batch_sizes": _numbers("--batch-size", batch_size),
         "lengths": _numbers("--length", length),
         "repeats": repeats,

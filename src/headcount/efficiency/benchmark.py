@@ -210,11 +210,11 @@ def _look(work: _Work, shape: tuple[int, int | None]) -> Arrays:
         costs, took = [], []
         for (name, model), batch in zip(work.models.items(), work.batches(shape), strict=True):
             with _explained(name):
-                flops, peak = counted(model, batch)
+                count, memory = counted(model, batch)
                 call = work.calls[name]
                 if work.device.type != "cpu" or call is not model:
                     call(**batch)  # libraries allocate and compile on their first call
-                costs.append((flops, peak if call is model else UNKNOWN))
+                costs.append((count, memory if call is model else UNKNOWN))
                 took.append(work.clock(partial(call, **batch), work.device).wall)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -51,7 +51,9 @@ def graph_limits(model: nn.Module, settings: Settings, dtypes: tuple[str, ...], 
     if not hasattr(root, "config") or not hasattr(root, "save_pretrained"):
         found.append(Limit(f"{type(root).__name__} is no model of transformers", "export it with torch.onnx.export"))
     elif main_input(root) not in ("input_ids", "pixel_values", "input_features", "input_values"):
-        found.append(Limit(f"{type(root).__name__} reads {main_input(root) or 'something unknown'}", "give it as torch"))
+        found.append(
+            Limit(f"{type(root).__name__} reads {main_input(root) or 'something unknown'}", "give it as torch")
+        )
     if has_int8_of_torch(root) or getattr(root, "is_quantized", False):
         found.append(Limit("its weights are quantised", "load it without quantisation, and use int8 (--int8) here"))
     if settings.dtype not in (None, *dtypes):
@@ -92,7 +94,9 @@ def in_float32(model: nn.Module) -> Any:
     """The model itself if it is in float32 on the CPU, else a copy that is: graphs are written and compared in float32."""
     root = unwrap(model)
     tensors = [*root.parameters(), *root.buffers()]
-    if all(tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.long, torch.bool) for tensor in tensors):
+    if all(
+        tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.long, torch.bool) for tensor in tensors
+    ):
         return root
     return copy.deepcopy(root).to(device="cpu", dtype=torch.float32)
 
@@ -147,7 +151,9 @@ def plain_results(output: Any) -> dict[str, Tensor]:
 @contextmanager
 def exporting(model: Any, name: str) -> Iterator[None]:
     """The exporter at work: quiet, and what it cannot trace is `Refused` in one sentence with its reason."""
-    loggers = [getLogger(one) for one in ("transformers", "torch.onnx", "torch.export", "onnxscript", "onnx_ir", "root")]
+    loggers = [
+        getLogger(one) for one in ("transformers", "torch.onnx", "torch.export", "onnxscript", "onnx_ir", "root")
+    ]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -175,8 +181,8 @@ def moving_axes(model: Any, fixed: Mapping[str, list[int]], name: str) -> None:
         if wrong:
             what = "number of examples" if wrong[0] == 0 else "length"
             raise Refused(
-                f"{name} cannot hold {type(model).__name__}: its exporter fixes the {what} of {given}; export it for transformers "
-                "(--to transformers) instead."
+                f"{name} cannot hold {type(model).__name__}: its exporter fixes the {what} of {given}; export it for "
+                "transformers (--to transformers) instead."
             )
 
 
@@ -238,8 +244,13 @@ def _how_to_run(model: Any, source: str | None, tokenizer: Any) -> dict[str, Any
     config, kind = model.config, type(model).__name__
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
-    most = min([longest_input(tokenizer, None), *(count for count in positions if isinstance(count, int) and count > 0)])
-    if "roberta" in str(getattr(config, "model_type", "")) or getattr(config, "model_type", "") in ("camembert", "mpnet"):
+    most = min(
+        [longest_input(tokenizer, None), *(count for count in positions if isinstance(count, int) and count > 0)]
+    )
+    if "roberta" in str(getattr(config, "model_type", "")) or getattr(config, "model_type", "") in (
+        "camembert",
+        "mpnet",
+    ):
         most = min(most, max(1, text.max_position_embeddings - 2))  # whose positions begin after that of the padding
     end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     end = getattr(text, "eos_token_id", None) if end is None else end
@@ -302,7 +313,9 @@ def compared(model: Any, run: Run, inputs: list[str], batches: list[dict[str, An
         got = run({name: complete[name].numpy() for name in inputs})
         for number, (name, value) in enumerate(wanted.items()):
             if got[name].shape != tuple(value.shape):
-                raise CheckFailed(f"The graph gives {name} as {got[name].shape}, and the model as {tuple(value.shape)}.")
+                raise CheckFailed(
+                    f"The graph gives {name} as {got[name].shape}, and the model as {tuple(value.shape)}."
+                )
             here, there = (_unpadded(array.astype(np.float64), complete) for array in (got[name], value.numpy()))
             apart.append((here - there).ravel())
             outputs.append(there.ravel())
@@ -368,7 +381,13 @@ def checked(model: nn.Module, folder: Path, run: Run, runtime: str, batch: dict[
         f"int8: the largest difference is {found.largest:.1%} of the largest output, and the largest entry is the same one in "
         f"{found.agreement:.1%} of the cases; measure the quality on your data before you use it",
     )
-    return Check(runtime, found.root_mean_square, ALLOWED_INT8, words.replace("largest output", "mean output (root mean squares)"), notes)
+    return Check(
+        runtime,
+        found.root_mean_square,
+        ALLOWED_INT8,
+        words.replace("largest output", "mean output (root mean squares)"),
+        notes,
+    )
 
 
 def proved(model: Any, run: Run, inputs: list[str], name: str) -> None:

@@ -31,9 +31,7 @@ def limits(model: nn.Module, settings: Settings) -> Sequence[Limit]:
     return graph_folder.graph_limits(model, settings, ("f32",), "onnx")
 
 
-def write(
-    model: nn.Module, target: Path, settings: Settings, *, source: str | None, tokenizer: Any
-) -> tuple[str, ...]:
+def write(model: nn.Module, target: Path, settings: Settings, *, source: str | None, tokenizer: Any) -> tuple[str, ...]:
     """Write model.onnx, config.json with the labels, the tokenizer, and run.py."""
     root = graph_folder.in_float32(model)
     tokenizer = graph_folder.tokenizer_for(root, source, tokenizer)
@@ -49,9 +47,7 @@ def write(
     else:
         used = _write_graph(root, inputs, target / GRAPH)
     kept = {name: inputs[name] for name in used}
-    return notes + graph_folder.write_beside(
-        root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8
-    )
+    return notes + graph_folder.write_beside(root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8)
 
 
 def check(model: nn.Module, target: Path, settings: Settings, *, batch: dict[str, Any]) -> Check:

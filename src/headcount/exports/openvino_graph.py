@@ -24,9 +24,7 @@ def limits(model: nn.Module, settings: Settings) -> Sequence[Limit]:
     return graph_folder.graph_limits(model, settings, ("f32",), "openvino")
 
 
-def write(
-    model: nn.Module, target: Path, settings: Settings, *, source: str | None, tokenizer: Any
-) -> tuple[str, ...]:
+def write(model: nn.Module, target: Path, settings: Settings, *, source: str | None, tokenizer: Any) -> tuple[str, ...]:
     """Write openvino_model.xml and .bin, config.json with the labels, the tokenizer, and run.py."""
     import openvino
 
@@ -47,9 +45,7 @@ def write(
     openvino.save_model(graph, str(target / GRAPH), compress_to_fp16=False)
     if settings.int8:
         notes = (graph_folder.size_note(before, size_of((target / GRAPH).with_suffix(".bin"))),)
-    return notes + graph_folder.write_beside(
-        root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8
-    )
+    return notes + graph_folder.write_beside(root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8)
 
 
 def check(model: nn.Module, target: Path, settings: Settings, *, batch: dict[str, Any]) -> Check:
@@ -102,14 +98,19 @@ def _constants(graph: Any) -> list[Any]:
 
 
 def _round_weights(graph: Any) -> None:
-    """Put eight bits and one scale per row in the place of each float32 matrix that vectors are multiplied with or looked up in."""
+    """Put eight bits and one scale per row in the place of each float32 matrix that is multiplied with or looked up in."""
     import openvino
     import openvino.opset13 as ops
 
     for constant in _constants(graph):
         weight = constant.data
         readers = {port.get_node().get_type_name() for port in constant.output(0).get_target_inputs()}
-        if weight.dtype != np.float32 or weight.ndim != 2 or weight.size < SMALLEST or not readers <= {"MatMul", "Gather"}:
+        if (
+            weight.dtype != np.float32
+            or weight.ndim != 2
+            or weight.size < SMALLEST
+            or not readers <= {"MatMul", "Gather"}
+        ):
             continue
         scale = np.abs(weight).max(axis=1, keepdims=True) / 127  # (rows, 1)
         scale[scale == 0] = 1.0

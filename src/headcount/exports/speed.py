@@ -46,8 +46,8 @@ def check_runtime(name: str) -> None:
     """`BadMeasure` unless models can be timed in a runtime of this name."""
     if name == "vllm":
         raise BadMeasure(
-            "bench does not start vLLM, which is a server of its own; export both models for it (headcount export MODEL --to vllm "
-            "-o FOLDER) and time each with: vllm bench throughput --model FOLDER --trust-remote-code."
+            "bench does not start vLLM, which is a server of its own; export both models for it (headcount export MODEL --to "
+            "vllm -o FOLDER) and time each with: vllm bench throughput --model FOLDER --trust-remote-code."
         )
     if name not in RUNTIMES:
         raise BadMeasure(f"There is no runtime {name!r:.40} to measure in; there are {', '.join(RUNTIMES)}.")

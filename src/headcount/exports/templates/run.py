@@ -24,13 +24,13 @@ else:
     graph = openvino.Core().compile_model(str(HERE / "openvino_model.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
-def first_output(**rows):
+def first_output(**rows: list[int]) -> np.ndarray:
     """The first output of the graph for one example."""
     given = {name: np.array([rows[name]], dtype=np.int64) for name in HOW["inputs"]}
     return graph.run(None, given)[0] if hasattr(graph, "run") else graph(given)[0]
 
 
-def answer(text):
+def answer(text: str) -> object:
     """What the model says about a text: labels and probabilities, an embedding, or the tokens that follow."""
     code = TOKENIZER.encode(text)
     rows = {"input_ids": code.ids, "attention_mask": code.attention_mask, "token_type_ids": code.type_ids}
@@ -47,7 +47,7 @@ def answer(text):
     if HOW["task"] == "embed":
         return (numbers.mean(0) if HOW["pooling"] == "mean" else numbers[0]).tolist()
     if HOW["task"] == "tag":
-        return [[token, LABELS[str(best)]] for token, best in zip(code.tokens, numbers.argmax(-1).tolist())]
+        return [[token, LABELS[str(best)]] for token, best in zip(code.tokens, numbers.argmax(-1), strict=True)]
     if HOW["task"] == "classify" and HOW["probabilities"] != "none":
         powers = np.exp(numbers - numbers.max()) if HOW["probabilities"] == "softmax" else np.exp(numbers)
         shares = powers / powers.sum() if HOW["probabilities"] == "softmax" else powers / (1 + powers)
