@@ -31,6 +31,7 @@ from .formats import Check, Limit, Settings
 
 SCRIPT = Path(__file__).with_name("templates") / "run.py"
 NOTES = "headcount_export"  # the key of config.json that run.py reads
+READ = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids")  # what run.py can make of a text
 SHAPES = ((1, 4), (3, 9), (5, 20))  # examples and tokens of made-up batches; the graph is traced on another shape
 # The largest difference, relative to the largest output. Kernels of two runtimes sum in different orders: 4e-7 for two layers and
 # 1e-5 for thirty. A graph that is wrong is off by far more: one tiny layer left out changes the largest output by some per cent.
@@ -54,6 +55,8 @@ def graph_limits(model: nn.Module, settings: Settings, dtypes: tuple[str, ...], 
         found.append(
             Limit(f"{type(root).__name__} reads {main_input(root) or 'something unknown'}", "give it as torch")
         )
+    elif main_input(root) == "input_ids" and any(name.startswith("image_token") for name in vars(root.config)):
+        found.append(Limit("it reads pictures in its texts", "export its language model alone, without them"))
     if has_int8_of_torch(root) or getattr(root, "is_quantized", False):
         found.append(Limit("its weights are quantised", "load it without quantisation, and use int8 (--int8) here"))
     if settings.dtype not in (None, *dtypes):
@@ -201,6 +204,9 @@ def write_beside(
     if tokenizer is None:
         return ("there is no tokenizer, so there is no run.py either",)
     tokenizer.save_pretrained(folder)
+    more = [name for name in inputs if name not in READ]
+    if more:
+        return (f"there is no run.py: the graph reads {more[0]} beside its texts",)
     if not _tokenizers_alone(folder, tokenizer):
         return ("there is no run.py: the tokenizers package alone does not read texts as this tokenizer does",)
     shutil.copyfile(SCRIPT, folder / SCRIPT.name)
