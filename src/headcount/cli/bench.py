@@ -147,7 +147,7 @@ def _measured(run: Run, loaded: dict[str, Any], options: dict[str, Any]) -> Benc
     options = dict(options)
     where, int8 = options.pop("runtime", "torch"), options.pop("int8", False)
     try:
-        with runtime_for(loaded, where, int8=int8) as runtime:
+        with runtime_for(loaded, where, int8=int8, sources={name: name for name in loaded}) as runtime:
             data = bench(loaded, **options, run=run, runtime=runtime)
     except HeadcountError:
         run.discard_if_empty()

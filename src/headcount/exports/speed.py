@@ -55,7 +55,11 @@ def check_runtime(name: str) -> None:
 
 @contextmanager
 def runtime_for(
-    models: Mapping[str, nn.Module], name: str = "torch", *, int8: bool = False
+    models: Mapping[str, nn.Module],
+    name: str = "torch",
+    *,
+    int8: bool = False,
+    sources: Mapping[str, str] | None = None,
 ) -> Iterator[Runtime | None]:
     """Within the block the models as a runtime has them, to be given to `bench`; None is torch as it is.
 
@@ -65,6 +69,7 @@ def runtime_for(
         models: The models by name, on the CPU.
         name: "torch", "onnxruntime", "openvino" or "llama.cpp".
         int8: Whether weights are quantised to eight bits there.
+        sources: The folders of the models, for their tokenizers, which GGUF files contain.
 
     Returns:
         What `bench(models, runtime=...)` takes.
@@ -90,8 +95,10 @@ def runtime_for(
         paths, sizes, versions = {}, {}, []
         for number, (label, model) in enumerate(models.items()):
             place = Path(folder) / str(number)
-            eight: dict[str, Any] = {"dtype": "q8_0"} if int8 and row.form == "gguf" else {"int8": int8}
-            exported = export(model, row.form, place / row.name if row.name else place, **eight)
+            how: dict[str, Any] = {"int8": int8}
+            if row.form == "gguf":
+                how = {"dtype": "q8_0" if int8 else "f32", "source": (sources or {}).get(label)}
+            exported = export(model, row.form, place / row.name if row.name else place, **how)
             paths[label], sizes[label] = exported.path, exported.size
             versions.append(exported.check.runtime)
             bar.advance()
