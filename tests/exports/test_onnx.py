@@ -23,8 +23,9 @@ from torch import Tensor, nn
 import headcount as hc
 from headcount.efficiency.random_inputs import has_length, random_batch
 from headcount.errors import BadCheckpoint, CheckFailed, Refused
-from headcount.exports import export, graph_folder
+from headcount.exports import export
 from headcount.exports.formats import Settings
+from headcount.exports.graphs import comparison, folder, tracing
 from headcount.model.model_folders import may_be_written
 
 pytest.importorskip("transformers.exporters")
@@ -111,8 +112,8 @@ def test_cutting_more_changes_the_graph_and_what_is_wrong_is_seen() -> None:
     def run(batch: dict[str, Any]) -> dict[str, np.ndarray]:
         return {"logits": zoo.output(other, {k: torch.from_numpy(v) for k, v in batch.items()}).numpy()}
 
-    found = graph_folder.compared(model, run, ["input_ids", "attention_mask"], batches(model))
-    assert found.largest > 100 * graph_folder.ALLOWED
+    found = comparison.compared(model, run, ["input_ids", "attention_mask"], batches(model))
+    assert found.largest > 100 * comparison.ALLOWED
     assert found.root_mean_square > 0.01
 
 
@@ -143,7 +144,7 @@ def test_eight_bits_are_smaller_and_say_what_they_change(to, tmp_path) -> None:
     model = cut_model("llama", UNEVEN)
     exported = export(model, to, tmp_path / "graph", int8=True)
     check = exported.check
-    assert 1e-4 < check.difference < check.allowed == graph_folder.ALLOWED_INT8
+    assert 1e-4 < check.difference < check.allowed == comparison.ALLOWED_INT8
     assert any("largest entry is the same one" in note for note in check.notes)
     assert any("instead of" in note for note in exported.notes)
     batch = batches(model)[2]
@@ -257,19 +258,17 @@ def test_a_tokenizer_that_tokenizers_alone_reads_otherwise_leaves_no_script(tmp_
             return {"input_ids": [1, *word_tokenizer(WEATHER)(text)["input_ids"]]}
 
     model, _ = zoo.build("bert")
-    notes = graph_folder.write_beside(
-        model, tmp_path, {"input_ids": None}, source=None, tokenizer=Shouting(), int8=False
-    )
+    notes = folder.write_beside(model, tmp_path, {"input_ids": None}, source=None, tokenizer=Shouting(), int8=False)
     assert "no run.py" in notes[0]
     assert not (tmp_path / "run.py").exists()
 
 
 def test_the_script_is_fixed_text(tmp_path) -> None:
     model, _ = zoo.build("bert")
-    graph_folder.write_beside(
+    folder.write_beside(
         model, tmp_path, {"input_ids": None}, source=None, tokenizer=word_tokenizer(WEATHER), int8=False
     )
-    assert (tmp_path / "run.py").read_bytes() == graph_folder.SCRIPT.read_bytes()
+    assert (tmp_path / "run.py").read_bytes() == folder.SCRIPT.read_bytes()
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------------
@@ -307,11 +306,11 @@ def test_what_cannot_be_traced_is_refused_with_the_exporters_reason(tmp_path) ->
 
 def test_a_size_that_the_exporter_fixed_is_refused() -> None:
     model, _ = zoo.build("bert")
-    graph_folder.moving_axes(model, {"input_ids": [], "pixel_values": [1, 2, 3]}, "onnx")
+    tracing.moving_axes(model, {"input_ids": [], "pixel_values": [1, 2, 3]}, "onnx")
     with pytest.raises(Refused, match="fixes the number of examples of attention_mask"):
-        graph_folder.moving_axes(model, {"input_ids": [], "attention_mask": [0]}, "onnx")
+        tracing.moving_axes(model, {"input_ids": [], "attention_mask": [0]}, "onnx")
     with pytest.raises(Refused, match="fixes the length of input_ids"):
-        graph_folder.moving_axes(model, {"input_ids": [1]}, "onnx")
+        tracing.moving_axes(model, {"input_ids": [1]}, "onnx")
 
 
 @pytest.mark.parametrize("module", ["transformers.exporters", "onnxscript", "onnxruntime"])
@@ -327,10 +326,10 @@ def test_a_batch_that_the_graph_does_not_read_is_said() -> None:
     model, _ = zoo.build("bert")
     ids = torch.ones(1, 3, dtype=torch.long)
     with pytest.raises(BadCheckpoint, match="The batch has position_ids"):
-        graph_folder._complete(model, ["input_ids"], {"input_ids": ids, "position_ids": ids})
+        comparison._complete(model, ["input_ids"], {"input_ids": ids, "position_ids": ids})
     with pytest.raises(BadCheckpoint, match="has no decoder_input_ids"):
-        graph_folder._complete(model, ["input_ids", "decoder_input_ids"], {"input_ids": ids})
-    whole = graph_folder._complete(model, ["input_ids", "attention_mask", "token_type_ids"], {"input_ids": ids})
+        comparison._complete(model, ["input_ids", "decoder_input_ids"], {"input_ids": ids})
+    whole = comparison._complete(model, ["input_ids", "attention_mask", "token_type_ids"], {"input_ids": ids})
     assert whole["attention_mask"].tolist() == [[1, 1, 1]]
     assert whole["token_type_ids"].tolist() == [[0, 0, 0]]
 
@@ -368,13 +367,13 @@ def test_weights_beyond_two_gigabytes_lie_beside_the_graph(tmp_path, monkeypatch
     ],
 )
 def test_how_scores_become_probabilities_is_read_off_the_config(settings, probabilities) -> None:
-    how = graph_folder._how_to_run(classifier(layers=1, **settings), None, word_tokenizer(WEATHER))
+    how = folder._how_to_run(classifier(layers=1, **settings), None, word_tokenizer(WEATHER))
     assert (how["task"], how["probabilities"], how["max_length"]) == ("classify", probabilities, 16)
 
 
 def test_a_model_for_generating_says_where_texts_end() -> None:
     model, _ = zoo.build("llama")
-    how = graph_folder._how_to_run(model, None, None)
+    how = folder._how_to_run(model, None, None)
     assert (how["task"], how["end"], how["max_length"]) == ("generate", [2], 40)
 
 

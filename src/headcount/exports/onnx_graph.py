@@ -12,8 +12,8 @@ from torch import nn
 
 from ..errors import BadCheckpoint
 from ..model.tensor_trees import memory_of
-from . import graph_folder
 from .formats import Check, Limit, Settings, size_of
+from .graphs import comparison, folder, tracing
 
 GRAPH = "model.onnx"
 LARGEST = 1_900_000_000  # bytes of weights inside model.onnx: protobuf ends at 2 GB; more lie beside it
@@ -27,27 +27,27 @@ NEEDS = {
 
 def limits(model: nn.Module, settings: Settings) -> Sequence[Limit]:
     """What an ONNX graph cannot hold: no cut is among it."""
-    graph_folder.missing(NEEDS, "onnx")
-    return graph_folder.graph_limits(model, settings, ("f32",), "onnx")
+    tracing.missing(NEEDS, "onnx")
+    return tracing.graph_limits(model, settings, ("f32",), "onnx")
 
 
 def write(model: nn.Module, target: Path, settings: Settings, *, source: str | None, tokenizer: Any) -> tuple[str, ...]:
     """Write model.onnx, config.json with the labels, the tokenizer, and run.py."""
-    root = graph_folder.in_float32(model)
-    tokenizer = graph_folder.tokenizer_for(root, source, tokenizer)
-    inputs = graph_folder.traced_inputs(root, tokenizer)
+    root = tracing.in_float32(model)
+    tokenizer = folder.tokenizer_for(root, source, tokenizer)
+    inputs = tracing.traced_inputs(root, tokenizer)
     notes: tuple[str, ...] = ()
     if settings.int8:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.float32.") as place:
             whole = Path(place) / GRAPH
             used = _write_graph(root, inputs, whole)
-            graph_folder.proved(root, runner(whole), used, "onnx")
+            comparison.proved(root, runner(whole), used, "onnx")
             _quantise(root, whole, target / GRAPH)
-            notes = (graph_folder.size_note(size_of(Path(place)), size_of(target)),)
+            notes = (comparison.size_note(size_of(Path(place)), size_of(target)),)
     else:
         used = _write_graph(root, inputs, target / GRAPH)
     kept = {name: inputs[name] for name in used}
-    return notes + graph_folder.write_beside(root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8)
+    return notes + folder.write_beside(root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8)
 
 
 def check(model: nn.Module, target: Path, settings: Settings, *, batch: dict[str, Any]) -> Check:
@@ -55,10 +55,10 @@ def check(model: nn.Module, target: Path, settings: Settings, *, batch: dict[str
     import onnxruntime
 
     runtime = f"onnxruntime {onnxruntime.__version__}"
-    return graph_folder.checked(model, target, runner(target / GRAPH), runtime, batch)
+    return comparison.checked(model, target, runner(target / GRAPH), runtime, batch)
 
 
-def runner(path: Path, threads: int | None = None) -> graph_folder.Run:
+def runner(path: Path, threads: int | None = None) -> comparison.Run:
     """A function from named inputs to named outputs, computed by onnxruntime on the CPU."""
     import onnxruntime
 
@@ -87,7 +87,7 @@ def _write_graph(model: Any, inputs: dict[str, Any], path: Path) -> list[str]:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     beside = memory_of([*model.parameters(), *model.buffers()]) > LARGEST
-    with graph_folder.exporting(model, "onnx"), graph_folder.results_alone(model):
+    with tracing.exporting(model, "onnx"), tracing.results_alone(model):
         program = OnnxExporter().export(model, dict(inputs), config=OnnxConfig(dynamic=True))
         for node in program.model.graph.all_nodes():  # with the lines of code, and the folders, that it was traced from
             node.metadata_props.clear()
@@ -97,7 +97,7 @@ def _write_graph(model: Any, inputs: dict[str, Any], path: Path) -> list[str]:
         str(value.name): [axis for axis, size in enumerate(value.shape) if isinstance(size, int)]
         for value in graph.inputs
     }
-    graph_folder.moving_axes(model, fixed, "onnx")
+    tracing.moving_axes(model, fixed, "onnx")
     return list(fixed)
 
 
@@ -110,7 +110,7 @@ def _quantise(model: Any, whole: Path, path: Path) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with graph_folder.exporting(model, "onnx"):
+    with tracing.exporting(model, "onnx"):
         graph = onnx.load(whole, load_external_data=False)
         del graph.graph.value_info[:]  # shapes of weights, some of which the quantiser transposes
         onnx.save(graph, whole)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import graph_folder
 from .formats import Check, Limit, Settings, size_of
+from .graphs import comparison, folder, tracing
 
 GRAPH = "openvino_model.xml"
 NEEDS = {"transformers.exporters": "transformers", "openvino": "openvino"}
@@ -20,32 +20,32 @@ SMALLEST = 256  # entries of a weight that is worth eight bits and scales
 
 def limits(model: nn.Module, settings: Settings) -> Sequence[Limit]:
     """What an OpenVINO graph cannot hold: no cut is among it."""
-    graph_folder.missing(NEEDS, "openvino")
-    return graph_folder.graph_limits(model, settings, ("f32",), "openvino")
+    tracing.missing(NEEDS, "openvino")
+    return tracing.graph_limits(model, settings, ("f32",), "openvino")
 
 
 def write(model: nn.Module, target: Path, settings: Settings, *, source: str | None, tokenizer: Any) -> tuple[str, ...]:
     """Write openvino_model.xml and .bin, config.json with the labels, the tokenizer, and run.py."""
     import openvino
 
-    root = graph_folder.in_float32(model)
-    tokenizer = graph_folder.tokenizer_for(root, source, tokenizer)
-    inputs = graph_folder.traced_inputs(root, tokenizer)
+    root = tracing.in_float32(model)
+    tokenizer = folder.tokenizer_for(root, source, tokenizer)
+    inputs = tracing.traced_inputs(root, tokenizer)
     graph = _graph(root, inputs)
     fixed = {
         port.any_name: [axis for axis, size in enumerate(port.partial_shape) if size.is_static] for port in graph.inputs
     }
-    graph_folder.moving_axes(root, fixed, "openvino")
+    tracing.moving_axes(root, fixed, "openvino")
     kept = {name: inputs[name] for name in fixed}
     notes: tuple[str, ...] = ()
     if settings.int8:
-        graph_folder.proved(root, _compiled(graph, None), list(kept), "openvino")
+        comparison.proved(root, _compiled(graph, None), list(kept), "openvino")
         before = sum(constant.data.nbytes for constant in _constants(graph))
         _round_weights(graph)
     openvino.save_model(graph, str(target / GRAPH), compress_to_fp16=False)
     if settings.int8:
-        notes = (graph_folder.size_note(before, size_of((target / GRAPH).with_suffix(".bin"))),)
-    return notes + graph_folder.write_beside(root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8)
+        notes = (comparison.size_note(before, size_of((target / GRAPH).with_suffix(".bin"))),)
+    return notes + folder.write_beside(root, target, kept, source=source, tokenizer=tokenizer, int8=settings.int8)
 
 
 def check(model: nn.Module, target: Path, settings: Settings, *, batch: dict[str, Any]) -> Check:
@@ -53,10 +53,10 @@ def check(model: nn.Module, target: Path, settings: Settings, *, batch: dict[str
     import openvino
 
     version = openvino.__version__.split("-")[0]
-    return graph_folder.checked(model, target, runner(target / GRAPH), f"openvino {version}", batch)
+    return comparison.checked(model, target, runner(target / GRAPH), f"openvino {version}", batch)
 
 
-def runner(path: Path, threads: int | None = None) -> graph_folder.Run:
+def runner(path: Path, threads: int | None = None) -> comparison.Run:
     """A function from named inputs to named outputs, computed by OpenVINO on the CPU in float32."""
     import openvino
 
@@ -69,7 +69,7 @@ def caller(folder: Path) -> Callable[..., object]:
     return lambda **batch: run({name: value.numpy() for name, value in batch.items()})
 
 
-def _compiled(graph: Any, threads: int | None) -> graph_folder.Run:
+def _compiled(graph: Any, threads: int | None) -> comparison.Run:
     import openvino
 
     count = torch.get_num_threads() if threads is None else threads
@@ -89,7 +89,7 @@ def _graph(model: Any, inputs: dict[str, Any]) -> Any:
     from transformers.exporters.exporter_openvino import OpenVINOConfig, OpenVINOExporter
 
     settings = OpenVINOConfig(dynamic=True, stateful=False)
-    with graph_folder.exporting(model, "openvino"), graph_folder.results_alone(model):
+    with tracing.exporting(model, "openvino"), tracing.results_alone(model):
         return OpenVINOExporter().export(model, dict(inputs), config=settings)
 
 
