@@ -355,6 +355,9 @@ def test_weights_beyond_two_gigabytes_lie_beside_the_graph(tmp_path, monkeypatch
     assert names == {"model.onnx", "model.onnx.data", "config.json"}
     batch = batches(model)[1]
     assert apart(in_runtime(tmp_path / "graph", batch), zoo.output(model, batch), batch) <= ROUNDING
+    for weights in (True, False):
+        with says(BadCheckpoint, about="give the model that it was exported from"):
+            hc.load(tmp_path / "graph", weights=weights)
     may_be_written(tmp_path / "graph", force=True)  # such a folder is ours to replace
 
 

@@ -23,7 +23,7 @@ from .tracing import in_float32, plain_results
 
 SHAPES = ((1, 4), (3, 9), (5, 20))  # examples and tokens of made-up batches; the graph is traced on another shape
 # The largest difference, relative to the largest output. Kernels of two runtimes sum in different orders: 5e-7 for two layers,
-# 1.2e-6 for six, and more for more. A graph that is wrong is off by far more: one head of a tiny model moves outputs by per cents.
+# 1.2e-6 for six, and more for more. A graph that is wrong is off by far more: one head of a tiny model is per cents.
 ALLOWED = 1e-4
 # The same for int8, root mean squares: weights rounded to one of 127 steps, and inputs to one of 255, move outputs by 1 to 10 %.
 # That the graph is right has been shown before it was quantised; this refuses a model that eight bits ruin.

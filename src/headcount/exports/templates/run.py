@@ -49,8 +49,8 @@ def answer(text: str) -> object:
     if HOW["task"] == "tag":
         return [[token, LABELS[str(best)]] for token, best in zip(code.tokens, numbers.argmax(-1), strict=True)]
     if HOW["task"] == "classify" and HOW["probabilities"] != "none":
-        powers = np.exp(numbers - numbers.max()) if HOW["probabilities"] == "softmax" else np.exp(numbers)
-        shares = powers / powers.sum() if HOW["probabilities"] == "softmax" else powers / (1 + powers)
+        powers = np.exp(numbers - numbers.max())
+        shares = powers / powers.sum() if HOW["probabilities"] == "softmax" else (1 + np.tanh(numbers / 2)) / 2
         return {LABELS[str(number)]: round(share, 6) for number, share in enumerate(shares.tolist())}
     return numbers.tolist()
 
