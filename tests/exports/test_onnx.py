@@ -240,7 +240,8 @@ def test_run_py_goes_on_with_a_text_as_generate_does(tmp_path) -> None:
     said = ran_alone(tmp_path / "graph", *TEXTS)
     for text, found in zip(TEXTS, said, strict=True):
         given = tokens(tokenizer, text)
-        made = model.generate(**given, max_new_tokens=40, do_sample=False)[0, given["input_ids"].shape[1] :]
+        room = 40 - given["input_ids"].shape[1] + 1  # of the model's positions; the last token needs none
+        made = model.generate(**given, max_new_tokens=room, do_sample=False)[0, given["input_ids"].shape[1] :]
         assert found == tokenizer.decode(made, skip_special_tokens=True)
 
 
@@ -377,7 +378,7 @@ def test_how_scores_become_probabilities_is_read_off_the_config(settings, probab
 def test_a_model_for_generating_says_where_texts_end() -> None:
     model, _ = zoo.build("llama")
     how = folder._how_to_run(model, None, None)
-    assert (how["task"], how["end"], how["max_length"]) == ("generate", [2], 40)
+    assert (how["task"], how["end"], how["max_length"], how["positions"]) == ("generate", [2], 40, 40)
 
 
 def test_limits_name_nothing_for_any_cut() -> None:

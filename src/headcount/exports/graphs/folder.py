@@ -75,15 +75,11 @@ def _how_to_run(model: Any, source: str | None, tokenizer: Any) -> dict[str, Any
     """What run.py has to know: what the first output means, and where texts end."""
     config, kind = model.config, type(model).__name__
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    positions = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
-    most = min(
-        [longest_input(tokenizer, None), *(count for count in positions if isinstance(count, int) and count > 0)]
-    )
-    if "roberta" in str(getattr(config, "model_type", "")) or getattr(config, "model_type", "") in (
-        "camembert",
-        "mpnet",
-    ):
-        most = min(most, max(1, text.max_position_embeddings - 2))  # whose positions begin after that of the padding
+    found = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
+    positions = min((count for count in found if isinstance(count, int) and count > 0), default=10**9)
+    if any(name in str(config.model_type) for name in ("roberta", "camembert", "mpnet")):
+        positions -= 2  # they begin after that of the padding
+    most = max(1, min(longest_input(tokenizer, None), positions))
     end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     end = getattr(text, "eos_token_id", None) if end is None else end
     how: dict[str, Any] = {"task": _task(model, kind), "max_length": most}
@@ -95,6 +91,7 @@ def _how_to_run(model: Any, source: str | None, tokenizer: Any) -> dict[str, Any
         how["pooling"] = _pooling(source)
     elif how["task"] in ("generate", "translate"):
         how |= {"start": config.decoder_start_token_id} if how["task"] == "translate" else {}
+        how["positions"] = positions if how["task"] == "generate" else 10**9
         how["end"] = [] if end is None else end if isinstance(end, list) else [end]
     return how
 

@@ -40,7 +40,7 @@ def answer(text: str) -> object:
             ids = code.ids + made if HOW["task"] == "generate" else code.ids
             rows = {"input_ids": ids, "attention_mask": [1] * len(ids), "decoder_input_ids": made}
             made.append(int(first_output(**rows)[0, -1].argmax()))
-            if made[-1] in HOW["end"]:
+            if made[-1] in HOW["end"] or len(code.ids) + len(made) > HOW["positions"]:
                 break
         return TOKENIZER.decode(made)
     numbers = first_output(**rows)[0].astype(np.float64)
