@@ -254,7 +254,7 @@ def cut(
 
 
 app.command()(doctor.doctor)
-app.command()(bench.bench)
+app.command()(arranged(bench.bench))
 app.command()(report.report)
 app.command()(arranged(reproduce.reproduce))
 app.command()(arranged(with_data(prune.prune)))
