@@ -255,7 +255,7 @@ def cut(
 
 
 app.command()(doctor.doctor)
-app.command()(bench.bench)
+app.command()(arranged(bench.bench))
 app.command()(export.export)
 app.command()(report.report)
 app.command()(arranged(reproduce.reproduce))

@@ -78,6 +78,11 @@ GROUPS: dict[str, Groups] = {
         RUN_AS: RUNS,
         WRITTEN: SAVED,
     },
+    "bench": {
+        FIRST: "batch_size length runtime int8 repeats output",
+        RUN_AS: "seconds compile threads device dtype seed trust_remote_code",
+        WRITTEN: "as_json quiet",
+    },
     "reproduce": {
         FIRST: "full output workers device dry_run seeds",
         "Models and data, instead of the embedded ones": "encoder glue tasks classifier translator pairs languages parses",
