@@ -30,7 +30,7 @@ from .loading.companions import at_the_root, companions
 from .loading.configs import hub_keywords, model_class, named_files, read_config
 from .loading.number_formats import in_stored_format, is_widened, widen
 from .loading.quantised import ADVICE, quantisation
-from .loading.signpost import put_up, take_down
+from .loading.signpost import TABLE, put_up, take_down
 from .matrices import has_int8_of_torch
 from .model_folders import appears_whole, bring_along, disk_errors, set_aside
 from .portable import empty_model, portable_config, stock_differences
@@ -138,6 +138,11 @@ def load(
     for note in files.notes:
         warnings.warn(note, LoadingNote, stacklevel=2)
     config = read_config(files, trust_remote_code, kwargs)
+    if TABLE in vars(config) and getattr(config, "headcount", None) is None:
+        raise BadCheckpoint(
+            f"{files.name} is an export whose key-value heads were repeated, which only the code in the folder holds; load what "
+            "it was exported from, or this one by transformers with trust_remote_code=True."
+        )
     kind = model_class(config, files, trust_remote_code)
     if files.adapter is not None:
         kind = adapted_class(kind, config, files.adapter)
@@ -252,8 +257,13 @@ def write_into(
     source: str | Path | None = None,
     portable: bool = False,
     max_shard_size: str = "50GB",
+    config: Any = None,
 ) -> None:
-    """Write the model, and what goes with it, into a folder that is there and empty, as `save` does."""
+    """Write the model, and what goes with it, into a folder that is there and empty, as `save` does.
+
+    `config` is one to write in the place of the model's own, for code that comes along: the weights have the names that the
+    modules have, because transformers does not rename weights for such code.
+    """
     root = unwrap(model)
     if has_int8_of_torch(root):
         raise Refused(
@@ -263,6 +273,8 @@ def write_into(
     with in_stored_format(root):
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
+        elif config is not None:
+            _save_as(root, config, draft, max_shard_size, save_original_format=False)
         elif portable:
             _save_portable(root, draft, max_shard_size)
         else:
@@ -314,13 +326,18 @@ def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
     differences = stock_differences(root, config)
     if differences:
         raise Refused(f"This cut is not expressible by {stock}: {differences[0].text}; save it without portable.")
+    _save_as(root, config, draft, max_shard_size)
+    (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def _save_as(root: Any, config: Any, draft: Path, max_shard_size: str, **options: Any) -> None:
+    """Write the model under a config that is not its own."""
     own = root.config
     try:
         root.config = config
-        root.save_pretrained(draft, max_shard_size=max_shard_size)
+        root.save_pretrained(draft, max_shard_size=max_shard_size, **options)
     finally:
         root.config = own
-    (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def _save_plain(root: nn.Module, draft: Path, portable: bool) -> None:
