@@ -353,7 +353,7 @@ def test_weights_beyond_two_gigabytes_lie_beside_the_graph(tmp_path, monkeypatch
     model = classifier(layers=1)
     export(model, "onnx", tmp_path / "graph")
     names = {path.name for path in (tmp_path / "graph").iterdir()}
-    assert names == {"model.onnx", "model.onnx.data", "config.json"}
+    assert names == {"model.onnx", "model.onnx.data", "config.json", "export.json"}
     batch = batches(model)[1]
     assert apart(in_runtime(tmp_path / "graph", batch), zoo.output(model, batch), batch) <= ROUNDING
     for weights in (True, False):

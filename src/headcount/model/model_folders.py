@@ -54,7 +54,6 @@ OTHER_FILES: tuple[str, ...] = (
     "[0-9]_*/config.json",
 )
 OTHER_FILES += ("[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin", "modeling_*.py", "configuration_*.py")
-OTHER_FILES += ("model.onnx", "model.onnx.data", "openvino_model.xml", "openvino_model.bin", "run.py")  # exports
 OTHER_FILES += ("tokenization_*.py", "*processing_*.py", "LICENSE*", "NOTICE*", ".gitattributes", ".DS_Store")
 MODEL_FILES = (*OWN_FILES, *WEIGHT_FILES, *TOKENIZER_FILES, *OTHER_FILES)
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.unfinished(?P<old>\.old)?", re.DOTALL)
