@@ -38,8 +38,9 @@ Criterion = Annotated[
     str,
     typer.Option(
         "--by",
-        help="taylor, fisher, ablation, gradient-activation, lrp-epsilon, lrp-alpha-beta, confidence, entropy, magnitude or "
-        "random; of layers also contribution, top, bottom, alternate, alternate-top or symmetric.",
+        help="taylor, fisher, ablation, wanda, flap, activation, block-influence, gradient-activation, lrp-epsilon, "
+        "lrp-alpha-beta, confidence, entropy, magnitude or random; of layers also contribution, top, bottom, alternate, "
+        "alternate-top or symmetric.",
     ),
 ]
 ScoreData = Annotated[
