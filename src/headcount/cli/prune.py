@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadPlan
-from .options import CommonFlags, Only, ScoreData, ScoreLimit, SelectLimit, load_model, named_paths, quieten
+from .options import (
+    Checkpointing,
+    CommonFlags,
+    Only,
+    ScoreData,
+    ScoreLimit,
+    SelectLimit,
+    load_model,
+    named_paths,
+    quieten,
+    scoring_with,
+)
 from .pruning.front import FrontRequest, sets_from
 from .pruning.work import Work, carry_out
 from .run_folder import question_of
@@ -80,6 +91,7 @@ def prune(
             show_default="heads; heads,neurons for the trade-off",
         ),
     ] = None,
+    checkpointing: Checkpointing = False,
     tune: Annotated[
         bool,
         typer.Option(
@@ -237,8 +249,10 @@ def prune(
     front = FrontRequest(
         model, subject, flags, units, by, step if front_only else None, least, names, multiple, length, threads
     )
+    scoring = scoring_with(checkpointing, by)
     if front_only:
-        front.show(sets, places, run)
+        with scoring:
+            front.show(sets, places, run)
         return
     if row is not None:
         wanted = front.plan_of_row(row, sets, places, tradeoff)
@@ -287,7 +301,7 @@ def prune(
         budget_minutes=budget_minutes,
     )
     try:
-        with computing_with(threads):
+        with computing_with(threads), scoring:
             carry_out(work)
     except TooMuchLost as refusal:
         front.show_instead(str(refusal), sets, places)

@@ -21,6 +21,7 @@ from ..plans import Plan, Unit
 from . import activations, layer_orders
 from .attention import confidence_and_entropy
 from .block_influence import block_influence
+from .checkpointing import checkpointing as gradient_checkpointing
 from .gradients import Contributions, contributions
 from .lrp.relevance import RULES, relevances
 
@@ -45,6 +46,7 @@ LOOKED_AT = {
     "block-influence": "activations",
     "contribution": "layers",
 }  # instead of the metric
+BACKWARD = ("taylor", "fisher", "gradient-activation")  # those whose layers may be run twice
 BY_PAPER = "by paper"  # the normalisation that the criterion was published with
 PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
 
@@ -85,6 +87,7 @@ def score(
     normalize: str | None = BY_PAPER,
     seed: int = 0,
     batch_size: int | None = None,
+    checkpointing: bool = False,
     run: Run | None = None,
     name: str = "score",
     specs: Iterable[ModuleSpec] = (),
@@ -128,6 +131,7 @@ def score(
         normalize: L2 normalization per "layer", "type", "global", or None; by default as published.
         seed: Random seed.
         batch_size: Examples per forward pass; by default that of the task.
+        checkpointing: Gradient checkpointing: run layers twice instead of keeping their activations, for the same values.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         name: Name of the results in the run folder.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
@@ -150,11 +154,16 @@ def score(
         raise BadPlan(f"Only taylor has granularities; {by} has one way of being computed: leave granularity out.")
     if normalize not in (BY_PAPER, *NORMS):
         raise BadPlan(f'normalize is "layer", "type", "global" or None; I got {normalize!r:.40}.')
+    if checkpointing and by not in BACKWARD:
+        raise BadPlan(
+            f"Only criteria with a backward pass ({', '.join(BACKWARD)}) have checkpointing; {by} has none: leave it out."
+        )
     rows = tuple(specs)
     anatomy = find(model, rows)
     parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
     request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
-    raw, samples = CRITERIA[by](request)
+    with gradient_checkpointing(checkpointing):
+        raw, samples = CRITERIA[by](request)
     how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
     kinds = {part.name: part.kind for part in parts}
     types = {part.name: getattr(part, "attention", None) for part in parts}

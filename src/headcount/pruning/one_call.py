@@ -17,6 +17,7 @@ from ..data.splits import drawn
 from ..data.tasks import Task, kind_of
 from ..documents.prune import ExampleSet
 from ..errors import BadData
+from ..importance.checkpointing import checkpointing as gradient_checkpointing
 from ..importance.criteria import NEED_NO_DATA
 from ..model.architectures import ModuleSpec
 from ..model.checkpoints import load
@@ -60,6 +61,7 @@ def prune(
     tokenizer: Any = None,
     limit: int | None = None,
     batch_size: int = 16,
+    checkpointing: bool = False,
     length: int | None = None,
     device: str | None = None,
     seed: int = 0,
@@ -106,6 +108,7 @@ def prune(
         tokenizer: The tokenizer or its folder, by default that of the model.
         limit: Use so many examples of each file, sampled by `seed`.
         batch_size: Examples per forward pass, also when speed is measured.
+        checkpointing: Gradient checkpointing when units are scored: layers run twice and keep no activations.
         length: Sequence length at which speed is measured, by default the median.
         device: "cpu", "cuda", ...; of a model by name, by default a GPU if there is one.
         seed: Random seed.
@@ -143,30 +146,31 @@ def prune(
     sets = sets_of((tasks[0], tasks[1] if needs[0] else None, tasks[2] if needs[1] else None), needs, seed)
     length = length or selection.usual_length(sets.report)
     tuned_in = pipeline.number_format(source, trust_remote_code=trust_remote_code) if tune and source else None
-    choice = selection.choose(
-        subject,
-        **how_much,
-        plan=plan,
-        score=sets.score,
-        select=sets.select,
-        by=by,
-        units=units,
-        tune=tune,
-        multiple=multiple,
-        step=step,
-        least=least,
-        only=only,
-        brake=brake,
-        alpha=alpha,
-        cap=cap,
-        tries=tries,
-        dtype=tuned_in,
-        batch_size=batch_size,
-        length=length,
-        seed=seed,
-        run=run,
-        specs=rows,
-    )
+    with gradient_checkpointing(checkpointing):
+        choice = selection.choose(
+            subject,
+            **how_much,
+            plan=plan,
+            score=sets.score,
+            select=sets.select,
+            by=by,
+            units=units,
+            tune=tune,
+            multiple=multiple,
+            step=step,
+            least=least,
+            only=only,
+            brake=brake,
+            alpha=alpha,
+            cap=cap,
+            tries=tries,
+            dtype=tuned_in,
+            batch_size=batch_size,
+            length=length,
+            seed=seed,
+            run=run,
+            specs=rows,
+        )
     if select_data is None:  # a part of the data, drawn like the one to report on: there is nothing to compare
         choice = replace(choice, selected=None)
     options: dict[str, Any] = {"source": source, "force": force, "trust_remote_code": trust_remote_code, "run": run}
