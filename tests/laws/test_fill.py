@@ -18,7 +18,7 @@ from headcount.model.cutting import biases
 from laws.test_cut_equals_masked import PLANS, built, state
 
 FAMILIES = list(zoo.ZOO)
-OWN_MATRICES = {"falcon-mqa", "falcon-gqa", "jetmoe"}  # with matrices of their own code, that have no bias
+OWN_MATRICES = {"falcon", "falcon-mqa", "falcon-gqa", "jetmoe"}  # with matrices of their own code, that have no bias
 
 
 def filled(anatomy: hc.model.Anatomy, plan: hc.Plan) -> dict[str, torch.Tensor]:

@@ -25,6 +25,7 @@ from ..model.discovery import unwrap
 from ..model.model_folders import may_be_written
 from ..stats.brake import DEFAULT_BRAKE
 from . import pipeline, selection
+from .compensation import ways_of
 from .pipeline import Pruned
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def prune(
     units: str = "heads",
     by: str | None = None,
     tune: bool = False,
+    compensate: str | None = None,
     multiple: int | None = None,
     least: int = 0,
     only: str | Iterable[str] = (),
@@ -92,6 +94,7 @@ def prune(
         units: "heads", "neurons", "layers"; several with commas.
         by: Importance criterion of `score`: by default "taylor", or "fisher" where several kinds of units are weighed.
         tune: Rearrange and rescale the units that stay by least squares, without training.
+        compensate: "mean" puts what removed units write on average into biases; "lstsq" is `tune`.
         multiple: Round the neurons of an MLP to multiples of this.
         least: Units that every site keeps.
         only: Restricts the units to a type ("encoder", "decoder", "cross").
@@ -137,7 +140,8 @@ def prune(
         may_be_written(Path(output), force, protected, None if source is None else Path(source))
     subject = _placed(model, device, trust_remote_code)
     reader = _Reader(subject, task, tokenizer or source, {"batch_size": batch_size, "seed": seed, **reading})
-    needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    tune, mean = ways_of(compensate, tune)
+    needs = (tune or mean or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     tasks = [
         None if some is None else reader.task(some, limit if own is None else own)
         for some, own in ((data, limit), (score_data, score_limit), (select_data, select_limit))
@@ -145,7 +149,9 @@ def prune(
     assert tasks[0] is not None
     sets = sets_of((tasks[0], tasks[1] if needs[0] else None, tasks[2] if needs[1] else None), needs, seed)
     length = length or selection.usual_length(sets.report)
-    tuned_in = pipeline.number_format(source, trust_remote_code=trust_remote_code) if tune and source else None
+    tuned_in = (
+        pipeline.number_format(source, trust_remote_code=trust_remote_code) if (tune or mean) and source else None
+    )
     with gradient_checkpointing(checkpointing):
         choice = selection.choose(
             subject,
@@ -156,6 +162,7 @@ def prune(
             by=by,
             units=units,
             tune=tune,
+            compensate="mean" if mean else None,
             multiple=multiple,
             step=step,
             least=least,
