@@ -72,8 +72,8 @@ def _blocks(part: Site | Stack) -> int:
 
 
 def _landings(root: nn.Module, anatomy: Anatomy, sites: Sequence[Site], task: Task) -> dict[str, ResidualTarget]:
-    """Where what each site writes is added to the residual stream, seen on the two shortest examples."""
-    passes, batch, out = Passes(root, anatomy, task), task.collate(task.batches()[-1][:2]), {}
+    """Where what each site writes is added to the residual stream, seen on the shortest example."""
+    passes, batch, out = Passes(root, anatomy, task), task.collate(task.batches()[-1][:1]), {}
     for site in track(sites, "where sites write"):
         able = site.calls_writer and site.columns is not None
         target = landing(partial(passes.run, batch), anatomy, site) if able else None

@@ -110,7 +110,7 @@ def score(
       al. 2024); `activation`: the mean l2 norm of a head's output, or absolute value of a neuron (Muralidharan et al. 2024).
       For heads and neurons; one forward pass for all three.
     - `block-influence`: 1 - the mean cosine of what goes into a layer and what comes out (Men et al. 2024). Heads and neurons
-      share, in equal parts, what their whole attention or MLP does to the residual stream. One forward pass.
+      share, in equal parts, what their whole attention or MLP does to the residual stream (He et al. 2024). One forward pass.
     - `magnitude`: the l2 norm of all weights that belong to the unit. Needs no task.
     - `random`: uniform numbers from `seed`. Needs no task.
     - `top`, `bottom`, `alternate`, `alternate-top`, `symmetric`: which layers go first by their place alone (Sajjad et
