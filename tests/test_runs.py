@@ -24,6 +24,7 @@ import pytest
 from conftest import says
 from helpers import processes
 
+import headcount as hc
 from headcount import hashing, runs
 from headcount.errors import BadRun
 from headcount.runs import Run
@@ -877,8 +878,9 @@ from headcount import runs
 print(json.dumps(runs.versions()))
 print(json.dumps([name for name in ("torch", "transformers", "sacrebleu", "scipy") if name in sys.modules]))"""
     found, imported = map(json.loads, finished(start(code)).splitlines())
-    names = ["headcount", "numpy", "scipy", "torch", "transformers", "sacrebleu"]
-    assert found == {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
+    names = ["numpy", "scipy", "torch", "transformers", "sacrebleu"]
+    own = {"python": sys.version.split()[0], "headcount": hc.__version__}
+    assert found == own | {name: metadata.version(name) for name in names}
     assert imported == []
 
 

@@ -38,7 +38,7 @@ def test_a_gguf_file_is_inspected_evaluated_and_cut(gguf_file: Path, tmp_path: P
         measured = run("evaluate", name, *task, "-o", tmp_path / f"run-{len(values)}")
         assert measured.exit_code == 0, measured.output
         values.append(json.loads(measured.stdout)["value"])
-    assert values[0] == values[1]
+    assert values[0] == pytest.approx(values[1], rel=1e-4)  # a mean of float32 losses, computed twice
     cut = run("cut", gguf_file, "0:0-1", "-o", tmp_path / "cut")
     assert cut.exit_code == 0, cut.output
     assert run("evaluate", tmp_path / "cut", *task, "-o", tmp_path / "run-cut").exit_code == 0
