@@ -48,7 +48,7 @@ GROUPS = {
     "evaluation/call_order importance/layer_orders learned_gates/relaxations",
     "pruning": "pruning/budget pruning/selection efficiency/costs efficiency/flops pruning/curves pruning/knapsack "
     "plans pruning/pipeline pruning/tuning/mask_rearrangement documents/scores data/places data/splits pruning/plan_tests "
-    "pruning/tuning/mask_tuning pruning/tuning/residual_targets pruning/ledger",
+    "pruning/tuning/mask_tuning pruning/tuning/residual_targets pruning/ledger evaluation/residual_stream",
 }
 
 COMPARISONS = {

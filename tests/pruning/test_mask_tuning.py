@@ -17,11 +17,11 @@ from scipy.sparse.linalg import lsmr
 from torch import Tensor, nn
 
 import headcount as hc
+from headcount.evaluation.residual_stream import Passes, ResidualTarget, landing
 from headcount.model.gates import gates_of
 from headcount.model.tensor_trees import tensors
 from headcount.pruning.tuning import mask_tuning, residual_targets
 from headcount.pruning.tuning.mask_tuning import MaskTuning, Sums, normal_equations, ridge, tune_mask
-from headcount.pruning.tuning.residual_targets import ResidualTarget, landing
 
 
 def gates_with(model: nn.Module, plan: hc.Plan, found: MaskTuning) -> dict[str, Tensor]:
@@ -157,7 +157,7 @@ def landings_of(name: str) -> dict[str, tuple[nn.Module, ResidualTarget | None]]
     """Each site's layer, and where what it writes was found to land."""
     model, task = zoo_task(name)
     anatomy, blocks = hc.find(model), [b for stack in hc.find(model).stacks for b in stack.blocks]
-    work = residual_targets.Passes(model, anatomy, task)
+    work = Passes(model, anatomy, task)
     batch, found = task.collate([0, 1]), {}
     for site in anatomy:
         block = next(b for b in blocks if site.writer in set(b.modules()))

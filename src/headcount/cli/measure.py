@@ -14,6 +14,7 @@ from ..errors import BadPlan
 from ..hashing import fingerprint
 from .options import (
     SCORED_ON,
+    Checkpointing,
     CommonFlags,
     Criterion,
     Only,
@@ -27,6 +28,7 @@ from .options import (
     out,
     own_groups,
     quieten,
+    scoring_with,
     specs_of,
 )
 from .run_folder import running, weights_of
@@ -85,6 +87,7 @@ def score(
         ),
     ] = "by paper",
     units: Annotated[str, typer.Option("--units", help="heads, neurons, layers, or several with commas.")] = "heads",
+    checkpointing: Checkpointing = False,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
 
@@ -110,6 +113,7 @@ def score(
             granularity=granularity,
             normalize=None if normalize == "none" else normalize,
             seed=flags.seed,
+            checkpointing=checkpointing,
             run=run,
             specs=specs_of(flags.spec),
         )
@@ -289,6 +293,7 @@ def curve(
     checkpoints: Annotated[
         str | None, typer.Option("--checkpoints", help="With --over: only these, by their places, such as 1,2,5,10.")
     ] = None,
+    checkpointing: Checkpointing = False,
 ) -> None:
     """Remove units in the order of their scores, step by step, and measure what is left at each.
 
@@ -353,20 +358,21 @@ def curve(
     if fixed is not None:
         options["scores"] = fingerprint(fixed.to_json())
     rows = specs_of(flags.spec)
+    scoring = scoring_with(checkpointing, *request.by)
     if over is not None:
         from ..formatting import listed
 
         subject = subject.to("meta")  # one model in memory at a time
         options |= {"over": str(over), "checkpoints": {path.name: weights_of(str(path), None) for path in stored}}
         note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
-        with running("curve", model, subject, flags, tasks, **options) as run:
+        with scoring, running("curve", model, subject, flags, tasks, **options) as run:
             stages = curves.over(
                 lambda path: load_model(str(path), flags), stored, report, select, request, run=run, specs=rows
             )
             every = OverDocument(sets=how, checkpoints=tuple(map(curves.checkpoint_of, stages)), skipped=tuple(skipped))
             keep(run, every, flags, f"{how}\n" + over_text(stages) + note)
         return
-    with running("curve", model, subject, flags, tasks, **options) as run:
+    with scoring, running("curve", model, subject, flags, tasks, **options) as run:
         curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, specs=rows)
         document = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, curve_list)))
         keep(run, document, flags, f"{how}\n" + curve_text(curve_list))

@@ -10,7 +10,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from logging import ERROR, getLogger
@@ -38,8 +38,16 @@ Criterion = Annotated[
     str,
     typer.Option(
         "--by",
-        help="taylor, fisher, ablation, gradient-activation, lrp-epsilon, lrp-alpha-beta, confidence, entropy, magnitude or "
-        "random; of layers also contribution, top, bottom, alternate, alternate-top or symmetric.",
+        help="taylor, fisher, ablation, wanda, flap, activation, block-influence, gradient-activation, lrp-epsilon, "
+        "lrp-alpha-beta, confidence, entropy, magnitude or random; of layers also contribution, top, bottom, alternate, "
+        "alternate-top or symmetric.",
+    ),
+]
+Checkpointing = Annotated[
+    bool,
+    typer.Option(
+        "--checkpointing",
+        help="Gradient checkpointing: run layers twice when scoring instead of keeping their activations.",
     ),
 ]
 ScoreData = Annotated[
@@ -159,6 +167,18 @@ class CommonFlags(Running):
             "for plain text, a file with a group per line.",
         ),
     ] = None
+
+
+def scoring_with(checkpointing: bool, *criteria: str | None) -> AbstractContextManager[None]:
+    """Within the block, gradient criteria are checkpointed if that was asked for; refused where there is none of them."""
+    from ..importance.checkpointing import checkpointing as checkpointed
+    from ..importance.criteria import BACKWARD
+
+    if checkpointing and not any(by is None or by in BACKWARD for by in criteria):
+        raise typer.BadParameter(
+            f"--checkpointing is for criteria with a backward pass ({', '.join(BACKWARD)}): leave it out."
+        )
+    return checkpointed(checkpointing)
 
 
 def with_data(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadPlan
-from .options import CommonFlags, Only, ScoreData, ScoreLimit, SelectLimit, load_model, named_paths, quieten
+from .options import (
+    Checkpointing,
+    CommonFlags,
+    Only,
+    ScoreData,
+    ScoreLimit,
+    SelectLimit,
+    load_model,
+    named_paths,
+    quieten,
+    scoring_with,
+)
 from .pruning.front import FrontRequest, sets_from
 from .pruning.targets import Targets
 from .pruning.work import Work, carry_out
@@ -82,12 +93,20 @@ def prune(
             show_default="heads; heads,neurons for the trade-off",
         ),
     ] = None,
+    checkpointing: Checkpointing = False,
     tune: Annotated[
         bool,
         typer.Option(
             "--tune", help="Mask tuning: rearrange and rescale the units that stay by least squares, without training."
         ),
     ] = False,
+    compensate: Annotated[
+        str | None,
+        typer.Option(
+            "--compensate",
+            help="What makes up for units that go: mean (what they write on average, in a bias) or lstsq (the same as --tune).",
+        ),
+    ] = None,
     multiple: Annotated[
         int | None,
         typer.Option(
@@ -222,21 +241,25 @@ def prune(
     from ..errors import TooMuchLost
     from ..importance.criteria import NEED_NO_DATA
     from ..pruning import ledger, selection
+    from ..pruning.compensation import ways_of
     from ..stats.brake import brake_setting
     from ..stats.guarantee import check_promise
 
+    tune, mean = ways_of(compensate, tune)
+    if mean and front_only:
+        raise typer.BadParameter("--compensate mean goes with a size, a plan or a row.")
     level, brake_at = 0.05 if alpha is None else alpha, brake_setting(brake)
     if max_drop is not None:
         check_promise(max_drop, level)
         check_promise(max_drop, level / (tries or 1))
     from_front = front_only or row is not None
-    needs = (tune or from_front or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    needs = (tune or mean or from_front or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     _all_used(needs, data_flags)
     if not from_front:
         selection.size_of(plan, **how_much)
     subject = load_model(model, flags)
     targets.check_whole(subject)
-    wanted, chosen_on, seen_examples = _read_plan(plan, tune) if plan is not None else (None, None, {})
+    wanted, chosen_on, seen_examples = _read_plan(plan, tune, mean) if plan is not None else (None, None, {})
     sets = sets_from(model, subject, flags, needs, data_flags, chosen_on, seen_examples)
     length = length or selection.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
@@ -255,13 +278,16 @@ def prune(
         threads,
         **targets.question(),
     )
+    scoring = scoring_with(checkpointing, by)
     if front_only:
-        front.show(sets, places, run)
+        with scoring:
+            front.show(sets, places, run)
         return
     if row is not None:
         wanted = front.plan_of_row(row, sets, places, tradeoff)
     settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
     settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
+    settings |= {"compensate": "mean"} if mean else {}
     options = {
         **how_much,
         **settings,
@@ -313,7 +339,7 @@ def prune(
         budget_minutes=budget_minutes,
     )
     try:
-        with computing_with(threads):
+        with computing_with(threads), scoring:
             carry_out(work)
     except TooMuchLost as refusal:
         front.show_instead(str(refusal), sets, places)
@@ -371,7 +397,7 @@ def _all_used(needs: tuple[bool, bool], data_flags: tuple[Any, Any, Any, Any]) -
             raise typer.BadParameter(f"{flag}-limit goes with {flag}-data; use --limit for --data.")
 
 
-def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None, Seen]:
+def _read_plan(path: Path, tune: bool, mean: bool) -> tuple[Plan, dict[str, Any] | None, Seen]:
     """The plan in a file, and, where prune wrote it, which examples it has seen (or which part, by an older headcount)."""
     from ..data.seen_examples import read_seen
     from ..plans import Plan, read_json
@@ -381,6 +407,10 @@ def _read_plan(path: Path, tune: bool) -> tuple[Plan, dict[str, Any] | None, See
     if data.get("tuned") and not tune:
         typer.echo(
             f"note: what stays of {path} was tuned, which is not in the plan: add --tune to do it again", err=True
+        )
+    if data.get("compensated") and not mean:
+        typer.echo(
+            f"note: {path} was compensated, which is not in the plan: add --compensate mean to do it again", err=True
         )
     if chosen_on is not None and not _is_part(chosen_on):
         raise BadPlan(

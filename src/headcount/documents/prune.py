@@ -148,6 +148,9 @@ class Steps:
     tried: str | None = None
     candidates: tuple[Candidate, ...] = field(default=(), metadata=SOMETIMES)
     brake: BrakeDocument | None = field(default=None, metadata=SOMETIMES)
+    compensated: int | None = field(
+        default=None, metadata=SOMETIMES
+    )  # examples that the means are over which are put back
 
 
 @dataclass(frozen=True, kw_only=True)

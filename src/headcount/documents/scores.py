@@ -70,7 +70,8 @@ class Scores:
     """A number per unit; bigger means that the unit matters more. Knows no model.
 
     `samples` (rows, units), where there are any, are values whose mean over rows is the raw score: one row per example,
-    for neurons one per block of examples. From them come the standard errors and the stability of the ranking.
+    or one per block of examples. Where a score is no mean (a norm, a variance), they are it plus what the row adds to first
+    order. From them come the standard errors and the stability of the ranking.
     """
 
     units: tuple[Unit, ...]

@@ -18,8 +18,10 @@ from ..model.anatomy import Anatomy, Site, Stack
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
-from . import layer_orders
+from . import activations, layer_orders
 from .attention import confidence_and_entropy
+from .block_influence import block_influence
+from .checkpointing import checkpointing as gradient_checkpointing
 from .gradients import Contributions, contributions
 from .lrp.relevance import RULES, relevances
 
@@ -38,8 +40,13 @@ LOOKED_AT = {
     "lrp-alpha-beta": "logit",
     "confidence": "attention",
     "entropy": "attention",
+    "wanda": "activations",
+    "flap": "activations",
+    "activation": "activations",
+    "block-influence": "activations",
     "contribution": "layers",
 }  # instead of the metric
+BACKWARD = ("taylor", "fisher", "gradient-activation")  # those whose layers may be run twice
 BY_PAPER = "by paper"  # the normalisation that the criterion was published with
 PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
 
@@ -80,6 +87,7 @@ def score(
     normalize: str | None = BY_PAPER,
     seed: int = 0,
     batch_size: int | None = None,
+    checkpointing: bool = False,
     run: Run | None = None,
     name: str = "score",
     specs: Iterable[ModuleSpec] = (),
@@ -97,6 +105,12 @@ def score(
     - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed.
     - `confidence`, `entropy`: the mean over all tokens of the largest attention weight (Voita et al. 2019), and of minus
       the entropy.
+    - `wanda`: the absolute weights that a unit writes with times the norm of what they multiply, summed (Sun et al. 2024);
+      `flap`: the variance of what it writes from times the squared norm of those weights, standardised over its site (An et
+      al. 2024); `activation`: the mean l2 norm of a head's output, or absolute value of a neuron (Muralidharan et al. 2024).
+      For heads and neurons; one forward pass for all three.
+    - `block-influence`: 1 - the mean cosine of what goes into a layer and what comes out (Men et al. 2024). Heads and neurons
+      share, in equal parts, what their whole attention or MLP does to the residual stream (He et al. 2024). One forward pass.
     - `magnitude`: the l2 norm of all weights that belong to the unit. Needs no task.
     - `random`: uniform numbers from `seed`. Needs no task.
     - `top`, `bottom`, `alternate`, `alternate-top`, `symmetric`: which layers go first by their place alone (Sajjad et
@@ -117,6 +131,7 @@ def score(
         normalize: L2 normalization per "layer", "type", "global", or None; by default as published.
         seed: Random seed.
         batch_size: Examples per forward pass; by default that of the task.
+        checkpointing: Gradient checkpointing: run layers twice instead of keeping their activations, for the same values.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         name: Name of the results in the run folder.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
@@ -139,11 +154,16 @@ def score(
         raise BadPlan(f"Only taylor has granularities; {by} has one way of being computed: leave granularity out.")
     if normalize not in (BY_PAPER, *NORMS):
         raise BadPlan(f'normalize is "layer", "type", "global" or None; I got {normalize!r:.40}.')
+    if checkpointing and by not in BACKWARD:
+        raise BadPlan(
+            f"Only criteria with a backward pass ({', '.join(BACKWARD)}) have checkpointing; {by} has none: leave it out."
+        )
     rows = tuple(specs)
     anatomy = find(model, rows)
     parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
     request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
-    raw, samples = CRITERIA[by](request)
+    with gradient_checkpointing(checkpointing):
+        raw, samples = CRITERIA[by](request)
     how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
     kinds = {part.name: part.kind for part in parts}
     types = {part.name: getattr(part, "attention", None) for part in parts}
@@ -269,6 +289,27 @@ def _attention(kind: str, sign: int) -> Callable[[_Request], Scored]:
     return looked_at
 
 
+def _activations(by: str, samples: Callable[..., dict[str, np.ndarray]]) -> Callable[[_Request], Scored]:
+    def gathered(request: _Request) -> Scored:
+        sites = [part for part in request.parts if isinstance(part, Site)]
+        if len(sites) < len(request.parts):
+            raise BadPlan(f"{by} is of heads and neurons; score layers by block-influence, or by taylor.")
+        how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
+        sums = activations.activation_sums(unwrap(request.model), request.anatomy, sites, request.data, **how)
+        return _joined(request, samples(sums, sites))
+
+    return gathered
+
+
+def _block_influence(request: _Request) -> Scored:
+    how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
+    blocks = block_influence(unwrap(request.model), request.anatomy, request.parts, request.data, **how)
+    for part in request.parts:
+        if isinstance(part, Site):  # its units share what the whole of it does
+            blocks[part.name] = np.repeat(blocks[part.name] / len(part), len(part), axis=1)
+    return _joined(request, blocks)
+
+
 def _magnitude(request: _Request) -> Scored:
     values = []
     for part in request.parts:
@@ -333,6 +374,10 @@ CRITERIA: dict[str, Callable[[_Request], Scored]] = {
     "ablation": _ablation,
     "confidence": _attention("confidence", 1),
     "entropy": _attention("entropy", -1),
+    "wanda": _activations("wanda", activations.wanda),
+    "flap": _activations("flap", activations.flap),
+    "activation": _activations("activation", activations.magnitudes),
+    "block-influence": _block_influence,
     "magnitude": _magnitude,
     "random": _random,
     **{name: _by_place(name) for name in layer_orders.ORDERS},

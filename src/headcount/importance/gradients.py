@@ -28,6 +28,7 @@ from ..model.matrices import has_int8_of_torch
 from ..model.multihead import opened
 from ..model.tensor_trees import tensors, with_first
 from ..progress import Bar
+from .checkpointing import Checkpoints, checkpointed, is_asked
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -74,7 +75,10 @@ def contributions(
     run: Run | None = None,
     name: str = "score",
 ) -> Contributions:
-    """The contributions of every unit of these parts (attentions, MLPs, stacks of layers) to the task's loss."""
+    """The contributions of every unit of these parts (attentions, MLPs, stacks of layers) to the task's loss.
+
+    Within `checkpointing()`, layers are run twice and their activations are not kept.
+    """
     if has_int8_of_torch(root):  # gradients would come back around its matrices, and look like small ones
         raise Refused(
             f"{type(root).__name__} is quantised to int8 by torch, whose matrices have no gradients: score it before it is "
@@ -85,7 +89,14 @@ def contributions(
     work = _Work(root, anatomy, parts, task, 1 if one_by_one else batch_size)
     chunks = [range(start, min(start + CHUNK, task.size)) for start in range(0, task.size, CHUNK)]
     pieces = []
-    with evaluating(root), frozen(root), torch.inference_mode(False), Bar("gradients", total=task.size) as bar:
+    with ExitStack() as stack:
+        for context in (evaluating(root), frozen(root), torch.inference_mode(False)):
+            stack.enter_context(context)
+        if is_asked():
+            before = _loss_of_shortest(root, task)
+            work.checkpoints = stack.enter_context(checkpointed(root, anatomy))
+            _same_without_cache(before, _loss_of_shortest(root, task), anatomy)
+        bar = stack.enter_context(Bar("gradients", total=task.size))
         for chunk in chunks:
             compute = partial(_chunk, work, chunk, bar)
             pieces.append(runs.piece(run, f"{name}-gradients-{chunk.start:06d}", compute))
@@ -103,6 +114,7 @@ class _Work:
     task: Task
     batch_size: int | None
     sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of the batch being run
+    checkpoints: Checkpoints | None = None
 
 
 def _wide(part: Site | Stack, kind: str) -> int:
@@ -186,7 +198,7 @@ def _batch(work: _Work, task: Task, numbers: Sequence[int]) -> dict[str, dict[st
         stack.enter_context(opened(work.root))
         for part in work.parts:
             if part.name not in shadowed:
-                for handle in _listen(part, work.sums[part.name], size):
+                for handle in _listen(part, work.sums[part.name], size, work.checkpoints):
                     stack.callback(handle.remove)
         stack.enter_context(applied(work.root, work.anatomy, shadowed))
         loss = task.loss(work.root, to_device(task.collate(numbers), device))
@@ -223,6 +235,21 @@ def _independent(root: nn.Module, task: Task) -> bool:
     return torch.allclose(beside[:1].float(), alone.float(), rtol=rough, atol=rough, equal_nan=True)
 
 
+def _loss_of_shortest(root: nn.Module, task: Task) -> Tensor:
+    numbers = task.batches()[-1][:1]
+    with torch.no_grad():
+        return task.loss(root, to_device(task.collate(numbers), device_of(root)))
+
+
+def _same_without_cache(before: Tensor, after: Tensor, anatomy: Anatomy) -> None:
+    """`Refused` for a model that computes something else where it keeps no keys and values for later tokens."""
+    if not torch.allclose(before.float(), after.float(), rtol=1e-2, atol=1e-3, equal_nan=True):
+        raise Refused(
+            f"{anatomy.model_name} computes something else without its cache, and with it layers cannot run a second time: "
+            "leave checkpointing out."
+        )
+
+
 def _finite(task: Task, numbers: Sequence[int], loss: Tensor) -> None:
     if loss.shape != (len(numbers),):
         raise Refused(
@@ -238,16 +265,26 @@ def _finite(task: Task, numbers: Sequence[int], loss: Tensor) -> None:
         )
 
 
-def _listen(part: Site | Stack, sums: dict[str, Tensor], size: int) -> Iterator[Any]:
+def _listen(part: Site | Stack, sums: dict[str, Tensor], size: int, checkpoints: Checkpoints | None) -> Iterator[Any]:
     """Hooks that add to `sums` when the gradient comes back to a writer's input, or to a layer's output."""
     if isinstance(part, Stack):
         for place, block in enumerate(part.blocks):
             yield block.register_forward_hook(partial(_see_layer, place, sums, size), with_kwargs=True, prepend=True)
     else:
-        yield part.writer.register_forward_pre_hook(partial(_see_writer, part, sums, size), with_kwargs=True)
+        yield part.writer.register_forward_pre_hook(
+            partial(_see_writer, part, sums, size, checkpoints), with_kwargs=True
+        )
 
 
-def _see_writer(site: Site, sums: dict[str, Tensor], size: int, _: nn.Module, args: Any, kwargs: Any) -> Any:
+def _see_writer(
+    site: Site,
+    sums: dict[str, Tensor],
+    size: int,
+    checkpoints: Checkpoints | None,
+    _: nn.Module,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     name = None if args else next(iter(kwargs))
     writer_input = args[0] if args else kwargs[name]
     if not torch.is_grad_enabled():
@@ -256,13 +293,21 @@ def _see_writer(site: Site, sums: dict[str, Tensor], size: int, _: nn.Module, ar
     # own otherwise, because others may read the same tensor, and their gradient is not the writer's
     x = writer_input.view_as(writer_input) if writer_input.requires_grad else writer_input.detach().requires_grad_()
     axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
-    activations = x.detach()
+    call = None if checkpoints is None else checkpoints.current
+    key = None if call is None else call.key(site.name)
+    if call is not None and key is not None:
+        call.note(key, x.detach())
+    if call is None or not call.again:
+        # within a checkpointed layer nothing is held: its second run, before the gradient comes here, brings it
+        held = x.detach() if call is None else None
 
-    def back(gradient: Tensor) -> None:
-        product = (activations.float() * gradient.float()).movedim(axis, -1)
-        _add(sums, product.unflatten(-1, (-1, site.width)).sum(-1), size, slice(None))
+        def back(gradient: Tensor) -> None:
+            activations = held if call is None or key is None else call.taken(key)
+            assert activations is not None
+            product = (activations.float() * gradient.float()).movedim(axis, -1)
+            _add(sums, product.unflatten(-1, (-1, site.width)).sum(-1), size, slice(None))
 
-    x.register_hook(back)
+        x.register_hook(back)
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
 
 

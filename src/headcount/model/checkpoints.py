@@ -23,6 +23,7 @@ from ..model_files import RECORD, ModelFiles, check_weights
 from ..plans import Plan, kind_of, read_json
 from .architectures import ModuleSpec
 from .cutting import layers
+from .cutting.biases import RECORDED, give_biases, recorded
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
 from .loading.adapters import adapted_class, merged
@@ -172,7 +173,7 @@ def _whole_or_cut(kind: Any, config: Any, files: ModelFiles, options: dict[str, 
     restore_config(config, written)
     if any((Path(files.folder) / _weights_name(VARIANT, sharded)).is_file() for sharded in (False, True)):
         options["variant"] = VARIANT
-    with _born_cut(kind, plan, specs, written.get("config", {})):
+    with _born_cut(kind, plan, specs, written):
         model, info = _from_pretrained(kind, files, config, config=config, **options)
     groups = ["mismatched_keys", "unexpected_keys"] + ["missing_keys"] * (
         files.adapter is None
@@ -228,7 +229,7 @@ def _empty(kind: Any, config: Any, name: str) -> Any:
             return empty_model(kind, config).eval()
     plan, specs = read_record(written)
     restore_config(config, written)
-    with _buildable(name), _born_cut(kind, plan, specs, written.get("config", {})):
+    with _buildable(name), _born_cut(kind, plan, specs, written):
         return empty_model(kind, config).eval()
 
 
@@ -398,20 +399,23 @@ def _part_of(config: Any, path: list[str]) -> Any:
 
 
 @contextmanager
-def _born_cut(kind: Any, plan: Plan, specs: list[ModuleSpec], counts: dict[str, Any]) -> Iterator[None]:
-    """Within the block, instances of `kind` are cut as soon as they are made; `counts` are the config's before the cut."""
+def _born_cut(kind: Any, plan: Plan, specs: list[ModuleSpec], written: dict[str, Any]) -> Iterator[None]:
+    """Within the block, instances of `kind` are cut as soon as they are made, and get the biases that the record names."""
     own = "__init__" in vars(kind)
-    init = kind.__init__
+    init, names = kind.__init__, recorded(written)
 
     def born(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         if type(self) is kind:
             try:
                 cut(self, plan, specs=specs)
+                give_biases(self, names, specs)
             except (NotFound, Refused) as error:
                 raise BadPlan(f"The plan does not fit the model: {error}") from None
-            if record(self)["config"] != counts:
+            if record(self)["config"] != written.get("config", {}):
                 raise BadPlan("The record's counts of layers do not agree with the layers that its plan removes.")
+            if names:
+                record(self)[RECORDED] = names
 
     kind.__init__ = born
     try:
@@ -435,6 +439,9 @@ def _load_plain(folder: Path, into: nn.Module | None) -> nn.Module:
         model = copy.deepcopy(into)
         if plan:
             cut(model, plan, specs=specs)
+        if names := recorded(written):
+            give_biases(model, names, specs)
+            record(model)[RECORDED] = names
         load_model(model, str(folder / "model.safetensors"))
     except (NotFound, Refused) as error:
         raise BadPlan(f"The plan does not fit the model given: {error}") from None

@@ -22,13 +22,19 @@ from ..plans import Plan
 from ..spelling import mask_rows, short
 from .anatomy import Anatomy, Site, Stack, Units
 from .architectures import ModuleSpec
+from .cutting.biases import checked_fill
 from .discovery import find, unwrap
 from .multihead import opened
 
 
 @contextmanager
-def masked(model: nn.Module, units: Units, *, specs: Iterable[ModuleSpec] = ()) -> Iterator[Plan]:
+def masked(
+    model: nn.Module, units: Units, *, fill: Mapping[str, Tensor] | None = None, specs: Iterable[ModuleSpec] = ()
+) -> Iterator[Plan]:
     """Zero ablation: within the block, these `units` contribute nothing; gives the plan that they make.
+
+    With `fill`, what their columns of the output matrix are given is not zero but these numbers, at every position (mean
+    ablation, where they are means): site names to one number per column of the units of the site.
 
     `masked(model, "3:7")` masks head 7 of layer 3, `"3:*"` that whole attention, `"*:7"` head 7 of every attention,
     `"3:-1"` the last head, `"3.mlp:0-99"` a hundred neurons, `"layers:3"` the whole layer. `(3, 7)`, `{3: [7]}`, `"L3H7"`
@@ -38,6 +44,7 @@ def masked(model: nn.Module, units: Units, *, specs: Iterable[ModuleSpec] = ()) 
     Args:
         model: The model; it is as it was after the block.
         units: Units such as `"3:7 5:0-3"`, `(3, 7)` or `{3: [7]}`, a plan, or a mask of layers x heads (see `Anatomy.plan`).
+        fill: What stands in for units, by site name: a number per column; sites that are not there have zeros.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
     Returns:
@@ -51,7 +58,8 @@ def masked(model: nn.Module, units: Units, *, specs: Iterable[ModuleSpec] = ()) 
     """
     anatomy = find(model, specs)
     plan = anatomy.plan(units)
-    with applied(unwrap(model), anatomy, gates_of(anatomy, plan)):
+    stand_ins = checked_fill(anatomy, fill or {})
+    with applied(unwrap(model), anatomy, gates_of(anatomy, plan), stand_ins):
         yield plan
 
 
@@ -138,10 +146,13 @@ Live = Callable[[], Tensor]  # gates that change while the block is open: asked 
 
 
 @contextmanager
-def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor | Live]) -> Iterator[None]:
+def applied(
+    root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor | Live], fill: Mapping[str, Tensor] | None = None
+) -> Iterator[None]:
     """`gated` for a model whose anatomy is at hand: loops need not find it anew for each of their turns.
 
-    A gate may be a function that gives the tensor of the moment: a number per unit, or per input column of the writer.
+    A gate may be a function that gives the tensor of the moment: a number per unit, or per input column of the writer. `fill`
+    has, by site, what a gate of zero lets in instead: a number per input column of the writer.
     """
     with ExitStack() as stack:
         stack.enter_context(_compiled_code_steps_aside())
@@ -168,7 +179,7 @@ def applied(root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor | Live
                     stack.callback(part.writer.register_forward_pre_hook(fresh, prepend=True).remove)
                     stack.callback(part.writer.register_forward_hook(fresh, always_call=True).remove)
                     stack.callback(_unshadow, part)
-                hook = partial(_multiply, part, gate)
+                hook = partial(_multiply, part, gate, fill=(fill or {}).get(name))
                 stack.callback(part.writer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
@@ -221,14 +232,20 @@ def _check_shape(part: Site | Stack, gate: Any) -> None:
 
 
 def _multiply(
-    site: Site, gate_source: Tensor | Live, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    site: Site,
+    gate_source: Tensor | Live,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    fill: Tensor | None = None,
 ) -> tuple[Any, Any]:
-    """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate."""
+    """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate, and the rest from the fill."""
     gate = _now(gate_source)
     name = "" if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
     # a copy of the module, as DataParallel makes for every device, has a weight of its own
-    if callable(gate_source) and module is site.writer and _folds(site, x):
+    if callable(gate_source) and fill is None and module is site.writer and _folds(site, x):
         _shadow(site, gate_source)
         return args, kwargs
     axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
@@ -240,7 +257,12 @@ def _multiply(
             columns = per_row(columns[:, 0], x, site.name)
             shape[0] = x.shape[0]
         columns = columns.view(shape)
-    x = x * columns
+    if fill is None:
+        x = x * columns
+    else:
+        shape = [1] * x.dim()
+        shape[axis] = -1
+        x = x * columns + (1 - columns) * fill.to(x.device, x.dtype).view(shape)
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
 
 

@@ -62,18 +62,24 @@ class Judge:
         some = self.task if size <= count else self.task.subset([place * size // count for place in range(count)])
         return some.with_metric("loss") if some.generates else some
 
-    def result(self, plan: Plan, count: int = LAST, scale: Mapping[str, Tensor] | None = None) -> Result:
-        """What the model is worth on so many examples once the plan is cut, and the scale folded in."""
+    def result(
+        self,
+        plan: Plan,
+        count: int = LAST,
+        scale: Mapping[str, Tensor] | None = None,
+        fill: Mapping[str, Tensor] | None = None,
+    ) -> Result:
+        """What the model is worth on so many examples once the plan is cut, and the scale and the fill folded in."""
         task = self.examples(count)
 
         def compute() -> dict[str, Any]:
             smaller = self.model
             if plan:
                 smaller = copy.deepcopy(self.model)
-                cut(smaller, plan, scale=dict(scale or {}), specs=self.specs)
+                cut(smaller, plan, scale=dict(scale or {}), fill=fill, specs=self.specs)
             return {"rows": measure(smaller, task, [Plan()], name="candidates", specs=self.specs)[0]}
 
-        tuned = "-tuned" * bool(scale)
+        tuned = "-tuned" * bool(scale) + "-mean" * bool(fill)
         rows = runs.piece(self.notes, f"candidate-{len(plan):05d}-{mark(plan)}-{task.size}{tuned}", compute)["rows"]
         return result_of(task, rows)
 

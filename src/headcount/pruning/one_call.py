@@ -18,6 +18,7 @@ from ..data.tasks import Task, kind_of
 from ..documents.prune import ExampleSet
 from ..errors import BadCheckpoint, BadData
 from ..exports import several
+from ..importance.checkpointing import checkpointing as gradient_checkpointing
 from ..importance.criteria import NEED_NO_DATA
 from ..model.architectures import ModuleSpec
 from ..model.checkpoints import load
@@ -25,6 +26,7 @@ from ..model.discovery import unwrap
 from ..model.model_folders import may_be_written
 from ..stats.brake import DEFAULT_BRAKE
 from . import legal_plans, pipeline, selection
+from .compensation import ways_of
 from .pipeline import Pruned
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def prune(
     units: str = "heads",
     by: str | None = None,
     tune: bool = False,
+    compensate: str | None = None,
     multiple: int | None = None,
     least: int = 0,
     only: str | Iterable[str] = (),
@@ -61,6 +64,7 @@ def prune(
     tokenizer: Any = None,
     limit: int | None = None,
     batch_size: int = 16,
+    checkpointing: bool = False,
     length: int | None = None,
     device: str | None = None,
     seed: int = 0,
@@ -94,6 +98,7 @@ def prune(
         units: "heads", "neurons", "layers"; several with commas.
         by: Importance criterion of `score`: by default "taylor", or "fisher" where several kinds of units are weighed.
         tune: Rearrange and rescale the units that stay by least squares, without training.
+        compensate: "mean" puts what removed units write on average into biases; "lstsq" is `tune`.
         multiple: Round the neurons of an MLP to multiples of this.
         least: Units that every site keeps.
         only: Restricts the units to a type ("encoder", "decoder", "cross").
@@ -110,6 +115,7 @@ def prune(
         tokenizer: The tokenizer or its folder, by default that of the model.
         limit: Use so many examples of each file, sampled by `seed`.
         batch_size: Examples per forward pass, also when speed is measured.
+        checkpointing: Gradient checkpointing when units are scored: layers run twice and keep no activations.
         length: Sequence length at which speed is measured, by default the median.
         device: "cpu", "cuda", ...; of a model by name, by default a GPU if there is one.
         seed: Random seed.
@@ -145,7 +151,8 @@ def prune(
     for formats, devices in ((places, 1), (rule.names, tensor_parallel)):  # before hours of work
         several.must_hold(subject, formats, tensor_parallel=devices)
     reader = _Reader(subject, task, tokenizer or source, {"batch_size": batch_size, "seed": seed, **reading})
-    needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    tune, mean = ways_of(compensate, tune)
+    needs = (tune or mean or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     tasks = [
         None if some is None else reader.task(some, limit if own is None else own)
         for some, own in ((data, limit), (score_data, score_limit), (select_data, select_limit))
@@ -153,33 +160,37 @@ def prune(
     assert tasks[0] is not None
     sets = sets_of((tasks[0], tasks[1] if needs[0] else None, tasks[2] if needs[1] else None), needs, seed)
     length = length or selection.usual_length(sets.report)
-    tuned_in = pipeline.number_format(source, trust_remote_code=trust_remote_code) if tune and source else None
-    choice = selection.choose(
-        subject,
-        **how_much,
-        plan=plan,
-        score=sets.score,
-        select=sets.select,
-        by=by,
-        units=units,
-        tune=tune,
-        multiple=multiple,
-        step=step,
-        least=least,
-        only=only,
-        brake=brake,
-        alpha=alpha,
-        cap=cap,
-        tries=tries,
-        dtype=tuned_in,
-        batch_size=batch_size,
-        length=length,
-        seed=seed,
-        runtime=runtime,
-        tensor_parallel=tensor_parallel,
-        run=run,
-        specs=rows,
+    tuned_in = (
+        pipeline.number_format(source, trust_remote_code=trust_remote_code) if (tune or mean) and source else None
     )
+    with gradient_checkpointing(checkpointing):
+        choice = selection.choose(
+            subject,
+            **how_much,
+            plan=plan,
+            score=sets.score,
+            select=sets.select,
+            by=by,
+            units=units,
+            tune=tune,
+            compensate="mean" if mean else None,
+            multiple=multiple,
+            step=step,
+            least=least,
+            only=only,
+            brake=brake,
+            alpha=alpha,
+            cap=cap,
+            tries=tries,
+            dtype=tuned_in,
+            batch_size=batch_size,
+            length=length,
+            seed=seed,
+            runtime=runtime,
+            tensor_parallel=tensor_parallel,
+            run=run,
+            specs=rows,
+        )
     if select_data is None:  # a part of the data, drawn like the one to report on: there is nothing to compare
         choice = replace(choice, selected=None)
     options: dict[str, Any] = {"source": source, "force": force, "trust_remote_code": trust_remote_code, "run": run}

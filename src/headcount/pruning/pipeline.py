@@ -199,14 +199,14 @@ def save_pruned(
     before = evaluate(model, report, run=run)
     defined(before, report)
     batch = to_device(report.batch(), device)
-    with masked(model, choice.plan, specs=rows):
+    with masked(model, choice.plan, fill=choice.fill, specs=rows):
         want = outputs(model, batch)
     cost = tuple(cut_effects(model, choice.plan, specs=rows))
     dtype = format_of(model)
     changed, facts = None, None
-    if choice.scale or recover is not None:  # other numbers than those of the source: made here, proved, and written
+    if choice.scale or choice.fill or recover is not None:  # other numbers than the source's: made and proved here
         changed = copy.deepcopy(model)
-        cut(changed, choice.plan, scale=choice.scale, check=batch, specs=rows)
+        cut(changed, choice.plan, scale=choice.scale, fill=choice.fill, check=batch, specs=rows)
     if changed is not None and recover is not None:
         as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
         facts = {"before": report.metric.value(as_cut), **recover(changed)}

@@ -33,6 +33,7 @@ from ..progress import Bar
 from ..stats.guarantee import Guarantee, fixed_sequence_test, in_words, least_in_words, rehearsed_sequence, unit_of
 from ..stats.noninferiority import check_cap, noninferiority_test
 from ..stats.results import Result
+from .compensation import unit_means
 from .tuning.mask_rearrangement import rearrange_mask
 from .tuning.mask_tuning import Calibration, MaskTuning, calibrate, tune_mask
 
@@ -58,6 +59,7 @@ class PreparedPlan:
     exchanged: int | None = None  # units that changed places
     note: str = ""  # why it was not tuned after all
     judged: np.ndarray | None = None  # the values of the examples on which that was decided
+    fill: Mapping[str, Tensor] = field(default_factory=dict)  # what goes into biases for units that are gone, by site
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,7 @@ class PlanTester:
     )  # promises that share alpha, asked before the first selection example is tested
     dtype: torch.dtype | None = None  # the number format that what is tuned will be saved in; None: the model's own
     cap: float | None = None  # what one example may count for in a promise about a mean; None: 20 times the drop
+    mean: bool = False  # whether the mean of what is gone is put back
     prepared: dict[Plan, PreparedPlan] = field(default_factory=dict, repr=False)  # nothing is made ready twice
 
     @cached_property
@@ -104,8 +107,9 @@ class PlanTester:
 
     def check(self) -> None:
         """Refuse what cannot be done, before hours of scoring."""
-        if self.tune and self.score is None:
-            raise BadPlan("Tuning looks at examples; give score=, a task that is not reported on.")
+        if (self.tune or self.mean) and self.score is None:
+            what = "Tuning" if self.tune else "Compensation"
+            raise BadPlan(f"{what} looks at examples; give score=, a task that is not reported on.")
         if self.select is not None:
             check_cap(self.select.metric, self.cap)
 
@@ -115,11 +119,15 @@ class PlanTester:
         Least squares bring every site nearer to what it was, which as a rule makes the model better, and where very little
         is left can make it worse: so both are measured on some of the examples, and the better one is taken.
         """
-        if not self.tune:
+        if not self.tune and not self.mean:
             return PreparedPlan(plan)
         if plan not in self.prepared:
-            self.prepared[plan] = self._tuned_or_not(plan)
+            self.prepared[plan] = self._filled(plan) if self.mean else self._tuned_or_not(plan)
         return self.prepared[plan]
+
+    def _filled(self, plan: Plan) -> PreparedPlan:
+        assert self.score is not None
+        return PreparedPlan(plan, fill=unit_means(self.model, self._anatomy, plan, self.score, self.run))
 
     def _tuned_or_not(self, plan: Plan) -> PreparedPlan:
         assert self.score is not None
@@ -145,6 +153,10 @@ class PlanTester:
         """The values of every example of the task with a plan masked, and what stays scaled."""
         anatomy, root = self._anatomy, unwrap(self.model)
         name = f"{name}-{len(candidate.plan):05d}-{mark(candidate.plan)}{'-tuned' * (candidate.tuned is not None)}"
+        if candidate.fill:
+            saved = as_saved(self.model, candidate.plan, {}, self.dtype, self.specs, candidate.fill)
+            name = f"{name}-mean-{str(self.dtype or format_of(self.model)).removeprefix('torch.')}"
+            return measure(saved, task, [Plan()], name=name, run=self.run, specs=self.specs)[0]
         if candidate.tuned is not None and self.dtype not in (None, format_of(self.model)):
             saved = as_saved(self.model, candidate.plan, candidate.tuned.scale, self.dtype, self.specs)
             name = f"{name}-{str(self.dtype).removeprefix('torch.')}"
@@ -234,13 +246,15 @@ def as_saved(
     scale: Mapping[str, Tensor],
     dtype: torch.dtype | None,
     specs: tuple[ModuleSpec, ...] = (),
+    fill: Mapping[str, Tensor] | None = None,
 ) -> nn.Module:
-    """A copy of the model, cut, with the scale folded in, and with no more digits than a checkpoint of this number format has.
+    """A copy of the model, cut, with the scale and the fill folded in.
 
-    It still computes in the format of the model. Tables that the model makes anew are in no checkpoint, and keep their digits.
+    It has no more digits than a checkpoint of this number format has, and still computes in the format of the model. Tables
+    that the model makes anew are in no checkpoint, and keep their digits.
     """
     saved_model = copy.deepcopy(model)
-    cut(saved_model, plan, scale=scale, specs=specs)
+    cut(saved_model, plan, scale=scale, fill=fill, specs=specs)
     anew = getattr(unwrap(saved_model), "_keys_to_ignore_on_save", None) or ()
     for name, parameter in unwrap(saved_model).named_parameters():
         if dtype is not None and parameter.is_floating_point() and name not in anew:

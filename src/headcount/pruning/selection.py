@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from ..stats.results import Result
 from . import budget as budgets
 from .budget import Budget
 from .candidates import Rule, Search, best_within
+from .compensation import ways_of
 from .curves import counts
 from .legal_plans import RuntimeRule, legal, must_be_legal, removing, rule_of
 from .plan_tests import PlanTester, PreparedPlan
@@ -62,6 +63,8 @@ class Choice:
     tuned: MaskTuning | None = None
     exchanged: int | None = None  # units that changed places when they were rearranged
     note: str = ""  # why what stays was not tuned after all
+    fill: Mapping[str, Tensor] = field(default_factory=dict)  # means that go into biases for what is gone, by site
+    compensated: int | None = None  # the examples that these are over
     selected: Result | None = None  # the whole model on the examples that the guarantee was shown on
     dtype: torch.dtype | None = None  # the number format that it was tested for, where what stays was tuned
     tried: str = ""  # which promise on these examples it is, where it is not the only one
@@ -97,6 +100,7 @@ class Choice:
             tried=self.tried or None,
             candidates=self.candidates,
             brake=self.brake,
+            compensated=self.compensated,
         )
 
 
@@ -146,6 +150,7 @@ def choose(
     by: str | None = None,
     units: str = "heads",
     tune: bool = False,
+    compensate: str | None = None,
     brake: str | float | None = DEFAULT_BRAKE,
     multiple: int | None = None,
     step: float | int | str = "5%",
@@ -188,18 +193,22 @@ def choose(
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
     and `Choice.scale` is folded into the weights by the cut. Both look at the examples of `score`, and are left out
-    where the model is worse with them on 512 of those (`Choice.note` says so). What is tested is rounded to `dtype`, the
+    where the model is worse with them on 512 of those (`Choice.note` says so). `compensate` is "lstsq", another name of that, or
+    "mean": what a removed unit writes on average over the examples of `score` goes into the bias of the matrix that it wrote
+    with (`Choice.fill`). What is tested is rounded to `dtype`, the
     number format of the checkpoint to come, which is else the model's own. `by` is `fisher`
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
     rows = tuple(specs)
     request, drop = size_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    tune, mean = ways_of(compensate, tune)
     brake_setting(brake)
     score, select, left_out = _kept_apart(score, select)
     used = frozenset[bytes]().union(*(splits.marks(task) for task in (score, select) if task is not None))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
     shop = PlanTester(model, score, select, tune, drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
+    shop = replace(shop, mean=mean)
     shop.check()
     if score is not None and length is None:
         length = usual_length(score)
@@ -207,6 +216,8 @@ def choose(
     settings |= {"seed": seed, "specs": rows, "rule": rule_of(runtime, tensor_parallel)}
     search = Search(model, score, by, units, only, step, brake, notes, settings)
     chosen = _chosen(search, shop, request, plan)
+    if chosen.fill and score is not None:
+        chosen = replace(chosen, compensated=score.size)
     return replace(chosen, used=used, left_out=left_out, dtype=dtype)
 
 
@@ -347,7 +358,7 @@ def _braked(search: Search, choice: Choice) -> Choice:
     brake = None if judge is None else judge.brake(search.brake)
     if judge is None or brake is None:
         return choice
-    value = judge.result(choice.plan, scale=choice.scale).value
+    value = judge.result(choice.plan, scale=choice.scale, fill=choice.fill).value
     fell = brake.fall(value)
     if brake.holds(value):
         raise TooMuchLost(_ruined(choice, brake, value))
@@ -369,7 +380,8 @@ def _ruined(choice: Choice, brake: Brake, value: float) -> str:
 def _as_tried(choice: Choice, tried: PreparedPlan) -> Choice:
     """The choice of the plan as it will be cut; an order that it no longer follows is left out."""
     order = () if tried.exchanged else choice.order
-    return replace(choice, plan=tried.plan, tuned=tried.tuned, exchanged=tried.exchanged, order=order, note=tried.note)
+    done: dict[str, Any] = {"tuned": tried.tuned, "exchanged": tried.exchanged, "note": tried.note, "fill": tried.fill}
+    return replace(choice, plan=tried.plan, order=order, **done)
 
 
 def _share_of(step: float | int | str) -> float:

@@ -112,6 +112,11 @@ def step_sentences(steps: Steps) -> list[str]:
             f"Rearranged: {counted(steps.rearranged, 'unit')} changed places with others of the same site, because units "
             "that go together cost other than the sum of each alone."
         )
+    if steps.compensated:
+        out.append(
+            f"Compensated: what removed units write on average over {counted(steps.compensated, 'example')} is in the biases of "
+            "the matrices that they wrote with."
+        )
     if steps.not_tuned:
         out.append(steps.not_tuned)
     if tuned := steps.tuned:
@@ -226,6 +231,8 @@ def proved(document: PruneDocument) -> str:
     """What was proved about the checkpoint on a batch of examples, in words."""
     if document.recovered:
         return "computes what the trained model computes; before the training, the cut was proved equal to masking the units"
+    if document.steps.compensated:
+        return "computes what the whole model computes with the same units masked to their means"
     if document.steps.tuned:
         return "computes what the whole model computes with the same units masked and the others scaled as tuned"
     return "computes what the whole model computes with the same units masked"

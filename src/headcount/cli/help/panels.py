@@ -30,7 +30,7 @@ GROUPS: dict[str, Groups] = {
         FIRST: "data output max_drop speedup units dry_run",
         "Presets": "fast careful",
         "How much goes": "remove flops params row tradeoff brake plan",
-        "Which units go": "by tune only least multiple length",
+        "Which units go": "by tune compensate only least multiple length checkpointing",
         "The guarantee of --max-drop": "alpha step tries fresh cap",
         "Examples for each use": "score_data score_limit select_data select_limit",
         "Training afterwards": "recover recover_data recover_limit recover_lr distill",
@@ -63,7 +63,7 @@ GROUPS: dict[str, Groups] = {
     "curve": {
         FIRST: "data score_data by step units output",
         "Which units go, and how far": "only least until_drop recompute random_seeds",
-        "Examples and scores": "scores score_limit",
+        "Examples and scores": "scores score_limit checkpointing",
         "How it is measured": "really_cut test",
         "Over a training": "over checkpoints",
         MEASURED: DATA,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import CommonFlags, Only, ScoreData, ScoreLimit, load_model, quieten
+from ..options import Checkpointing, CommonFlags, Only, ScoreData, ScoreLimit, load_model, quieten, scoring_with
 from .front import FrontRequest, sets_from
 
 
@@ -47,6 +47,7 @@ def tradeoff(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Threads on a CPU.", show_default="as many as cores")
     ] = None,
+    checkpointing: Checkpointing = False,
 ) -> None:
     """Show what can be had for what: plans of many sizes from one scoring, each measured, to pick one of.
 
@@ -79,4 +80,5 @@ def tradeoff(
     length = length or usual_length(sets.report)
     request = FrontRequest(model, subject, flags, kinds, by, step, least, names, multiple, length, threads)
     places = [Path("runs"), *([] if flags.output is None else [flags.output.parent])]
-    request.show(sets, places, flags.output)
+    with scoring_with(checkpointing, by):
+        request.show(sets, places, flags.output)

@@ -79,7 +79,7 @@ def carry_out(work: Work) -> None:
             **wanted,
             tries=lambda: tried().shared,
             dtype=pipeline.number_format(work.name, trust_remote_code=flags.trust_remote_code)
-            if wanted["tune"]
+            if wanted["tune"] or wanted.get("compensate")
             else None,
             plan=work.plan,
             score=sets.score,
@@ -163,4 +163,5 @@ def _plan_file(
     file: dict[str, Any] = choice.plan.to_json()
     file |= {"chosen_on": chosen_on} if chosen_on is not None else {}
     file |= {"tuned": True} if choice.tuned is not None else {}
+    file |= {"compensated": True} if choice.fill else {}
     return {**file, "seen": to_note(union(seen_examples, {role: marks(tasks[role]) for role in roles}))}

@@ -25,6 +25,7 @@ from ...model.equivalence import evaluating, frozen
 from ...model.gates import applied
 from ...model.tensor_trees import mapped, tensors
 from ...plans import Unit
+from ..checkpointing import is_asked
 from ..gradients import Contributions, contributions
 from .interception import check_graph, propagating
 from .rules import AlphaBeta, Epsilon, Ledger, Rule
@@ -73,6 +74,11 @@ def relevances(
         raise Refused(
             f"{by} divides by sums in which positive and negative parts may nearly cancel, and bfloat16 is too coarse for that: "
             "load the model in float32 (dtype=torch.float32, --dtype float32)."
+        )
+    if rule is not None and is_asked():
+        raise Refused(
+            f"{by} sets the rules of a layer when it first runs, so it cannot run a second time: leave checkpointing out, or "
+            "score by taylor, fisher or gradient-activation."
         )
     logit_task = replace(
         task, loss=partial(_start, task, rule, None)

@@ -17,10 +17,10 @@ from ..anatomy import MODULE_STAMPS, STAMP, Anatomy, CutRecord, OriginalShape, S
 from ..architectures import ModuleSpec
 from ..discovery import find, unwrap
 from ..equivalence import block_outputs, differs, first_difference, run
-from ..gates import gated, gates_of
+from ..gates import applied, gates_of
 from ..matrices import Bypass, Matrix, Padded, features, take
 from ..multihead import OpenMultiheadAttention, closed_attentions
-from . import layers, per_head, rules
+from . import biases, layers, per_head, rules
 from .kv_groups import KVGroups, layout_rows, original_kv, share, sources, survivors, used_rows
 from .per_head import KERNEL, ConfigView, Counts
 from .transaction import Transaction
@@ -32,6 +32,7 @@ def cut(
     *,
     check: Any = None,
     scale: Mapping[str, Tensor] | None = None,
+    fill: Mapping[str, Tensor] | None = None,
     dry_run: bool = False,
     specs: Iterable[ModuleSpec] = (),
 ) -> Plan:
@@ -39,7 +40,9 @@ def cut(
 
     The cut model computes what the model computes with these units masked. `check` is a batch on which this is proved
     on the spot: on any difference the model is put back bit for bit and `CheckFailed` says where they part. `scale`
-    maps site names to gates `(units,)`, folded into the writers of the units that stay. What cannot be cut exactly
+    maps site names to gates `(units,)`, folded into the writers of the units that stay. `fill` maps site names to a number
+    per column of the writer: what stands in for the units that are gone, as in `masked(fill=...)`, goes into the bias of the
+    writer, which gets one where it has none. What cannot be cut exactly
     is `Refused` with its reason, before anything is changed.
 
     Args:
@@ -47,6 +50,7 @@ def cut(
         units: Units such as `"3:7 5:0-3"`, `(3, 7)` or `{3: [7]}`, a plan, or a mask of layers x heads (see `Anatomy.plan`).
         check: A batch on which the cut model is compared with the masked one.
         scale: Gates `(units,)` by site name, folded into the weights that stay.
+        fill: What stands in for units that go, by site name: a number per column, folded into the bias (their means).
         dry_run: Look for reasons to refuse, and change nothing.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
@@ -65,7 +69,9 @@ def cut(
     anatomy = find(root, rows)
     plan = anatomy.plan(units)
     scales = _checked_scales(anatomy, scale or {})
+    stand_ins = biases.checked_fill(anatomy, fill or {})
     rules.refuse(root, anatomy, plan, scales)
+    biases.refuse_biases(root, anatomy, plan, stand_ins)
     if dry_run:
         return plan
     gates = gates_of(anatomy, plan)
@@ -73,16 +79,16 @@ def cut(
         gates[name] = values * gates.get(name, torch.ones(len(values)))
     want = None
     if check is not None:
-        with gated(model, gates, specs=rows):
+        with applied(root, anatomy, gates, stand_ins):
             want = run(model, check)
     transaction = Transaction()
     try:
         with torch.device("cpu"):  # indices are made here, also while a model is being born on no device at all
-            _carry_out(transaction, root, anatomy, plan, scales, rows)
+            _carry_out(transaction, root, anatomy, plan, scales, stand_ins, rows)
         if want is not None and (difference := differs(want, run(model, check))):
             places = block_outputs(model, check, rows)
             transaction.undo()
-            with gated(model, gates, specs=rows):
+            with applied(root, anatomy, gates, stand_ins):
                 where = first_difference(block_outputs(model, check, rows), places)
             raise CheckFailed(f"The cut model differs from the masked one by {difference}, {where}; nothing was cut.")
     except BaseException:
@@ -137,6 +143,7 @@ def _carry_out(
     anatomy: Anatomy,
     plan: Plan,
     scales: Mapping[str, Tensor],
+    fill: Mapping[str, Tensor],
     rows: tuple[ModuleSpec, ...],
 ) -> None:
     _stamp_all(transaction, anatomy)
@@ -149,10 +156,18 @@ def _carry_out(
     inside = {id(module) for block in layers.deleted_blocks(anatomy, plan) for module in block.modules()}
     chosen = plan.by_site()
     parents = {id(child): (module, name) for module in root.modules() for name, child in module.named_children()}
+    given = list[str]()  # the sites whose writers get a bias
     for site in anatomy:
         if (site.name in chosen or site.name in scales) and id(site.module) not in inside:
-            keep = survivors(site, site.positions(chosen.get(site.name, ())))
+            gone = site.positions(chosen.get(site.name, ()))
+            change = biases.written(site, gone, fill[site.name]) if gone and site.name in fill else None
+            keep = survivors(site, gone)
             _cut_site(transaction, root, site, keep, scales.get(site.name), parents)
+            if change is not None:
+                parent, name = parents.get(id(site.writer), (None, ""))
+                writer = site.writer if parent is None else getattr(parent, name)
+                given += [site.name] * biases.add_to_bias(transaction, writer, change)
+    left = {site.name for site in anatomy if id(site.module) not in inside}
     for site in anatomy:
         transaction.set(site.module, MODULE_STAMPS[site.kind], getattr(site.writer, STAMP))
     before = _config_values(root)
@@ -162,7 +177,7 @@ def _carry_out(
             ids = tuple(index for position, index in enumerate(stack.ids) if position not in drop)
             layers.delete(transaction, root, stack, drop)
             transaction.set(stack.container, STAMP, CutRecord(stack.name, ids, stack.of))
-    _write_record(transaction, root, plan.why, rows, before)
+    _write_record(transaction, root, plan.why, rows, before, given, left)
 
 
 def _stamp_all(transaction: Transaction, anatomy: Anatomy) -> None:
@@ -368,7 +383,13 @@ def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _write_record(
-    transaction: Transaction, root: nn.Module, why: str, rows: tuple[ModuleSpec, ...], before: dict[str, Any]
+    transaction: Transaction,
+    root: nn.Module,
+    why: str,
+    rows: tuple[ModuleSpec, ...],
+    before: dict[str, Any],
+    given: list[str],
+    left: set[str],
 ) -> None:
     """Write down what has been removed, in the config where there is one: any folder saved from the model can be loaded."""
     previous_record = record(root)
@@ -379,6 +400,9 @@ def _write_record(
         "dialects": previous_record["dialects"] or [row.to_json() for row in rows],
         "config": {**changed, **previous_record["config"]},
     }
+    with_bias = [name for name in (*biases.recorded(previous_record), *given) if name in left]
+    if with_bias:
+        new_record[biases.RECORDED] = with_bias
     config = getattr(root, "config", None)
     transaction.set(config if hasattr(config, "to_dict") else root, "headcount", new_record)
 

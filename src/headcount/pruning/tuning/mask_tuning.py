@@ -25,6 +25,7 @@ from ...documents.prune import Skipped, TunedDocument
 from ...documents.reading import read, write
 from ...errors import HeadcountError
 from ...evaluation.replay import answering
+from ...evaluation.residual_stream import Enough, Passes, ResidualTarget, landing, matrix_of, rows_of
 from ...model.anatomy import Anatomy, Site, Units
 from ...model.cutting.layers import deleted_blocks
 from ...model.discovery import find, unwrap
@@ -33,19 +34,7 @@ from ...model.gates import gates_of
 from ...model.tensor_trees import tensors, with_first
 from ...plans import Plan
 from ...progress import Bar, track
-from .residual_targets import (
-    Enough,
-    Passes,
-    Piece,
-    ResidualTarget,
-    Trace,
-    landing,
-    matrix_of,
-    pieces_of,
-    rows_of,
-    trace,
-    untunable,
-)
+from .residual_targets import Piece, Trace, pieces_of, trace, untunable
 
 if TYPE_CHECKING:
     from ...data.tasks import Task
