@@ -122,7 +122,7 @@ class CommonFlags(Running):
         flag(
             "--task",
             metavar="KIND",
-            help="classification, regression, translation, ...",
+            help="classification, multiple-choice, language-modelling, ...",
             show_default="by the model's class",
         ),
     ] = None
@@ -150,6 +150,14 @@ class CommonFlags(Running):
         ),
     ] = None
     prefix: Annotated[str, flag("--prefix", help="Prefix of every source text (T5).")] = ""
+    choices: Annotated[
+        str | None,
+        flag("--choices", help="Multiple choice: the column with a list of choices; a,b,c for one column each."),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        flag("--prompt", help="Multiple choice: what is read before a choice, with columns in braces."),
+    ] = None
     group: Annotated[
         str | None,
         flag(
@@ -320,6 +328,8 @@ def make_task(
         "prefix": flags.prefix,
         "seed": flags.seed,
         "group": flags.group,
+        "choices": flags.choices,
+        "prompt": flags.prompt,
         "tokenizer": name,
         **overrides,
     }

@@ -147,6 +147,12 @@ def encode(tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int, *, t
     return Encoded(token_lists, fill, side, frozenset(shortened))
 
 
+def beginning(tokenizer: Any) -> list[int]:
+    """The token that the tokenizer begins a text with (BOS), or nothing."""
+    first = list(tokenizer("", verbose=False)["input_ids"])[:1]
+    return first if first and first[0] == tokenizer.bos_token_id else []
+
+
 class Block(NamedTuple):
     """Some tokens of a running text, and the character of it with which they begin, where the tokenizer tells."""
 
@@ -164,8 +170,7 @@ def blocks(tokenizer: Any, text: str, max_length: int | None) -> list[Block]:
     where = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
     read = tokenizer(text, add_special_tokens=False, verbose=False, **where)
     ids, places = read["input_ids"], read.get("offset_mapping")
-    first = list(tokenizer("", verbose=False)["input_ids"])[:1]
-    begin = first if first and first[0] == tokenizer.bos_token_id else []
+    begin = beginning(tokenizer)
     step = length - len(begin)
     cut = [
         Block([*begin, *ids[start : start + step]], None if places is None else places[start][0])

@@ -407,9 +407,11 @@ def _check_fits(measure: Metric, test: str, clusters: Any) -> None:
             "McNemar's test takes every example for itself, and these are in groups; use test='randomization', which "
             "swaps whole groups."
         )
-    if test == "mcnemar" and measure.name != "accuracy":
+    if test == "mcnemar" and not measure.name.startswith("accuracy"):
         raise BadMeasure(f"McNemar's test counts right and wrong; for {measure.name} use test='randomization'.")
-    if test == "t" and (measure.statistics is None or measure.name not in ("accuracy", "loss", "mean")):
+    if test == "t" and (
+        measure.statistics is None or measure.name not in ("accuracy", "accuracy-norm", "loss", "mean")
+    ):
         raise BadMeasure(
             f"The t-test needs a metric that is a mean over examples; for {measure.name} use test='randomization'."
         )
