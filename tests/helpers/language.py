@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHAT = (
-    "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant> {% endif %}"
+    "{% for message in messages %}<{{ message['role'] }}>\n{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
 )
 
 

@@ -158,6 +158,10 @@ class CommonFlags(Running):
         str | None,
         flag("--prompt", help="Multiple choice: what is read before a choice, with columns in braces."),
     ] = None
+    stride: Annotated[
+        int | None,
+        flag("--stride", help="Running text: tokens that a window moves on by.", show_default="blocks side by side"),
+    ] = None
     group: Annotated[
         str | None,
         flag(
@@ -330,6 +334,7 @@ def make_task(
         "group": flags.group,
         "choices": flags.choices,
         "prompt": flags.prompt,
+        "stride": flags.stride,
         "tokenizer": name,
         **overrides,
     }

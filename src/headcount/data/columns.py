@@ -36,6 +36,7 @@ TARGETS = (
     ("article", "highlights"),
     ("input", "output"),
 )
+MESSAGES = ("messages", "conversations", "conversation")  # lists of what was said, of language modelling
 IMAGES = ("image", "img", "picture", "pixel_values")
 USUAL = frozenset(name for names in (*PAIRS, SINGLES, LABELS, NUMBERS, *TARGETS, IMAGES) for name in names)
 UNMARKED = ("", "-")  # SNLI and MNLI write - where the annotators did not agree
@@ -110,7 +111,8 @@ def read_table(
     group: str | int | Path | None = None,
     limit: int | None = None,
 ) -> Table:
-    """The examples in `data`; `wants` is "label", "number", "target", "image" or "text" (which is a text alone).
+    """The examples in `data`; `wants` is "label", "number", "target", "image", "text" (a text alone) or "messages" (a text
+    alone, or a list of messages).
 
     `text` and `label` name columns, by name or by number from 1; two texts are "a,b" or a pair. `target` is the column
     of the target texts or the file that holds them, one to every line of the source. `group` is the column that names
@@ -136,15 +138,23 @@ def read_table(
         columns = _target_columns(sheet, text, target)
         missing = tuple(value is None for value in values_of(sheet, columns[1]))
         return _table(sheet, columns, None, missing, group)
-    columns = _image_column(sheet, text) if wants == "image" else _text_columns(sheet, text, single=wants == "text")
-    if wants == "text":
-        return _table(sheet, columns, None, (), group)
+    chats = wants == "messages" and _holds_messages(sheet, text)
+    if wants == "image":
+        columns = _image_column(sheet, text)
+    elif chats:
+        columns = [
+            usual_column(sheet, MESSAGES) or "" if text is None else named_column(sheet, listed_names(text)[0], "text")
+        ]
+    else:
+        columns = _text_columns(sheet, text, single=wants in ("text", "messages"))
+    if wants in ("text", "messages"):
+        return _table(sheet, columns, None, (), group, objects=chats)
     named = _label_column(sheet, label, NUMBERS if wants == "number" else LABELS)
     values = values_of(sheet, named)
     missing = tuple(unmarked(value) for value in values)
     if wants == "number":
         values = [_number(sheet, named, row, value) for row, value in enumerate(values, 1)]
-    table = _table(sheet, columns, values, missing, group, pictures=wants == "image")
+    table = _table(sheet, columns, values, missing, group, objects=wants == "image")
     if wants == "number":
         return table
     written = [as_written(value) for value in table.labels or ()]
@@ -159,7 +169,7 @@ def _table(
     labels: list[Any] | None,
     missing: Sequence[bool],
     group: str | int | Path | None,
-    pictures: bool = False,
+    objects: bool = False,
 ) -> Table:
     """The rows that are not missing, with their texts checked."""
     texts = [values_of(sheet, column) for column in columns]
@@ -167,7 +177,7 @@ def _table(
     if not kept_rows:
         raise BadData(f"No row of {sheet.name} has a label; take a file or a split that has labels.")
     for column, values in zip(columns, texts, strict=True):
-        strange = next((number for number in kept_rows if not pictures and not isinstance(values[number], str)), None)
+        strange = next((number for number in kept_rows if not objects and not isinstance(values[number], str)), None)
         if strange is not None:
             raise BadData(
                 f"Row {strange + 1} of {sheet.name} has {values[strange]!r:.60} in column {column!r}, which is not text; "
@@ -252,6 +262,15 @@ def _text_columns(sheet: Sheet, text: Names, single: bool) -> list[str]:
             "with text= (--text), or by its number (from 1) where the file has no header."
         )
     return [column]
+
+
+def _holds_messages(sheet: Sheet, text: Names) -> bool:
+    """Whether the column that is named, or the only one that can be meant, holds conversations."""
+    names = listed_names(text)
+    column = named_column(sheet, names[0], "text") if len(names) == 1 else None
+    if text is None and usual_column(sheet, SINGLES) is None:
+        column = usual_column(sheet, MESSAGES)
+    return column is not None and any(isinstance(value, list | tuple) for value in values_of(sheet, column)[:10])
 
 
 def _label_column(sheet: Sheet, label: Names, usual: Sequence[str]) -> str:

@@ -235,6 +235,12 @@ def next_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
     return LogitsAndTargets(logits, filled(goals[:, 1:], (0, 1), value=IGNORED))
 
 
+def labelled_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
+    """The tokens that a batch of texts has labels for, each read from all tokens before it."""
+    logits = next_logits(model, batch, "language-modelling")
+    return LogitsAndTargets(logits, filled(batch["labels"][:, 1:], (0, 1), value=IGNORED).to(logits.device))
+
+
 def next_logits(model: nn.Module, batch: Batch, kind: str) -> Tensor:
     """What a language model says comes after every token of a batch: (rows, tokens, vocabulary)."""
     _needs(model, encoder_decoder=False, kind=kind)

@@ -77,6 +77,7 @@ def task(
     group: str | int | Path | None = None,
     choices: Names = None,
     prompt: str | None = None,
+    stride: int | None = None,
 ) -> Task:
     """A task of one of `KINDS` on data from a file, a folder, a table in memory, or a data set by name.
 
@@ -123,6 +124,7 @@ def task(
         seed: Random seed of the sample; None takes the first.
         group: The column of the groups (clusters) of examples.
         choices: The column of the choices of multiple choice, or "a,b,c": one for each.
+        stride: Tokens that a sliding window over running text or a long document moves on by.
         prompt: What is read before a choice, with columns in braces: "Question: {question}".
 
     Returns:
@@ -137,6 +139,8 @@ def task(
     notes = alias_notes(name, metric, kind)
     if batch_size < 1:
         raise BadData(f"The batch size is {batch_size}; it must be at least 1.")
+    if stride is not None and kind != "language-modelling":
+        raise BadData(f"stride (--stride) belongs to language-modelling, and the kind is {kind}.")
     wants, build = _BUILD[kind]
     if wants == "choices":
         table = read_choices(
@@ -147,7 +151,19 @@ def task(
     else:
         table = read_table(data, wants, text=text, label=label, target=target, split=split, group=group, limit=limit)
     request = Request(
-        kind, table, tokenizer, metric, labels, limit, batch_size, max_length, max_new_tokens, num_beams, prefix, seed
+        kind,
+        table,
+        tokenizer,
+        metric,
+        labels,
+        limit,
+        batch_size,
+        max_length,
+        max_new_tokens,
+        num_beams,
+        prefix,
+        seed,
+        stride,
     )
     made = build(request)
     tokens = "" if made.tokens is None else made.tokens.note(table.name)
@@ -365,7 +381,7 @@ _BUILD: Mapping[str, tuple[str, Callable[[Request], Task]]] = {
     "classification": ("label", _texts),
     "regression": ("number", _texts),
     "translation": ("target", _translation),
-    "language-modelling": ("text", language),
+    "language-modelling": ("messages", language),
     "masked-language-modelling": ("text", _masked),
     "image-classification": ("image", _pictures),
 }
