@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadPlan
-from .options import CommonFlags, Only, ScoreData, ScoreLimit, SelectLimit, load_model, named_paths, quieten
+from .options import (
+    CommonFlags,
+    Only,
+    ScoreData,
+    ScoreLimit,
+    SelectLimit,
+    load_model,
+    named_paths,
+    names_examples,
+    quieten,
+)
 from .pruning.front import FrontRequest, sets_from
 from .pruning.work import Work, carry_out
 from .run_folder import question_of
@@ -303,7 +313,7 @@ def _sane(
     needed: list[Path],
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
-    if flags.data is None:
+    if not names_examples(flags):
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     if output is None and not dry_run:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")

@@ -32,6 +32,7 @@ from .encoding import (
 from .kinds import alias_notes, kind_named, metric_named
 from .labels import Labels
 from .language.choice_columns import read_choices
+from .language.harness import harness_task, of_harness
 from .language.last_words import last_words
 from .language.modelling import language, token_measure
 from .language.multiple_choice import multiple_choice
@@ -58,7 +59,7 @@ LIMIT = (2, 10)  # tokens of a translation per token of its source, and besides
 
 def task(
     kind: str,
-    data: Any,
+    data: Any = None,
     *,
     tokenizer: Any = None,
     text: Names = None,
@@ -135,6 +136,13 @@ def task(
         >>> len(task)
         64
     """
+    if of_harness(kind):
+        if data is not None:
+            raise BadData(f"Tasks of lm-eval bring their own documents; leave the data ({data!r:.60}) out.")
+        options = {"metric": metric, "limit": limit, "batch_size": batch_size, "max_length": max_length, "seed": seed}
+        return harness_task(kind, tokenizer=tokenizer, **options)
+    if data is None:
+        raise BadData("The task needs data: a file, a folder, a table in memory, or the name of a data set.")
     name, kind = kind, kind_named(kind)
     notes = alias_notes(name, metric, kind)
     if batch_size < 1:

@@ -28,7 +28,7 @@ CHUNK = 4_000_000  # numbers per array: 32 MB, whatever the number of examples, 
 TOGETHER = 32  # resamples come in such lots, so that the stream of random bits does not depend on the chunks
 ROUNDING = 1e-12  # relative: differences closer than this are the same difference, added up in another order
 SMALLEST = float(np.finfo(np.float64).tiny)  # a p-value is never zero
-SAME_FOR_ALL = ("label", "tokens")  # columns that belong to the example, not to the model
+SAME_FOR_ALL = ("label", "tokens", "stratum")  # columns that belong to the example, not to the model
 
 
 @dataclass(frozen=True, eq=False)
