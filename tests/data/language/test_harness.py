@@ -18,16 +18,17 @@ from headcount.errors import BadData
 
 pytest.importorskip("lm_eval")
 
-WORDS = ["sun", "moon", "sea", "snow", "stone", "night", "day", "dog"]
+WORDS = ["sun", "ice", "sea", "fog", "elm", "cat", "day", "dog"]
 
 
-def _tasks(folder: Path, count: int = 30) -> tuple[Path, Path]:
+def _tasks(folder: Path, count: int = 31) -> tuple[Path, Path]:
     """Two multiple choice tasks as files with their data beside them: the second has other questions, and one more choice."""
     paths = []
     for name, size, choices in (("first", count, 2), ("second", count // 2, 3)):
         rows = []
         for n in range(size):
-            texts = [f"{WORDS[(n + c) % 8]} {WORDS[(3 * n + 5 * c) % 8]}"[: 5 + 3 * c] for c in range(choices)]
+            lengths = [1 + (c if n % 3 == 0 else 0) for c in range(choices)]  # of most the choices are equally long
+            texts = [" ".join(WORDS[(n * c + 3 * k + c) % 8] for k in range(lengths[c])) for c in range(choices)]
             rows.append({"question": f"{name} {n}: {WORDS[n % 8]}?", "choices": texts, "answer": n % choices})
         data = folder / f"{name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -82,7 +83,7 @@ def test_values_are_those_of_the_harness_for_every_document(tmp_path: Path) -> N
         together = hc.evaluate(model, both)
         assert together.value == pytest.approx(mean)
         assert together.value != pytest.approx(together.rows[:, 0].mean())
-        assert together.rows[:, 1].tolist() == [0.0] * 30 + [1.0] * 15
+        assert together.rows[:, 1].tolist() == [0.0] * 31 + [1.0] * 15
 
 
 def test_our_multiple_choice_gives_the_same_as_the_harness(tmp_path: Path) -> None:
@@ -98,8 +99,8 @@ def test_our_multiple_choice_gives_the_same_as_the_harness(tmp_path: Path) -> No
 
 def test_plans_are_masked_and_subsets_and_splits_keep_their_documents(tmp_path: Path) -> None:
     model, (first, second) = small_llama(), _tasks(tmp_path)
-    task = hc.task(f"lm-eval:{first},{second}", tokenizer=byte_tokenizer(), batch_size=8, limit=8)
-    assert task.size == 16
+    task = hc.task(f"lm-eval:{first},{second}", tokenizer=byte_tokenizer(), batch_size=8, limit=20)
+    assert task.size == 35
     anatomy = hc.find(model)
     plans = [hc.Plan(), *(hc.Plan(frozenset(site.units)) for site in (*anatomy.heads, *anatomy.neurons))]
     rows = hc.evaluation.measure(model, task, plans)
@@ -127,7 +128,7 @@ def test_commands_take_them(tmp_path: Path) -> None:
     scored = ["--score-data", text, "--max-length", "64"]
     curve = ran_json("curve", model, *both, tmp_path / "curve", *scored, "--step", "50%", "--random-seeds", "1")
     assert curve["curves"]
-    small = ["--max-drop", "60", "--step", "50%", "--brake", "off", "--output", tmp_path / "small"]
+    small = ["--max-drop", "60", "--step", "50%", "--brake", "off", "--dry-run"]
     pruned = ran_json("prune", model, *both, tmp_path / "prune", *scored, *small)
     assert pruned["guarantee"]["metric"] == "acc"
     with says(BadData, about="give no gradient"):

@@ -171,6 +171,7 @@ def test_a_plan_is_pruned_to_a_promise_on_the_command_line(tmp_path: Path) -> No
     found = ran_json("evaluate", model, *common, tmp_path / "run", "--metric", "acc_norm")
     assert found["metric"] == "accuracy-norm"
     assert found["n"] == 150
-    size = ["--max-drop", "60", "--step", "50%", "--brake", "off"]
-    pruned = ran_json("prune", model, *common, tmp_path / "prune", "--output", tmp_path / "small", *size)
-    assert pruned["removed"] > 0, pruned
+    size = ["--max-drop", "60", "--step", "50%", "--brake", "off", "--dry-run"]
+    pruned = ran_json("prune", model, *common, tmp_path / "prune", *size)
+    assert pruned["guarantee"]["metric"] == "accuracy"
+    assert pruned["guarantee"]["test"] == "exact"
