@@ -133,6 +133,9 @@ def test_commands_take_them(tmp_path: Path) -> None:
     assert pruned["guarantee"]["metric"] == "acc"
     with says(BadData, about="give no gradient"):
         ran("score", model, *both, tmp_path / "score")
+    refused = ran("train", model, *both[:2], "--output", tmp_path / "trained")
+    assert refused.exit_code == 2
+    assert "gives no gradient to train by" in " ".join(refused.output.replace("│", " ").split())
     with says(BadData, about="leave --select-data out"):
         ran(
             "prune",
