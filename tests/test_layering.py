@@ -66,7 +66,8 @@ def _name(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
-FILES = {_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+# what is copied into exported folders is text to headcount, and no module of it
+FILES = {_name(path): path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "model_code"}
 PACKAGES = sorted(name for name, path in FILES.items() if path.name == "__init__.py" and name)
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 

@@ -17,7 +17,9 @@ from typing import Any
 from .errors import BadCheckpoint, BadPlan
 from .plans import read_json
 
+GRAPHS = ("model.onnx", "openvino_model.xml")  # exports of headcount, and of others, with a config.json beside them
 RECORD = "headcount.json"  # of a `torch.nn` model, which has no config
+EXPORT = "export.json"  # of what was exported: how it was checked, and which files are part of it
 ADAPTER = "adapter_config.json"
 MODULES = "modules.json"  # of sentence-transformers
 PICKLED = ".bin"
@@ -194,6 +196,9 @@ def _gguf(name: str, path: Path) -> ModelFiles:
 def _folder(name: str, folder: Path) -> ModelFiles:
     ggufs = sorted(folder.glob("*.gguf"))
     has_weights = any(any(folder.glob(pattern)) for pattern in WEIGHTS_ALONE)
+    graph = next((file for file in GRAPHS if (folder / file).is_file()), None)
+    if graph is not None and not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+        raise BadCheckpoint(f"{name} holds {graph}, {OTHERS['*.onnx']}.")
     if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
         return _adapter(name, folder)
     if ((folder / "config.json").is_file() and (has_weights or not ggufs)) or (folder / RECORD).is_file():
@@ -313,3 +318,12 @@ def _is_path(name: str) -> bool:
     """Whether a name that is not there can only be a path: names on the hub are NAME or OWNER/NAME."""
     marks = name.startswith((".", "~")) or name.endswith(("/", ".gguf", ".safetensors", ".bin")) or "\\" in name
     return marks or name.count("/") > 1 or Path(name).is_absolute()
+
+
+def exported_files(folder: Path) -> dict[str, int]:
+    """The files that are part of an export, with their sizes, as it says itself; none of a folder that is no export."""
+    try:
+        files = read_json(folder / EXPORT)["files"]
+        return {str(name): size for name, size in files.items() if type(size) is int}
+    except (BadPlan, KeyError, TypeError, AttributeError):
+        return {}

@@ -271,8 +271,8 @@ def test_the_law_sees_shifted_key_rows(name: str, monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["t5", "mpnet", "bloom", "swin"])
 def test_the_law_sees_a_forgotten_companion(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(surgery, "_update_counts", lambda *_: None)
-    monkeypatch.setattr(surgery, "_cut_per_head_tensors", lambda *_: None)
+    monkeypatch.setattr(surgery, "update_counts", lambda *_: None)
+    monkeypatch.setattr(surgery, "take_per_head", lambda *_: None)
     with pytest.raises((AssertionError, RuntimeError, AttributeError)):
         law_cut_equals_closed(name, "uneven_heads")
 

@@ -168,7 +168,7 @@ def test_what_is_lost_without_a_unit_is_its_score_from_zero_on() -> None:
     units = tuple(Unit("0", number) for number in range(3))
     for raw, lost in (([0.5, 2.0, 1.0], [0.5, 2.0, 1.0]), ([0.5, -2.0, 1.0], [2.5, 0.0, 3.0])):
         scores = hc.documents.Scores(units, np.array(raw), "made", {"0": "head"}, {"0": None})
-        assert budgets._worth(scores) == dict(zip(units, lost, strict=True))
+        assert budgets.worth_of(scores) == dict(zip(units, lost, strict=True))
 
 
 def test_a_budget_that_cannot_be_kept_says_what_could_be() -> None:

@@ -166,17 +166,17 @@ def _curves(folder: Path, name: str, *models: Sequence[dict[str, Any]], material
     ("shape", "p", "verdict", "share"),
     [
         (_until(60), 0.0001, CONFIRMED, 60),
-        (_until(45), 0.0001, CONFIRMED, 45),
+        (_until(55), 0.0001, DIFFERS, 55),  # the share that the paper names, and nothing below it
         (_until(40), 0.0001, DIFFERS, 40),
         (_until(40), 0.04, UNTOLD, 40),  # twelve points at 0.04 are nothing by Holm
         (_until(0), 0.0001, NOT_CONFIRMED, 0),
-        (_until(60, 0.985), 0.0001, CONFIRMED, 95),  # a loss that a test finds and nobody sees
+        (_until(45, 0.985), 0.0001, CONFIRMED, 95),  # a loss that a test finds and nobody sees
         (
             lambda share: 0.9 if share == 10 else 1.0 - (share == 100),
             0.0001,
             UNTOLD,
             5,
-        ),  # a dip ends it, and is over by 45 %
+        ),  # a dip ends it, and is over by 60 %
     ],
 )
 def test_the_share_that_goes_without_visible_loss(
@@ -186,7 +186,7 @@ def test_the_share_that_goes_without_visible_loss(
     assert claim.verdict == verdict
     assert claim.paper.startswith("Figure 6")
     assert "60 % of its heads on SST-2" in claim.paper
-    assert "up to 45 %" in claim.rule
+    assert "up to 60 %" in claim.rule
     assert f"more is left up to {share} % of the heads" in claim.here
     assert "accuracy 0.800" in claim.here
     assert "15 % by random" in claim.here
@@ -212,12 +212,12 @@ def test_a_share_is_free_only_if_the_interval_over_models_says_so(tmp_path: Path
 
     (claim,) = _curves(tmp_path, "SST-2", model(0.99), model(0.985), model(0.995))
     assert claim.verdict == UNTOLD, "0.99 with a reach of 4.303 x 0.005 / sqrt(3) is not above 0.98"
-    assert "99.0 [97.8, 100.2] % without 45 %" in claim.here
+    assert "99.0 [97.8, 100.2] % without 60 %" in claim.here
     (claim,) = _curves(tmp_path, "SST-2", model(0.99), model(0.991), model(0.989))
     assert claim.verdict == CONFIRMED
     (claim,) = _curves(tmp_path, "SST-2", *(model(rest, 0.02) for rest in (0.99, 0.991, 0.989)))
     assert claim.verdict == UNTOLD, "all models agree, and on other examples all might lose 2 % more"
-    assert "99.0 [97.0, 101.0] % without 45 %" in claim.here
+    assert "99.0 [97.0, 101.0] % without 60 %" in claim.here
     (claim,) = _curves(tmp_path / "one", "SST-2", model(0.99, 0.02))
     assert claim.verdict == UNTOLD, "2 % more may be lost"
 
@@ -231,7 +231,7 @@ def test_each_model_counts_by_its_own_score_and_one_without_a_score_not_at_all(t
     for none in (0.0, -0.1):
         models = [[_curve("taylor", _until(60), one)] for one in (strong, replace(ACCURACY, before=none), strong)]
         (claim,) = _curves(tmp_path, "SST-2", *models)
-        assert "up to 60 % of the heads, and 100.0 % without 45 %" in claim.here
+        assert "up to 60 % of the heads, and 100.0 % without 60 %" in claim.here
         (claim,) = _curves(tmp_path, "SST-2", *[models[1]] * 3)
         assert (claim.verdict, "do nothing" in claim.here) == (UNTOLD, True)
 
@@ -257,8 +257,8 @@ def test_what_no_share_can_be_taken_of_is_not_told(tmp_path: Path) -> None:
         made = _curve("taylor", shape, model, reach=0.005)
         return _curves(tmp_path, "translator", [made], material="translators")[0]
 
-    assert about(_until(20), BLEU).verdict == about(_until(15), BLEU).verdict == CONFIRMED
-    assert about(_until(10), BLEU).verdict == DIFFERS
+    assert about(_until(20), BLEU).verdict == CONFIRMED
+    assert about(_until(15), BLEU).verdict == about(_until(10), BLEU).verdict == DIFFERS
     by_loss = about(lambda share: 1 + share / 100, LOSS)
     assert by_loss.verdict == UNTOLD
     assert "+0.400 [+0.390, +0.410] loss without 20 %" in by_loss.here
@@ -269,7 +269,7 @@ def test_what_no_share_can_be_taken_of_is_not_told(tmp_path: Path) -> None:
 def test_other_tasks_are_held_against_the_least_of_the_four(tmp_path: Path) -> None:
     setting = _setting(tmp_path)
     other = Material("m", "", "encoder", (Corpus("hotels", "classification", "a.tsv", "b.tsv"),))
-    for share, verdict in ((30, CONFIRMED), (25, DIFFERS)):
+    for share, verdict in ((40, CONFIRMED), (30, DIFFERS)):
         _plant(setting, "michel-curve-hotels-3", "curves", {"curves": [_curve("taylor", _until(share))]})
         (claim,) = CURVES.claims(RunDocuments(replace(setting, material=other)))
         assert (claim.verdict, claim.paper[:15]) == (verdict, "Figures 3 and 6")
@@ -279,7 +279,7 @@ def test_other_tasks_are_held_against_the_least_of_the_four(tmp_path: Path) -> N
     ("tasks", "verdict"),
     [
         (((0.05, 0.06, 0.05), (0.05,), (0.06,)), CONFIRMED),
-        (((0.001, -0.001, 0.0), (0.0,), (0.001,)), CONFIRMED),  # as good
+        (((0.001, -0.001, 0.0), (0.0,), (0.001,)), UNTOLD),  # as good is not better
         (((-0.05, -0.06, -0.05), (-0.05,), (-0.06, -0.06)), NOT_CONFIRMED),
         (((-0.05, -0.06, -0.05), (0.05, 0.06, 0.07)), DIFFERS),
         (((0.2, -0.2, 0.0), (0.2,), (-0.2,)), UNTOLD),
@@ -290,12 +290,16 @@ def test_other_tasks_are_held_against_the_least_of_the_four(tmp_path: Path) -> N
         ),  # a task counts once, whatever its models: 3.3 with a reach of 14.3
     ],
 )
-def test_whether_the_oracle_is_one(tmp_path: Path, tasks: Sequence[Sequence[float]], verdict: str) -> None:
+def test_whether_the_order_of_importance_keeps_more_than_that_of_single_ablations(
+    tmp_path: Path, tasks: Sequence[Sequence[float]], verdict: str
+) -> None:
+    """`tasks` is how much more the order of importance keeps, by task and model."""
+
     def slope(more: float) -> Shape:
         return lambda share: 1 - share / 200 + (more if share < 100 else 0.0)
 
     for name, gains in zip(("SST-2", "CoLA", "translator"), tasks, strict=False):
-        models = [[_curve("taylor", slope(0)), _curve("ablation", slope(gain))] for gain in gains]
+        models = [[_curve("taylor", slope(gain)), _curve("ablation", slope(0))] for gain in gains]
         claims = _curves(tmp_path, name, *models)
     assert claims[-1].verdict == verdict
     mean = 100 * float(np.mean([np.mean(gains) for gains in tasks]))

@@ -20,7 +20,7 @@ from rich.table import Table
 from .. import __version__
 from ..errors import HeadcountError
 from ..formatting import counted, short_count
-from . import bench, lottery, measure, prune, report, reproduce, roles
+from . import bench, export, lottery, measure, prune, report, reproduce, roles
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
@@ -49,6 +49,7 @@ app = typer.Typer(
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
+    "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
     "    headcount report runs -o page.html                 # one page of all that was found\n\n"
     "    headcount reproduce michel-heads                   # an experiment of a paper, again\n\n"
@@ -254,7 +255,8 @@ def cut(
 
 
 app.command()(doctor.doctor)
-app.command()(bench.bench)
+app.command()(arranged(bench.bench))
+app.command()(export.export)
 app.command()(report.report)
 app.command()(arranged(reproduce.reproduce))
 app.command()(arranged(with_data(prune.prune)))

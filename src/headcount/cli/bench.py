@@ -36,6 +36,10 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", help="Approximate duration in all, within 5 to 25 repetitions.")
     ] = 120.0,
+    runtime: Annotated[
+        str, typer.Option("--runtime", help="What runs the models: torch, onnxruntime, openvino, llama.cpp (CPU).")
+    ] = "torch",
+    int8: Annotated[bool, typer.Option("--int8", help="Weights in eight bits, as that runtime does them.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16.")] = "float32",
     device: Annotated[
@@ -76,9 +80,11 @@ def bench(
         headcount bench my-model smaller --threads 1
 
         headcount bench my-model smaller --device cuda --dtype bfloat16 --compile
+
+        headcount bench my-model smaller --runtime onnxruntime --int8
     """
     _no_model_twice(models)
-    options = {
+    options: dict[str, Any] = {
         "batch_sizes": _numbers("--batch-size", batch_size),
         "lengths": _numbers("--length", length),
         "repeats": repeats,
@@ -88,13 +94,19 @@ def bench(
     }
     if (repeats is not None and repeats < 1) or not seconds > 0:
         raise typer.BadParameter("--repeats is a whole number from 1 on, --seconds a number above 0.")
+    if runtime != "torch" or int8:
+        if compile or dtype != "float32" or device not in (None, "cpu"):
+            raise typer.BadParameter("--runtime and --int8 are for the CPU, in float32 before, and without --compile.")
+        options, device = {**options, "runtime": runtime, "int8": int8}, "cpu"
     quieten()
     from .. import progress
     from ..efficiency.benchmark import device_text
     from ..efficiency.contention import threads as computing_with
     from ..evaluation.evaluator import device_of
+    from ..exports.speed import check_runtime
     from ..runs import Run, default_folder
 
+    check_runtime(runtime)
     flags = CommonFlags(dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     loaded = {name: load_model(name, flags, fresh=True) for name in models}
     listed = [{"name": name, "weights": weights_of(name, model)} for name, model in loaded.items()]
@@ -130,9 +142,13 @@ def _before(run: Run) -> Bench:
 def _measured(run: Run, loaded: dict[str, Any], options: dict[str, Any]) -> Bench:
     """What is measured now, written into the run folder; a command that fails at once leaves none."""
     from ..efficiency.benchmark import bench
+    from ..exports.speed import runtime_for
 
+    options = dict(options)
+    where, int8 = options.pop("runtime", "torch"), options.pop("int8", False)
     try:
-        data = bench(loaded, **options, run=run)
+        with runtime_for(loaded, where, int8=int8, sources={name: name for name in loaded}) as runtime:
+            data = bench(loaded, **options, run=run, runtime=runtime)
     except HeadcountError:
         run.discard_if_empty()
         raise

@@ -93,7 +93,7 @@ def score(
 
         headcount score my-model --data train.tsv --limit 1000
 
-        headcount score my-model --data train.tsv --by ablation --run runs/oracle
+        headcount score my-model --data train.tsv --by ablation --run runs/ablation
 
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
     """

@@ -21,6 +21,7 @@ from .options import (
     quieten,
 )
 from .pruning.front import FrontRequest, sets_from
+from .pruning.targets import Targets
 from .pruning.work import Work, carry_out
 from .run_folder import question_of
 from .training.options import Recovery
@@ -37,6 +38,7 @@ def prune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
     flags: CommonFlags,
     recovery: Recovery,
+    targets: Targets,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the smaller model.")
     ] = None,
@@ -203,11 +205,15 @@ def prune(
         headcount prune my-model --data dev.tsv --max-drop 1.0 --dry-run
 
         headcount prune my-model --data dev.tsv --plan plan.json -o smaller
+
+        headcount prune my-model --data dev.txt --remove 25% --for gguf --export gguf -o smaller
     """
     needed = named_paths(model, flags.data, flags.target, run, plan, score_data, select_data, recovery.recover_data)
     how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
     front_only = row is None and plan is None and all(value is None for value in how_much.values())
     _sane(model, flags, output, force, dry_run or front_only, run, needed)
+    targets.sane()
+    places_of_exports = targets.places(output, force, needed)
     units = units or ("heads,neurons" if front_only or row is not None else "heads")
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
@@ -239,13 +245,25 @@ def prune(
     if not from_front:
         selection.size_of(plan, **how_much)
     subject = load_model(model, flags)
+    targets.check_whole(subject)
     wanted, chosen_on, seen_examples = _read_plan(plan, tune) if plan is not None else (None, None, {})
     sets = sets_from(model, subject, flags, needs, data_flags, chosen_on, seen_examples)
     length = length or selection.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
     places = [Path("runs"), *([] if run is None else [run.parent])]  # where earlier runs are looked for
     front = FrontRequest(
-        model, subject, flags, units, by, step if front_only else None, least, names, multiple, length, threads
+        model,
+        subject,
+        flags,
+        units,
+        by,
+        step if front_only else None,
+        least,
+        names,
+        multiple,
+        length,
+        threads,
+        **targets.question(),
     )
     if front_only:
         front.show(sets, places, run)
@@ -261,6 +279,7 @@ def prune(
         "recovery": asdict(recovery),
         "brake": None if brake == "50%" else brake,
     }
+    options |= targets.question()
     options |= {"tries": tries, "fresh": fresh or None, "row": row, "threads": threads}
     options |= {} if budget_minutes is None else {"budget_minutes": budget_minutes}
     if fresh:
@@ -284,7 +303,13 @@ def prune(
         plan=wanted,
         chosen_on=chosen_on,
         seen_examples=seen_examples,
-        wanted={**how_much, **settings, "brake": brake_now},
+        wanted={
+            **how_much,
+            **settings,
+            "brake": brake_now,
+            "runtime": targets.runtime or (),
+            "tensor_parallel": targets.tensor_parallel,
+        },
         options=options,
         places=places,
         tries=tries or 1,
@@ -294,6 +319,7 @@ def prune(
         dry_run=dry_run,
         report=report,
         needed=needed,
+        places_of_exports=places_of_exports,
         budget_minutes=budget_minutes,
     )
     try:

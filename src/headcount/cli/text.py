@@ -388,7 +388,8 @@ def bench_text(bench: Bench) -> str:
         for a, size, batch, length, speed, quartiles, times, span, *others in cells
     ]
     lines = columns_text([[cell.strip() for cell in line] for line in table], "<>", keys=3)
-    how = f"{bench.device} · {bench.dtype}{' · compiled' * bench.compile} · torch {bench.torch}"
+    where = f"torch {bench.torch}" if bench.runtime == "torch" else bench.runtime
+    how = f"{bench.device} · {bench.dtype}{' · compiled' * bench.compile} · {where}"
     head = f"{how} · medians and quartiles of {bench.repeats} repetitions in turns"
     return "\n".join([head, "", *lines, "", *bench.sentences(), *bench.notes]).rstrip()
 

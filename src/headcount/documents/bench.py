@@ -100,6 +100,7 @@ class Bench(JsonDocument):
     rows: tuple[Speed, ...]
     notes: tuple[str, ...] = ()
     by_processor: bool = field(default=False, metadata=SOMETIMES)  # times are processor times of all threads
+    runtime: str = field(default="torch", metadata=SOMETIMES)  # what ran the models; bytes are then those of its files
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -116,7 +117,8 @@ class Bench(JsonDocument):
         return max(rows, key=lambda row: (row.batch, row.length or 0), default=None)
 
     def __str__(self) -> str:
-        how = f"{self.device}, {self.dtype}, medians of {self.repeats} repetitions"
+        where = "" if self.runtime == "torch" else f"{self.runtime}, "
+        how = f"{self.device}, {self.dtype}, {where}medians of {self.repeats} repetitions"
         lines = [f"{row.model}: {speed_of(row)}" for row in self.rows]
         return "\n".join([how, *lines, *self.sentences(), *self.notes])
 

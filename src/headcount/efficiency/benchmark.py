@@ -48,6 +48,16 @@ class Time(NamedTuple):
     waited: float = 0.0
 
 
+class Runtime(NamedTuple):
+    """What computes in the place of torch: its name and version, the number format and bytes of each model there, and a function
+    that makes a call for each model, which takes a batch by name and computes with torch's number of threads."""
+
+    name: str
+    dtype: str
+    sizes: Mapping[str, int]
+    calls: Callable[[], Mapping[str, Callable[..., object]]]
+
+
 Clock = Callable[[Callable[[], object], torch.device], Time]
 Inputs = Callable[[nn.Module, int, int | None], dict[str, Any]]
 
@@ -64,20 +74,24 @@ def bench(
     seed: int = 0,
     run: Run | None = None,
     clock: Clock | None = None,
+    runtime: Runtime | None = None,
 ) -> Bench:
     """The speed of models at each batch size and length, compared to the first one, and the memory that they need.
 
     Examples of random tokens (or pixels) are made for each model; `inputs(model, batch, length)` makes others. With
     `repeats` each model runs so often, without it as often as about `seconds` in all allow, 5 to 25 times. Dtype and
-    device are the models'. With `run`, each finished batch size is kept in the run folder and not measured again.
+    device are the models'. With `run`, each finished batch size is kept in the run folder and not measured again. With
+    `runtime`, the models run there, and torch only counts their multiply-adds.
     """
     _check(models, batch_sizes, lengths, repeats, seconds)
     asked_repeats = repeats
-    names, subjects = list(models), [_subject(name, model) for name, model in models.items()]
+    sizes = {} if runtime is None else runtime.sizes
+    names, subjects = list(models), [_subject(name, model, sizes.get(name)) for name, model in models.items()]
     with_length = inputs is not None or any(has_length(model) for model in models.values())
     longs = sorted(set(lengths)) if with_length else [None]
     shapes = [(batch, length) for length in longs for batch in sorted(set(batch_sizes))]
-    work = _Work(models, inputs or partial(random_batch, seed=seed), clock or timed, compile)
+    calls = models if runtime is None else runtime.calls()
+    work = _Work(models, inputs or partial(random_batch, seed=seed), clock or timed, compile, calls)
     with ExitStack() as stack:
         for model in models.values():
             stack.enter_context(evaluating(model))
@@ -100,14 +114,14 @@ def bench(
                 timings[shape] = piece(run, f"bench-{repeats}-{_file_part(shape)}", take)
     rows = [row for shape in fitting for row in _rows(names, shape, looks[shape], timings[shape])]
     if clock is None and not compile and any(row.disturbed for row in rows):
-        rows = _with_work(rows, models, inputs=inputs, seed=seed, repeats=asked_repeats)
+        rows = _with_work(rows, models, inputs=inputs, seed=seed, repeats=asked_repeats, runtime=runtime)
     if not rows:
         raise OutOfMemory(f"Not even {shape_text(*shapes[0])} fits into memory; use a smaller batch or length.")
     left_out = [shape for shape in shapes if not any((row.batch, row.length) == shape for row in rows)]
     notes = [f"{shape_text(*shape).capitalize()} does not fit into memory and was left out." for shape in left_out]
     return Bench(
         device=device_text(work.device),
-        dtype=", ".join(dict.fromkeys(_dtype_text(model) for model in models.values())),
+        dtype=", ".join(dict.fromkeys(map(_dtype_text, models.values()))) if runtime is None else runtime.dtype,
         compile=compile,
         torch=str(torch.__version__),
         repeats=repeats,
@@ -115,6 +129,7 @@ def bench(
         rows=tuple(rows),
         notes=tuple(notes),
         by_processor=clock is by_processor,
+        runtime="torch" if runtime is None else runtime.name,
     )
 
 
@@ -179,6 +194,7 @@ class _Work(NamedTuple):
     inputs: Inputs
     clock: Clock
     compile: bool
+    calls: Mapping[str, Callable[..., object]]  # what is timed: the models themselves, or what a runtime makes of them
 
     @property
     def device(self) -> torch.device:
@@ -194,10 +210,12 @@ def _look(work: _Work, shape: tuple[int, int | None]) -> Arrays:
         costs, took = [], []
         for (name, model), batch in zip(work.models.items(), work.batches(shape), strict=True):
             with _explained(name):
-                if work.device.type != "cpu":
-                    model(**batch)  # libraries allocate on their first call
-                costs.append(counted(model, batch))
-                took.append(work.clock(partial(model, **batch), work.device).wall)
+                count, memory = counted(model, batch)
+                call = work.calls[name]
+                if work.device.type != "cpu" or call is not model:
+                    call(**batch)  # libraries allocate and compile on their first call
+                costs.append((count, memory if call is model else UNKNOWN))
+                took.append(work.clock(partial(call, **batch), work.device).wall)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -216,7 +234,7 @@ def _measured(
     peak = look["peak"]
     try:
         batches = work.batches(shape)
-        with _compiled(work) if work.compile else nullcontext(list(work.models.values())) as models:
+        with _compiled(work) if work.compile else nullcontext([work.calls[name] for name in work.models]) as models:
             if work.compile:
                 peak = np.array([_warm(model, batch) for model, batch in zip(models, batches, strict=True)])
             else:
@@ -366,9 +384,10 @@ def _check(
         raise BadMeasure(f"The models are on {' and '.join(sorted(devices))}; move them to one device to compare them.")
 
 
-def _subject(name: str, model: nn.Module) -> Subject:
+def _subject(name: str, model: nn.Module, size: int | None = None) -> Subject:
     count = sum(parameter.numel() for parameter in model.parameters())
-    return Subject(name, type(model).__name__, count, memory_of([*model.parameters(), *model.buffers()]))
+    memory = memory_of([*model.parameters(), *model.buffers()]) if size is None else size
+    return Subject(name, type(model).__name__, count, memory)
 
 
 def _file_part(shape: tuple[int, int | None]) -> str:

@@ -94,7 +94,7 @@ class Ablation:
         return max(0.0, 1 - noise / spread), np.divide(real, total, out=np.zeros_like(real), where=total > 0)
 
     def scores(self) -> Scores:
-        """The damage as scores of units, the paper's "oracle"; only where every plan is one unit."""
+        """The damage as scores of units, the order of single ablations; only where every plan is one unit."""
         if any(len(plan) != 1 for plan in self.plans):
             raise BadPlan("Only the ablation of single units gives scores of units; these plans close several at once.")
         units = tuple(next(iter(plan)) for plan in self.plans)

@@ -24,14 +24,24 @@ class Format(NamedTuple):
     module: str
     extra: str = ""
     suffix: str = ""  # of the one file that it is; empty for a folder
+    even_groups: bool = False  # whether all key-value heads of an attention must serve equally many query heads
+    shared: bool = (
+        False  # whether devices share each layer: it needs an attention, and counts that divide by their number
+    )
 
 
 FORMATS = {
     row.name: row
     for row in (
         Format("transformers", "a folder for from_pretrained(..., trust_remote_code=True)", ".transformers_folder"),
-        Format("vllm", "the same folder, within what vLLM's Transformers backend can hold", ".vllm"),
-        Format("gguf", "a file for llama.cpp, Ollama and LM Studio", ".gguf_file", "gguf", ".gguf"),
+        Format(
+            "vllm",
+            "the same folder, within what vLLM's Transformers backend can hold",
+            ".vllm",
+            even_groups=True,
+            shared=True,
+        ),
+        Format("gguf", "a file for llama.cpp, Ollama and LM Studio", ".gguf_file", "gguf", ".gguf", even_groups=True),
         Format("onnx", "a graph for onnxruntime, with its tokenizer and a script that runs it", ".onnx_graph", "onnx"),
         Format("openvino", "a graph for OpenVINO, with its tokenizer", ".openvino_graph", "openvino"),
         Format("sentence-transformers", "a folder for SentenceTransformer(...)", ".sentence_transformers"),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import copy
+import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..errors import BadCheckpoint, CheckFailed, Refused
+from ..errors import BadCheckpoint, CheckFailed, HeadcountError, Refused
 from ..formatting import bytes_text
+from ..hashing import versions
 from ..model.checkpoints import load
-from ..model.model_folders import appears_whole, disk_errors
+from ..model.discovery import unwrap
+from ..model.equivalence import evaluating
+from ..model.model_folders import appears_whole, disk_errors, file_appears_whole, file_may_be_written, may_be_written
+from ..model_files import EXPORT
 from .check_batch import check_batch
 from .even_groups import with_even_groups
 from .formats import GROUPS, Check, Format, Limit, Settings, format_named, size_of, writer_of
@@ -91,27 +95,52 @@ def export(
     settings = checked_settings(groups, dtype, int8, multiple, tensor_parallel)
     if not isinstance(model, nn.Module):
         source = model if source is None else source
+    keep = [] if source is None else [Path(source)]
+    target = may_be_exported(form, output, force, keep)  # before any work is done
+    if not isinstance(model, nn.Module):
         model = load(model, trust_remote_code=trust_remote_code)
+    root = _on_cpu(unwrap(model))
     source = None if source is None else str(source)
     started = time.monotonic()
-    writer = writer_of(form)
-    wanted, notes = (model, ()) if groups is None else with_even_groups(model, groups)
-    refuse(form, writer.limits(wanted, settings))
-    inputs = check_batch(model, source=source, tokenizer=tokenizer) if batch is None else batch
-    target = Path(output)
-    if form.suffix and not target.name.endswith(form.suffix):
-        raise BadCheckpoint(f"{form.name} is one file, and {target} does not end in {form.suffix}: name it like that.")
-    with _draft(form, target, force, [] if source is None else [Path(source)]) as draft:
-        with disk_errors(target):
-            notes = (*notes, *writer.write(wanted, draft, settings, source=source, tokenizer=tokenizer))
-        check = writer.check(model, draft, settings, batch=inputs)
-        if not check.difference <= check.allowed:
-            raise CheckFailed(
-                f"{check.compared} in {check.runtime} differ from the model's by {check.difference:.2e} (allowed: "
-                f"{check.allowed:.0e}), so {target} was not written."
-            )
-        size = size_of(draft)
+    with evaluating(root):
+        wanted, notes = (root, ()) if groups is None else with_even_groups(root, groups)
+        with _in_one_sentence(form, target):
+            writer = writer_of(form)
+            refuse(form, writer.limits(wanted, settings))
+        inputs = check_batch(root, source=source, tokenizer=tokenizer) if batch is None else batch
+        with _draft(form, target, force, keep) as draft:
+            with disk_errors(target), _in_one_sentence(form, target):
+                notes = (*notes, *writer.write(wanted, draft, settings, source=source, tokenizer=tokenizer))
+            with _in_one_sentence(form, target):
+                check = writer.check(root, draft, settings, batch=inputs)
+            if not check.difference <= check.allowed:
+                raise CheckFailed(
+                    f"{check.compared} in {check.runtime} differ from the model's by {check.difference:.2e} (allowed: "
+                    f"{check.allowed:.0e}), so {target} was not written."
+                )
+            if not form.suffix:
+                with disk_errors(target):
+                    _write_record(draft, form, check, notes)
+            size = size_of(draft)
     return Exported(target, form.name, check, size, time.monotonic() - started, notes)
+
+
+def must_be_held(form: Format, model: nn.Module, **settings: Any) -> None:
+    """`Refused` where a format cannot hold a model, `BadCheckpoint` where it needs a package that is not there."""
+    with _in_one_sentence(form, Path(form.name)):
+        refuse(form, writer_of(form).limits(unwrap(model), checked_settings(**settings)))
+
+
+def may_be_exported(form: Format, output: str | Path, force: bool = False, keep: Sequence[Path] = ()) -> Path:
+    """The file or folder to write, if it may be written; `BadCheckpoint` says why not."""
+    target = Path(output)
+    if not form.suffix:
+        may_be_written(target, force, keep)
+        return target
+    if not target.name.endswith(form.suffix):
+        raise BadCheckpoint(f"{form.name} is one file, and {target} does not end in {form.suffix}: name it like that.")
+    file_may_be_written(target, force, keep)
+    return target
 
 
 def checked_settings(
@@ -134,38 +163,42 @@ def refuse(form: Format, limits: Sequence[Limit]) -> None:
     """`Refused` with the first thing that a format cannot hold, and how many more there are; nothing if there is none."""
     if not limits:
         return
-    more = f" ({len(limits) - 1} more like it)" if len(limits) > 1 else ""
+    more = f" (and {len(limits) - 1} more)" if len(limits) > 1 else ""
     raise Refused(f"{form.name} cannot hold this model: {limits[0]}{more}.")
 
 
-@contextmanager
-def _draft(form: Format, target: Path, force: bool, keep: Sequence[Path]) -> Iterator[Path]:
+def _draft(form: Format, target: Path, force: bool, keep: Sequence[Path]) -> AbstractContextManager[Path]:
     """Where an export is written, before it appears whole at the target."""
-    if not form.suffix:
-        with appears_whole(target, force, keep) as draft:
-            yield draft
-        return
-    with _file_appears_whole(target, force) as path:
-        yield path
+    return file_appears_whole(target, force, keep) if form.suffix else appears_whole(target, force, keep)
+
+
+def _on_cpu(root: nn.Module) -> nn.Module:
+    """The model on the CPU, where exports are written and compared: itself, or a copy."""
+    if all(tensor.device.type == "cpu" for tensor in (*root.parameters(), *root.buffers())):
+        return root
+    return copy.deepcopy(root).cpu()
+
+
+def _write_record(draft: Path, form: Format, check: Check, notes: Sequence[str]) -> None:
+    """Say in the folder what it is, how it was checked, and which files are part of it: those may be replaced."""
+    files = {
+        path.relative_to(draft).as_posix(): path.stat().st_size for path in sorted(draft.rglob("*")) if path.is_file()
+    }
+    record = {"format": form.name, "check": check._asdict(), "notes": [*notes], "files": files, "versions": versions()}
+    (draft / EXPORT).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def _file_appears_whole(target: Path, force: bool) -> Iterator[Path]:
-    """A path to write a file to, which takes the target's name when the block ends well."""
-    if target.is_dir() or (os.path.lexists(target) and not force):
-        raise BadCheckpoint(f"{target} is there already; choose another name, or use force (--force) to replace it.")
-    place = Path(os.path.realpath(target))
-    with disk_errors(target):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".unfinished", dir=place.parent))
-    path = folder / place.name
+def _in_one_sentence(form: Format, target: Path) -> Iterator[None]:
+    """Whatever a writer's tools raise within the block is said in one sentence."""
     try:
-        yield path
-        with disk_errors(target):
-            if os.path.lexists(place) and not force:
-                raise BadCheckpoint(f"{target} has appeared in between and is not replaced; choose another name.")
-            os.replace(path, place)
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-            folder.rmdir()
+        yield
+    except (HeadcountError, MemoryError, OSError):
+        raise
+    except ImportError as error:
+        missing = (error.name or str(error)).split(".")[0]
+        advice = f"pip install 'headcount[{form.extra}]'" if form.extra else f"install {missing}"
+        raise BadCheckpoint(f"{form.name} needs {missing}, which is not installed: {advice}.") from error
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        raise Refused(f"{target} was not written: {form.name} failed ({type(error).__name__}: {first}).") from error

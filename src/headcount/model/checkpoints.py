@@ -28,9 +28,10 @@ from .discovery import unwrap
 from .loading.adapters import adapted_class, merged
 from .loading.companions import at_the_root, companions
 from .loading.configs import hub_keywords, model_class, named_files, read_config
+from .loading.gguf_files import is_own, weights_in
 from .loading.number_formats import in_stored_format, is_widened, widen
 from .loading.quantised import ADVICE, quantisation
-from .loading.signpost import put_up, take_down
+from .loading.signpost import TABLE, put_up, take_down
 from .matrices import has_int8_of_torch
 from .model_folders import appears_whole, bring_along, disk_errors, set_aside
 from .portable import empty_model, portable_config, stock_differences
@@ -138,6 +139,11 @@ def load(
     for note in files.notes:
         warnings.warn(note, LoadingNote, stacklevel=2)
     config = read_config(files, trust_remote_code, kwargs)
+    if TABLE in vars(config) and getattr(config, "headcount", None) is None:
+        raise BadCheckpoint(
+            f"{files.name} is an export whose key-value heads were repeated, which only the code in the folder holds; load what "
+            "it was exported from, or this one by transformers with trust_remote_code=True."
+        )
     kind = model_class(config, files, trust_remote_code)
     if files.adapter is not None:
         kind = adapted_class(kind, config, files.adapter)
@@ -152,8 +158,12 @@ def load(
 def _whole_or_cut(kind: Any, config: Any, files: ModelFiles, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model of a config with its weights, born cut if the config has the record of a cut; and how loading went."""
     written = getattr(config, "headcount", None)
+    own = is_own(files)
+    if own:  # the weights have other names and another order there
+        skeleton = _empty(kind, copy.deepcopy(config), files.name)
+        options["state_dict"] = weights_in(Path(files.folder) / str(files.gguf), skeleton)
     if written is None:
-        if files.adapter is not None:
+        if own or files.adapter is not None:
             options = {**options, "config": config}  # with the labels of the adapter's head
         model, info = _from_pretrained(kind, files, config, **options)
         vars(model)[MISSING] = tuple(sorted(info.get("missing_keys", ()))) if files.adapter is None else ()
@@ -184,14 +194,17 @@ def _from_pretrained(kind: Any, files: ModelFiles, stored_config: Any, **options
     """The model in the number format that is wanted and how its loading went; whatever goes wrong is one sentence."""
     options["output_loading_info"] = True
     widened = is_widened(options) and quantisation(stored_config) is None
-    if files.gguf is not None:
+    place = None if "state_dict" in options else files.folder
+    if place is None:
+        options.pop("gguf_file", None)
+    elif files.gguf is not None:
         from transformers import GgufConfig
 
         options.setdefault("quantization_config", GgufConfig(dequantize=True))
     try:
         if not widened:
-            return kind.from_pretrained(files.folder, **options)
-        return widen(lambda dtype: kind.from_pretrained(files.folder, **{**options, "dtype": dtype}), stored_config)
+            return kind.from_pretrained(place, **options)
+        return widen(lambda dtype: kind.from_pretrained(place, **{**options, "dtype": dtype}), stored_config)
     except (HeadcountError, MemoryError):
         raise
     except Exception as error:
@@ -252,8 +265,13 @@ def write_into(
     source: str | Path | None = None,
     portable: bool = False,
     max_shard_size: str = "50GB",
+    config: Any = None,
 ) -> None:
-    """Write the model, and what goes with it, into a folder that is there and empty, as `save` does."""
+    """Write the model, and what goes with it, into a folder that is there and empty, as `save` does.
+
+    `config` is one to write in the place of the model's own, for code that comes along: the weights have the names that the
+    modules have, because transformers does not rename weights for such code.
+    """
     root = unwrap(model)
     if has_int8_of_torch(root):
         raise Refused(
@@ -263,6 +281,8 @@ def write_into(
     with in_stored_format(root):
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
+        elif config is not None:
+            _save_as(root, config, draft, max_shard_size, save_original_format=False)
         elif portable:
             _save_portable(root, draft, max_shard_size)
         else:
@@ -314,13 +334,18 @@ def _save_portable(root: Any, draft: Path, max_shard_size: str) -> None:
     differences = stock_differences(root, config)
     if differences:
         raise Refused(f"This cut is not expressible by {stock}: {differences[0].text}; save it without portable.")
+    _save_as(root, config, draft, max_shard_size)
+    (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def _save_as(root: Any, config: Any, draft: Path, max_shard_size: str, **options: Any) -> None:
+    """Write the model under a config that is not its own."""
     own = root.config
     try:
         root.config = config
-        root.save_pretrained(draft, max_shard_size=max_shard_size)
+        root.save_pretrained(draft, max_shard_size=max_shard_size, **options)
     finally:
         root.config = own
-    (draft / RECORD).write_text(json.dumps(removed(root).to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def _save_plain(root: nn.Module, draft: Path, portable: bool) -> None:

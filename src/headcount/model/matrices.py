@@ -227,9 +227,15 @@ class Padded(nn.Module):
         return f"{len(self.places)} of {self.of} {'rows' if self.reads else 'columns'}"
 
 
-@lru_cache(maxsize=4096)
 def index_on(places: tuple[int, ...], device: torch.device) -> Tensor:
     """The places as an index on a device, made once: a copy to a GPU in every forward pass would make it wait."""
+    # while torch.export traces, tensors are made up: one that is kept would reach every model that is run later
+    make = _index_on.__wrapped__ if torch.compiler.is_exporting() else _index_on
+    return make(places, device)
+
+
+@lru_cache(maxsize=4096)
+def _index_on(places: tuple[int, ...], device: torch.device) -> Tensor:
     # made outside inference mode, or a later backward pass could not use it
     with torch.inference_mode(False):
         return torch.tensor(places, dtype=torch.long, device=device)

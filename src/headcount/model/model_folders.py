@@ -24,11 +24,12 @@ from typing import NamedTuple
 from filelock import BaseFileLock, FileLock, Timeout
 
 from ..errors import BadCheckpoint
-from ..model_files import ADAPTER, RECORD
+from ..model_files import ADAPTER, EXPORT, RECORD, exported_files
 from ..runs import flush_folder
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".ot", ".tflite")
-OWN_FILES = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD, ADAPTER)
+OWN_FILES: tuple[str, ...] = ("config.json", "generation_config.json", "README.md", "plan.json", "report.html", RECORD)
+OWN_FILES += (EXPORT, ADAPTER, "modeling_headcount.py")  # the code of an exported folder is written anew with each
 # what headcount and save_pretrained write besides: a folder with anything else in it is not replaced
 WEIGHT_FILES: tuple[str, ...] = (
     "model*.safetensors",
@@ -107,7 +108,7 @@ def _obstacle(target: Path, force: bool, keep: Iterable[Path], source: Path | No
         protected = Path(os.path.realpath(path))
         if os.path.exists(protected) and place in (protected, *protected.parents):
             return f"{target} is or holds {path}, which is still needed, so it is not replaced; choose another folder."
-    if not place.is_dir() or not any((place / name).is_file() for name in ("config.json", RECORD)):
+    if not place.is_dir() or not any((place / name).is_file() for name in ("config.json", RECORD, EXPORT)):
         return f"{target} is not a model folder, so it is not replaced; choose another folder."
     foreign = _foreign(place, source)
     if foreign is None:
@@ -132,11 +133,14 @@ def _is_empty(place: Path) -> bool:
 def _foreign(place: Path, source: Path | None) -> Path | None:
     """The first entry of a folder that is no part of a model and that the source has no copy of."""
     along = set[Path]() if source is None or not source.is_dir() else set(brought_along(source))
+    exported = exported_files(place)
     for folder, folders, files in os.walk(place):  # which does not follow links
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         for name in sorted([*files, *links]):
             path = Path(folder, name)
             inside = path.relative_to(place)
+            if not path.is_symlink() and exported.get(inside.as_posix()) == path.stat().st_size:
+                continue  # as it was written
             if not _is_model_file(inside) and not (source and inside in along and _equal(path, source / inside)):
                 return inside
     return None
@@ -184,6 +188,38 @@ def appears_whole(
                 _take_name(draft, place)
         finally:
             _clean_up(draft)
+
+
+@contextmanager
+def file_appears_whole(target: Path, force: bool = False, keep: Iterable[Path] = ()) -> Iterator[Path]:
+    """A path to write a file to, which takes the target's name when the block ends well; an earlier one goes with `force`."""
+    file_may_be_written(target, force, keep)
+    place = Path(os.path.realpath(target))
+    with _parents(place), _locked(_claim(place), target):
+        _tidy(place)
+        with disk_errors(target):
+            folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".unfinished", dir=place.parent))
+        try:
+            yield folder / place.name
+            with disk_errors(target):
+                _flush(folder)
+                file_may_be_written(target, force, keep)
+                os.replace(folder / place.name, place)
+                flush_folder(place.parent)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def file_may_be_written(target: Path, force: bool = False, keep: Iterable[Path] = ()) -> None:
+    """Refuse a file that cannot be written, or that is there without `force`; never replaced are `keep` and what is no file."""
+    _refuse(_unwritable(target))
+    place = Path(os.path.realpath(target))
+    if place.is_dir():
+        raise BadCheckpoint(f"{target} is a folder, and this is written as one file; choose another name.")
+    if os.path.lexists(place) and not force:
+        raise BadCheckpoint(f"{target} is there already; choose another name, or use force (--force) to replace it.")
+    if os.path.lexists(place) and (not place.is_file() or place in {Path(os.path.realpath(path)) for path in keep}):
+        raise BadCheckpoint(f"{target} is still needed, or no file, so it is not replaced; choose another name.")
 
 
 @contextmanager

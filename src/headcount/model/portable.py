@@ -61,7 +61,7 @@ def _module_differences(path: str, ours: nn.Module, theirs: nn.Module) -> Iterat
         isinstance(h, partial) for h in ours._forward_pre_hooks.values()
     ):
         yield Difference(f"{path} picks slices of what it is given, head by head", False)
-    mine, stock = _numbers(ours), _numbers(theirs)
+    mine, stock = plain_values(ours), plain_values(theirs)
     for name in dict.fromkeys((*mine, *stock)):
         if mine.get(name) != stock.get(name):
             yield Difference(f"{path}.{name} is {mine.get(name)} and the stock model's {stock.get(name)}", False)
@@ -71,7 +71,7 @@ def _shapes(module: nn.Module) -> dict[str, Any]:
     return {name: tuple(tensor.shape) for name, tensor in module.named_parameters(recurse=False)}
 
 
-def _numbers(module: nn.Module) -> dict[str, Any]:
+def plain_values(module: nn.Module) -> dict[str, Any]:
     """The plain values a module keeps about itself."""
     return {
         name: value

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
-from typing import Any, NamedTuple
+from math import ceil, lcm
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -35,6 +35,9 @@ from ..model.discovery import find, unwrap
 from ..parsing import share_in
 from ..plans import Plan, Unit
 from .knapsack import LayerGroup, Options, fill
+from .legal_plans import ANY, RuntimeRule, legal, legal_order, worth_of
+from .legal_plans import SiteOrder as SiteOrder
+from .legal_plans import order_of as order_of
 
 MULTIPLES = {"cpu": 16, "cuda": 64}  # neurons that a width is rounded to: see docs/results/structures.md
 PARTS = 16  # a site is never rounded more coarsely than to so many parts of it
@@ -42,25 +45,12 @@ TRIES = 6  # plans that are cut and measured at most
 CLOSE = {"flops": 0.01, "params": 0.01, "time": 0.05}  # what may be left over of a budget without another try
 
 
-class SiteOrder(NamedTuple):
-    """The units of a site, those that go first before others, and what is lost with the first 0, 1, 2, ... of them."""
-
-    units: tuple[Unit, ...]
-    lost: np.ndarray
-
-
-def order_of(units: Sequence[Unit], worth: Mapping[Unit, float]) -> SiteOrder:
-    """Units from the least worth on; what is lost adds up. Ties: as they come."""
-    ordered = tuple(sorted(units, key=lambda unit: worth[unit]))
-    return SiteOrder(ordered, np.concatenate([[0.0], np.cumsum([worth[unit] for unit in ordered])]))
-
-
 @dataclass(frozen=True, eq=False)
 class BudgetProblem:
     """What a budget is reckoned with: the model, the scores that units have, and what they cost.
 
     Units are weighed by `weighed`, else by their scores: sites with an order of their own, in which what is lost is not a sum
-    over units. Every site keeps at least the share `floor` of its units.
+    over units. Every site keeps at least the share `floor` of its units, and as many as `rule` can hold.
     """
 
     model: nn.Module
@@ -75,6 +65,7 @@ class BudgetProblem:
     floor: float = 0.0
     by: str = ""  # what units are weighed by, where it is not the criterion of the scores
     weighed: Mapping[str, SiteOrder] = field(default_factory=dict)
+    rule: RuntimeRule = ANY
     notes: list[str] = field(default_factory=list)  # why the last seconds are no time on the clock
 
     @cached_property
@@ -85,14 +76,15 @@ class BudgetProblem:
     @cached_property
     def worth(self) -> dict[Unit, float]:
         """What is lost without each unit by itself."""
-        return _worth(self.scores)
+        return worth_of(self.scores)
 
     @cached_property
     def orders(self) -> dict[str, SiteOrder]:
         """The units of every scored site in the order in which they go, and what is lost then."""
         scored = {unit.site for unit in self.scores}
         sites = [site for site in self.anatomy if site.name in scored]
-        return {site.name: self.weighed.get(site.name) or order_of(site.units, self.worth) for site in sites}
+        plain = {site.name: self.weighed.get(site.name) or order_of(site.units, self.worth) for site in sites}
+        return {site.name: legal_order(site, plain[site.name], self.rule) for site in sites}
 
     def buy(self, allowed: float) -> Plan:
         """The plan that loses least and is reckoned to cost at most `allowed`."""
@@ -105,7 +97,7 @@ class BudgetProblem:
         most = MULTIPLES.get(device, MULTIPLES["cuda"])
         sizes = Counter(unit.site for unit in self.scores if self.scores.kinds[unit.site] == "neuron").values()
         fits = 2 ** int(np.log2(max(1, min(sizes, default=most) // PARTS)))
-        return {"head": 1, "neuron": self.multiple or min(most, fits)}
+        return {"head": 1, "neuron": lcm(self.multiple or min(most, fits), self.rule.parallel)}
 
     def cheapest(self) -> float:
         """What is left when everything goes that may go."""
@@ -224,8 +216,7 @@ def keeping(purse: BudgetProblem, allowed: float) -> Plan:
             removed_units.add(layer)
             continue
         for name, count in zip(sites, counts, strict=True):
-            units = purse.orders[name].units
-            removed_units |= set(units[: len(units) - count])
+            removed_units |= {*purse.orders[name].without(count)}
     share_text = _percent(purse.costs.of(Plan(frozenset(removed_units))) / purse.costs.whole)
     why = f"what {share_text} of the {BUDGETS[purse.costs.what]} cannot keep, by {purse.by or purse.scores.by}"
     return Plan(frozenset(removed_units), why)
@@ -259,9 +250,11 @@ def _floors(purse: BudgetProblem) -> tuple[list[LayerGroup], float]:
     for layer, sites in _named(purse):
         shelves = []
         for name in sites:
-            part, table, lost = anatomy[name], costs.sites[name], purse.orders[name].lost
+            part, table, (_, lost, gone) = anatomy[name], costs.sites[name], purse.orders[name]
             least = max(purse.least, ceil(purse.floor * len(part) - 1e-9))
             counts = _numbers(len(part), purse.multiples.get(part.kind, 1), least)
+            if gone is not None:
+                counts = np.array([count for count in gone if count >= least] or [max(gone)])
             shelves.append(Options(counts, lost[len(part) - counts], table[counts]))
             open_costs += float(table[-1])
         if layer is None or layer not in worth:
@@ -272,12 +265,6 @@ def _floors(purse: BudgetProblem) -> tuple[list[LayerGroup], float]:
         open_costs += besides
         floors.append(LayerGroup(shelves, None if layer in staying else worth[layer], besides))
     return floors, costs.whole - open_costs
-
-
-def _worth(scores: Scores) -> dict[Unit, float]:
-    """What is lost without each unit, 0 or more: scores below 0 (entropies, gains of an ablation) say which, not how much."""
-    values = scores.values - scores.values.min(initial=0.0)
-    return {unit: float(value) for unit, value in zip(scores.units, values, strict=True)}
 
 
 def _least(floors: Sequence[LayerGroup]) -> float:
@@ -367,6 +354,7 @@ def _percent(share: float) -> str:
 def _not_reached(purse: BudgetProblem, target: str | float) -> str:
     if purse.costs.what == "time" and purse.costs.clock != "counts":
         everything = Plan(frozenset(purse.scores.order(purse.least)) - _kept_layers(purse))
+        everything = legal(everything, purse.anatomy, purse.rule)
         real = _real(purse, everything)
         where = f"batch {purse.batch_size}, length {purse.length or 128}"
         return (

@@ -34,6 +34,7 @@ from ..stats.brake import Brake, brake_at
 from ..stats.constant_answer import constant_value
 from ..stats.results import Result
 from .budget import BudgetProblem, must_reach, purse, reckoned, within
+from .legal_plans import ANY, RuntimeRule
 from .plan_tests import mark
 from .weighing import Weighing, weighings
 
@@ -274,7 +275,7 @@ class Search:
     step: float | int | str
     brake: str | float | None
     notes: Any  # a Run, or pieces in memory
-    settings: dict[str, Any]  # of budgets: least, multiple, length, batch_size, seed, specs
+    settings: dict[str, Any]  # of budgets: least, multiple, length, batch_size, seed, specs, and perhaps a rule
 
     @property
     def kinds(self) -> list[str]:
@@ -290,6 +291,11 @@ class Search:
     def specs(self) -> tuple[ModuleSpec, ...]:
         """Names of the modules of an unknown architecture."""
         return tuple(self.settings["specs"])
+
+    @property
+    def rule(self) -> RuntimeRule:
+        """What the runtimes that the plan is for can hold."""
+        return self.settings.get("rule", ANY)
 
     @cached_property
     def cuttable(self) -> tuple[list[str], tuple[tuple[str, str], ...]]:

@@ -32,6 +32,7 @@ from ..stats.brake import DEFAULT_BRAKE
 from ..stats.results import compare
 from .budget import BudgetProblem, share_of, times_as_fast
 from .candidates import Candidates, Judge, Ranked, Search, ranked
+from .legal_plans import rule_of
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -56,6 +57,8 @@ def tradeoff(
     length: int | None = None,
     speeds: bool = True,
     seed: int = 0,
+    runtime: str | Iterable[str] = (),
+    tensor_parallel: int = 1,
     run: Run | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> TradeoffDocument:
@@ -75,6 +78,8 @@ def tradeoff(
         length: Sequence length at which speed is measured; by default the median.
         speeds: Whether to measure speed.
         seed: Random seed.
+        runtime: Only plans that exports to these formats can hold: "gguf", "vllm", ...
+        tensor_parallel: With the runtime "vllm", devices that share every layer.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
@@ -91,6 +96,7 @@ def tradeoff(
     score = splits.distinct(score)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "batch_size": batch_size, "seed": seed}
     settings |= {"length": length or sorted(score.lengths)[score.size // 2], "specs": tuple(specs)}
+    settings["rule"] = rule_of(runtime, tensor_parallel)
     notes: Any = run or InMemory()
     search = Search(model, score, by, units, only, step or "10%", brake, notes, settings)
     candidates, scores = search.candidates("flops")

@@ -16,14 +16,15 @@ from ..data.example_sets import USES, Sets, sets_of, used_text
 from ..data.splits import drawn
 from ..data.tasks import Task, kind_of
 from ..documents.prune import ExampleSet
-from ..errors import BadData
+from ..errors import BadCheckpoint, BadData
+from ..exports import several
 from ..importance.criteria import NEED_NO_DATA
 from ..model.architectures import ModuleSpec
 from ..model.checkpoints import load
 from ..model.discovery import unwrap
 from ..model.model_folders import may_be_written
 from ..stats.brake import DEFAULT_BRAKE
-from . import pipeline, selection
+from . import legal_plans, pipeline, selection
 from .pipeline import Pruned
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def prune(
     length: int | None = None,
     device: str | None = None,
     seed: int = 0,
+    runtime: str | Iterable[str] = (),
+    tensor_parallel: int = 1,
+    export: str | Iterable[str] = (),
     force: bool = False,
     run: Run | None = None,
     specs: Iterable[ModuleSpec] = (),
@@ -109,7 +113,10 @@ def prune(
         length: Sequence length at which speed is measured, by default the median.
         device: "cpu", "cuda", ...; of a model by name, by default a GPU if there is one.
         seed: Random seed.
-        force: Replace the output folder if it exists.
+        runtime: Choose only what exports to these formats can hold: "gguf", "vllm", ... (--for).
+        tensor_parallel: With the runtime "vllm", devices that share every layer.
+        export: Formats to export the smaller model to as well, beside the output: "gguf", "onnx", ...
+        force: Replace the output folder, and exports, if they exist.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
         trust_remote_code: Whether code that comes with the model may run.
@@ -132,7 +139,11 @@ def prune(
     protected = [Path(path) for path in (source, data) if isinstance(path, str | Path)]
     if output is not None:  # before any work is done
         may_be_written(Path(output), force, protected, None if source is None else Path(source))
+    places = _places_of_exports(export, output, force, protected)
+    rule = legal_plans.rule_of(runtime, tensor_parallel)
     subject = _placed(model, device, trust_remote_code)
+    for formats, devices in ((places, 1), (rule.names, tensor_parallel)):  # before hours of work
+        several.must_hold(subject, formats, tensor_parallel=devices)
     reader = _Reader(subject, task, tokenizer or source, {"batch_size": batch_size, "seed": seed, **reading})
     needs = (tune or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     tasks = [
@@ -164,6 +175,8 @@ def prune(
         batch_size=batch_size,
         length=length,
         seed=seed,
+        runtime=runtime,
+        tensor_parallel=tensor_parallel,
         run=run,
         specs=rows,
     )
@@ -177,7 +190,23 @@ def prune(
         with tempfile.TemporaryDirectory() as place:
             pruned = pipeline.save_pruned(subject, Path(place) / "model", sets.report, choice, **options)
         pruned = replace(pruned, output=None)
+    if places:
+        exporting: dict[str, Any] = {"source": output, "force": force, "trust_remote_code": trust_remote_code}
+        pruned = replace(pruned, exports=several.export_each(pruned.model, places, **exporting))
     return replace(pruned, examples=tuple(text.strip() for text in used_text(sets)))
+
+
+def _places_of_exports(
+    export: str | Iterable[str], output: str | Path | None, force: bool, protected: list[Path]
+) -> dict[str, Path]:
+    """Where the exports go, if they may be written there."""
+    if not export:
+        return {}
+    if output is None:
+        raise BadCheckpoint("Exports lie beside the smaller model: say where that goes with output.")
+    places = several.places_beside(output, several.formats_named(export))
+    several.may_all_be_exported(places, force, protected)
+    return places
 
 
 class _Reader:

@@ -33,6 +33,7 @@ from ..efficiency.benchmark import Bench, bench
 from ..efficiency.costs import homes, one_example, operations_of
 from ..errors import BadData, CheckFailed, HeadcountError
 from ..evaluation.evaluator import device_of, evaluate, measure, result_of, to_device
+from ..exports.several import NONE, Exports
 from ..formatting import bytes_text, flops_text
 from ..hashing import versions
 from ..model.architectures import ModuleSpec
@@ -84,6 +85,7 @@ class Pruned:
     constant: float | None = None  # what a constant answer is worth, where the rows do not tell: losses over tokens
     model: Any = None  # the smaller model, as it was loaded again
     examples: tuple[str, ...] = ()  # which examples were used for what, a line for each use
+    exports: Exports = NONE  # what it was exported to, and what it could not be
 
     @property
     def documents(self) -> tuple[ResultDocument, ResultDocument]:
@@ -111,7 +113,8 @@ class Pruned:
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}} -> {c:>{widths[2]}}  {d}" for a, b, c, d in rows]
         speed = [] if self.speed is None else self.speed.sentences()
-        return "\n".join([sentence(self), *of_results(*self.documents), *lines, *speed, *self.examples, self._where()])
+        about = [*speed, *self.examples, self._where(), *self.exports.lines()]
+        return "\n".join([sentence(self), *of_results(*self.documents), *lines, *about])
 
     def _where(self) -> str:
         where = "not kept in a folder" if self.output is None else f"in {self.output}"
@@ -122,9 +125,9 @@ class Pruned:
 
     def _repr_html_(self) -> str:
         speed = [] if self.speed is None else self.speed.sentences()
-        texts = map(notebook.line, [*of_results(*self.documents), *speed, *self.examples, self._where()])
+        texts = [*of_results(*self.documents), *speed, *self.examples, self._where(), *self.exports.lines()]
         table = notebook.table(["", "before", "after", ""], self.rows())
-        return notebook.block(notebook.line(sentence(self), bold=True), table, *texts)
+        return notebook.block(notebook.line(sentence(self), bold=True), table, *map(notebook.line, texts))
 
 
 def save_pruned(

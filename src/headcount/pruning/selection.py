@@ -31,6 +31,7 @@ from . import budget as budgets
 from .budget import Budget
 from .candidates import Rule, Search, best_within
 from .curves import counts
+from .legal_plans import RuntimeRule, legal, must_be_legal, removing, rule_of
 from .plan_tests import PlanTester, PreparedPlan
 from .tuning.mask_tuning import MaskTuning
 
@@ -102,16 +103,33 @@ class Choice:
 class _Order(NamedTuple):
     scores: Scores
     units: tuple[Unit, ...]
+    anatomy: Anatomy
+    rule: RuntimeRule
+    least: int
 
     def plan(self, count: int) -> Plan:
-        why = f"the {count} of {len(self.scores)} units with the lowest scores by {self.scores.by}"
-        return Plan(frozenset(self.units[:count]), why)
+        """The first units that go; under a rule those that lose least, so many at least, or as many as can go."""
+        by = self.scores.by
+        plan = Plan(
+            frozenset(self.units[:count]), f"the {count} of {len(self.scores)} units with the lowest scores by {by}"
+        )
+        if not self.rule.binds:
+            return plan
+        if "layer" in {self.scores.kinds[unit.site] for unit in self.scores}:
+            plan = legal(plan, self.anatomy, self.rule, self.scores.__getitem__)
+        else:
+            plan = removing(count, self.scores, self.anatomy, self.rule, self.least)
+        return Plan(plan.units, f"{len(plan)} of {len(self.scores)} units by {by}, as {self.rule} can hold it")
 
     def plans(self, step: float | int | str) -> Iterator[Plan]:
         """Plans along the order, the mildest first and everything last."""
         steps = [n for n in counts(step, len(self.scores)) if 0 < n <= len(self.units)]
         steps += [len(self.units)] * (not steps or steps[-1] < len(self.units))
-        return (self.plan(count) for count in steps)
+        size = 0
+        for plan in map(self.plan, steps):
+            if len(plan) > size:
+                size = len(plan)
+                yield plan
 
 
 def choose(
@@ -141,6 +159,8 @@ def choose(
     length: int | None = None,
     resamples: int | None = None,
     seed: int = 0,
+    runtime: str | Iterable[str] = (),
+    tensor_parallel: int = 1,
     run: Run | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> Choice:
@@ -184,7 +204,7 @@ def choose(
     if score is not None and length is None:
         length = usual_length(score)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length or 128, "batch_size": batch_size}
-    settings |= {"seed": seed, "specs": rows}
+    settings |= {"seed": seed, "specs": rows, "rule": rule_of(runtime, tensor_parallel)}
     search = Search(model, score, by, units, only, step, brake, notes, settings)
     chosen = _chosen(search, shop, request, plan)
     return replace(chosen, used=used, left_out=left_out, dtype=dtype)
@@ -209,14 +229,20 @@ def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pl
     by = search.by or ("fisher" if shop.tune or len(search.kinds) > 1 else "taylor")
     all_scores = search.scores(by, search.score)
     usable = search.usable(all_scores)
-    order = _Order(usable, search.check_order(usable))
-    common = {**_about(search, all_scores), "order": order.units}
+    anatomy, least = find(search.model, search.specs), search.settings["least"]
+    order = _Order(usable, search.check_order(usable), anatomy, search.rule, least)
+    common = {**_about(search, all_scores), "order": () if search.rule.binds else order.units}
     shop = replace(shop, scores=usable)
     if kind == "remove":
-        least = search.settings["least"]
         wanted = plan_by(usable, amount, least=least)
         if not wanted:
             raise BadPlan(f"{amount} of {len(usable)} units is none of them; remove at least one.")
+        if search.rule.binds:
+            wanted = order.plan(len(wanted))
+        if not wanted:
+            raise BadPlan(
+                f"There is no plan of {amount} of {len(usable)} units that {search.rule} can hold; remove more."
+            )
         if shop.max_drop is None:
             return _braked(search, _as_tried(Choice(request, wanted, **common), shop.prepare(wanted)))
         milder = [plan for plan in order.plans(search.step) if len(plan) < len(wanted)]
@@ -243,6 +269,7 @@ def _given(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pla
     anatomy = find(search.model, search.specs)
     parsed_plan = anatomy.plan(plan)
     rules.refuse(unwrap(search.model), anatomy, parsed_plan, {})
+    must_be_legal(parsed_plan, anatomy, search.rule)
     if not parsed_plan:
         raise BadPlan("The plan removes nothing; name at least one unit.")
     held, best, full_result = shop.test([parsed_plan])
@@ -265,6 +292,7 @@ def _within_budget(search: Search, shop: PlanTester, request: tuple[str, Any], r
         search.kinds,
         search.names,
         *(search.settings[key] for key in BUDGET_SETTINGS),
+        *[[*search.rule]] * search.rule.binds,
     ]
 
     def bought() -> dict[str, Any]:

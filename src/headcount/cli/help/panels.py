@@ -34,6 +34,7 @@ GROUPS: dict[str, Groups] = {
         "The guarantee of --max-drop": "alpha step tries fresh cap",
         "Examples for each use": "score_data score_limit select_data select_limit",
         "Training afterwards": "recover recover_data recover_limit recover_lr distill",
+        "For other programs": "runtime tensor_parallel export",
         MEASURED: DATA,
         RUN_AS: f"batch_size {RUNS} budget_minutes",
         WRITTEN: SAVED,
@@ -76,6 +77,11 @@ GROUPS: dict[str, Groups] = {
         MEASURED: f"dev_limit {DATA.removeprefix('task ')}",
         RUN_AS: RUNS,
         WRITTEN: SAVED,
+    },
+    "bench": {
+        FIRST: "batch_size length runtime int8 repeats output",
+        RUN_AS: "seconds compile threads device dtype seed trust_remote_code",
+        WRITTEN: "as_json quiet",
     },
     "reproduce": {
         FIRST: "full output workers device dry_run seeds",

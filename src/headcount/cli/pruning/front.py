@@ -42,11 +42,13 @@ class FrontRequest:
     multiple: int | None
     length: int | None
     threads: int | None
+    runtime: str | None = None
+    tensor_parallel: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """What its rows depend on, beside the model and the data."""
-        names = ("units", "by", "step", "least", "only", "multiple", "length")
+        names = ("units", "by", "step", "least", "only", "multiple", "length", "runtime", "tensor_parallel")
         return {name: getattr(self, name) for name in names}
 
     def find(self, sets: Sets, places: Iterable[Path], folder: Path | None = None) -> tuple[TradeoffDocument, Path]:
@@ -63,7 +65,8 @@ class FrontRequest:
                 borrow_scoring(run, places)
                 shared_options = {"batch_size": flags.batch_size, "seed": flags.seed, "specs": specs_of(flags.spec)}
                 with threads(self.threads):
-                    document = tradeoff(self.model, sets.score, **self.options, **shared_options, run=run)
+                    asked = {name: value for name, value in self.options.items() if value is not None}
+                    document = tradeoff(self.model, sets.score, **asked, **shared_options, run=run)
                 used = tuple(
                     ExampleSet(role=role, data=task.name, n=task.size, what=what)
                     for role, task, what in (("score", sets.score, f"{USES['score']}, and to measure and pick plans"),)

@@ -11,6 +11,7 @@ from ..options import CommonFlags, how_to_load, out
 
 if TYPE_CHECKING:
     from ...documents.prune import PruneDocument
+    from ...exports.several import Exports
     from ...pruning.selection import Choice
     from ...runs import Run
 
@@ -77,6 +78,7 @@ def show(
     flags: CommonFlags,
     output: Path,
     no_page: list[str] | None,
+    exports: Exports | None = None,
 ) -> None:
     """Print what came out: before and after, and where it lies."""
     from ...reporting.model_card import proved
@@ -85,7 +87,7 @@ def show(
     page = output / "report.html"
     if flags.as_json:
         where = {"run": str(run), "report": str(page) if page.is_file() else None}
-        print(json.dumps({**document.to_json(), **where}, indent=2))
+        print(json.dumps({**document.to_json(), **where, **({} if exports is None else exports.to_json())}, indent=2))
         return
     lines = [*_warning(document.suspicion), *used_text(sets), ""]
     if choice.guarantee is not None:
@@ -95,6 +97,7 @@ def show(
     lines += [f"left alone: {reason}" for _, reason in choice.left_alone[:3]]
     lines += [f"smaller model: {output} · loaded again, it {proved(document)}; all numbers are measured on it"]
     lines += [how_to_load(output)]
+    lines += [] if exports is None else [str(one) for one in exports.written]
     if no_page:
         lines.append(f"no report: {no_page[0]}")
     elif no_page is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from ...errors import HeadcountError
 from ..options import CommonFlags, specs_of
 from ..run_folder import running
 from ..training.options import Recovery
+from . import targets
 from .front import borrow_scoring
 from .results import show, show_plan
 
@@ -48,6 +49,7 @@ class Work:
     dry_run: bool
     report: bool
     needed: list[Path]  # what must not be replaced by the output
+    places_of_exports: dict[str, Path] = field(default_factory=dict)
     budget_minutes: float | None = None
 
 
@@ -121,7 +123,7 @@ def carry_out(work: Work) -> None:
             except (HeadcountError, MemoryError) as error:  # the model is worth more than the page about it
                 no_page.append(str(error) or "there is too little memory for it")
 
-        pipeline.save_pruned(
+        pruned = pipeline.save_pruned(
             work.model,
             work.output,
             sets.report,
@@ -142,7 +144,13 @@ def carry_out(work: Work) -> None:
         document = PruneDocument.from_json(folder.read_json("prune"), f"{folder.folder / 'prune'}.json")
         if missing:
             no_page.append(f"{missing[0]} is not installed; `headcount report {folder.folder}` writes it elsewhere")
-        show(document, folder.folder, choice, sets, flags, work.output, no_page if work.report else None)
+        exports = None
+        if work.places_of_exports:
+            options = {"source": work.output, "force": work.force, "trust_remote_code": flags.trust_remote_code}
+            exports = targets.exported(pruned.model, work.places_of_exports, **options)
+        show(document, folder.folder, choice, sets, flags, work.output, no_page if work.report else None, exports)
+    if exports is not None:
+        targets.end(exports)
 
 
 def _plan_file(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -191,7 +192,7 @@ def _cut_site(
     stamp = CutRecord(site.name, tuple(site.ids[position] for position in keep), site.of, site.width)
     home = site.writer
     if len(keep) == len(site):
-        _replace(transaction, writer, tensors)
+        replace_tensors(transaction, writer, tensors)
         return
     if rules.is_padded(site, keep):
         home = _pad(transaction, site, keep, columns, tensors, parents)
@@ -199,16 +200,19 @@ def _cut_site(
         transaction.set(home, STAMP, replace(stamp, whole=site.whole or full_shape))
         return
     groups = share(site, keep)
-    _cut_per_head_tensors(transaction, site, groups)
+    ids = original_kv(site)
+    places = {origin: place for place, origin in enumerate(ids)}
+    # an empty attention runs one phantom head
+    take_per_head(transaction, site, groups.keep or (0,), tuple(places[kv] for kv in groups.kv_ids) or (0,))
     if keep:
         for reader, source in zip(site.matrices, sources(site, groups), strict=True):
             assert reader is not None
-            _replace(transaction, reader, reader.rows(source))
-        _replace(transaction, writer, tensors)
+            replace_tensors(transaction, reader, reader.rows(source))
+        replace_tensors(transaction, writer, tensors)
     else:
         home = _empty(transaction, site, writer, parents)
     if site.kind == "head":
-        _update_counts(transaction, root, site, groups)
+        update_counts(transaction, root, site, groups, tuple(site.ids[position] for position in keep) or (0,))
     for name in per_head.NEURON_COUNTS if site.kind == "neuron" else ():
         if type(site.module.__dict__.get(name)) is int and site.module.__dict__[name] == len(site):
             transaction.set(site.module, name, max(1, len(keep)))
@@ -216,17 +220,17 @@ def _cut_site(
     transaction.set(home, STAMP, replace(stamp, kv_of=kv_of, kv_ids=groups.kv_ids))
 
 
-def _cut_per_head_tensors(transaction: Transaction, site: Site, groups: KVGroups) -> None:
-    """Cut what the attention has per head, or per kv head, besides its matrices."""
-    heads = groups.keep or (0,)  # an empty attention runs one phantom head
-    ids = original_kv(site)
-    places = {origin: place for place, origin in enumerate(ids)}
-    kv = tuple(places[origin] for origin in groups.kv_ids) or (0,)
+def take_per_head(transaction: Transaction, site: Site, heads: Sequence[int], kv_heads: Sequence[int]) -> None:
+    """Make what the attention has per head, or per kv head, besides its matrices that of the heads at these positions."""
     for claim in per_head.per_head_tensors(site):
-        chosen, had = (heads, len(site)) if claim.per == "head" else (kv, site.kv_heads)
+        chosen, had = (heads, len(site)) if claim.per == "head" else (kv_heads, site.kv_heads)
         if claim.name is None:
-            children = list(claim.owner.children())
-            transaction.set_children(claim.owner, {str(n): children[position] for n, position in enumerate(chosen)})
+            children, first = list(claim.owner.children()), {p: n for n, p in reversed([*enumerate(chosen)])}
+            own = {
+                str(n): children[p] if first[p] == n else copy.deepcopy(children[p])  # one each, where one comes twice
+                for n, p in enumerate(chosen)
+            }
+            transaction.set_children(claim.owner, own)
             continue
         tensor = getattr(claim.owner, claim.name).detach()
         entries = torch.arange(tensor.shape[claim.axis]).view(had, -1)[list(chosen)].flatten()
@@ -264,7 +268,8 @@ def _places(module: nn.Module, chosen: Tensor, of: int) -> tuple[tuple[int, ...]
     return tuple(module.places[position] for position in chosen.tolist()), module.of
 
 
-def _replace(transaction: Transaction, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
+def replace_tensors(transaction: Transaction, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
+    """Other tensors for a matrix, and what its module says about its size."""
     for name, tensor in tensors.items():
         transaction.set_tensor(matrix.owner, name, tensor)
     _write_features(transaction, matrix.owner)
@@ -284,7 +289,7 @@ def _empty(
     for reader, rows in zip(site.matrices, layout_rows(site, single_group), strict=True):
         assert reader is not None
         if reader.owner is site.module:
-            _replace(transaction, reader, reader.rows(none))
+            replace_tensors(transaction, reader, reader.rows(none))
         else:
             parent, name = parents[id(reader.owner)]
             transaction.set(parent, name, Bypass(reader, reader.rows(none), rows))
@@ -294,11 +299,15 @@ def _empty(
     return bypass
 
 
-def _update_counts(transaction: Transaction, root: nn.Module, site: Site, groups: KVGroups) -> None:
-    """Make true what the attention and its parts say about heads, and filter what reaches it from outside per head."""
+def update_counts(
+    transaction: Transaction, root: nn.Module, site: Site, groups: KVGroups, keep: tuple[int, ...]
+) -> None:
+    """Make true what the attention and its parts say about heads, and filter what reaches it from outside per head.
+
+    `site` is what the attention was, `groups` how its heads share key-value heads now; `keep` are their original indices.
+    """
     module = site.module
     heads, kv = max(1, len(groups.keep)), max(1, len(groups.kv_ids))
-    keep = tuple(site.ids[position] for position in groups.keep) or (0,)
     makes_bias = per_head.makes_bias_for_all(module)
     outside = per_head.outside_biases(module, root)
     if outside and not makes_bias:

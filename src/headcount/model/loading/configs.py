@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from ...errors import BadCheckpoint
 from ...model_files import ModelFiles, model_files, near, read_json_or_refuse
+from .gguf_files import config_in
 
 HUB_KEYWORDS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
@@ -37,6 +38,8 @@ def read_config(files: ModelFiles, trust_remote_code: bool, keywords: dict[str, 
         )
     if files.is_local and files.gguf is None:
         read_json_or_refuse(Path(files.folder) / "config.json")
+    if files.is_local and files.gguf is not None and (own := config_in(Path(files.folder) / files.gguf)) is not None:
+        return own
     try:
         return AutoConfig.from_pretrained(
             files.folder, trust_remote_code=trust_remote_code, **files.keywords, **hub_keywords(files, keywords)

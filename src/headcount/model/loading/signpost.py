@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 KEY = "transformers_weights"
+TABLE = "headcount_shapes"  # of an exported folder, for the code in it
 START = "THIS MODEL WAS CUT BY HEADCOUNT"
 SENTENCE = (
     f"{START}, and stock classes cannot hold it: pip install headcount, then in Python "
     'headcount.load("THIS FOLDER") in the place of from_pretrained("THIS FOLDER")'
 )
+# and on folders that bring the code that can hold them
+TRUST = "THIS MODEL COMES WITH CODE THAT STOCK CLASSES NEED: pass trust_remote_code=True to from_pretrained of an Auto class"
 
 
 def put_up(folder: Path) -> None:
@@ -27,9 +30,18 @@ def put_up(folder: Path) -> None:
 
 
 def take_down(config: Any) -> None:
-    """Take the sign out of a config that headcount has read: it can hold the model."""
-    if str(getattr(config, KEY, None) or "").startswith(START):
+    """Take the sign out of a config that headcount has read, and what the code in an exported folder would have read.
+
+    headcount carries out the record itself, and runs no code of a folder for it.
+    """
+    sign = str(getattr(config, KEY, None) or "")
+    if sign.startswith(START) or sign == TRUST:
         delattr(config, KEY)
+    if TABLE not in vars(config):
+        return
+    config.per_layer_config = None
+    for name in (TABLE, "auto_map", "allow_global_per_layer_attribute_access"):
+        vars(config).pop(name, None)
 
 
 def needs_headcount(folder: Path) -> bool:
