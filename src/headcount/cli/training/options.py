@@ -13,7 +13,7 @@ import typer
 
 from ...data import splits
 from .. import options
-from ..options import CommonFlags, load_model, other_task
+from ..options import CommonFlags, load_model, names_examples, other_task
 from ..run_folder import weights_of
 
 if TYPE_CHECKING:
@@ -94,6 +94,10 @@ class TrainingOptions:
 
     def sane(self, flags: CommonFlags, output: Path | None, run: Path | None) -> None:
         """What is wrong with the flags is said before any work is done."""
+        if names_examples(flags) and flags.data is None:
+            raise typer.BadParameter(
+                f"{flags.task} gives no gradient to train by; train on text with --data FILE, and measure with evaluate --task."
+            )
         if flags.data is None:
             raise typer.BadParameter("say which data to train on with --data FILE.")
         if self.teacher is None and (self.distill is not None or self.temperature is not None):
