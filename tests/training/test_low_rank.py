@@ -152,7 +152,7 @@ def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytes
         Recipe(lora=0)
     with says(Refused, about="checkpoints"):
         hc.train(model, task, RECIPE, checkpoints=tmp_path / "epochs")
-    with says(Refused, about="Gates"), learning(model, "l0") as gates:
+    with says(Refused, about="Gates"), learning(model, "l0", l0=0.1) as gates:
         hc.train(model, task, RECIPE, gates=gates)
     with says(NotFound, about="no linear layer"):
         adapted_matrices(nn.Sequential(nn.LayerNorm(3)))
