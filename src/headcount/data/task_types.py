@@ -125,8 +125,8 @@ def task(
         seed: Random seed of the sample; None takes the first.
         group: The column of the groups (clusters) of examples.
         choices: The column of the choices of multiple choice, or "a,b,c": one for each.
-        stride: Tokens that a sliding window over running text or a long document moves on by.
         prompt: What is read before a choice, with columns in braces: "Question: {question}".
+        stride: Tokens that a sliding window over running text or a long document moves on by.
 
     Returns:
         A task that every verb takes.
