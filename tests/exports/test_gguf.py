@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 import headcount as hc
 from headcount.cli.app import app
-from headcount.errors import BadCheckpoint, BadMeasure, CheckFailed, Refused
+from headcount.data.encoding import loaded_tokenizer
+from headcount.errors import BadCheckpoint, BadData, BadMeasure, CheckFailed, Refused
 from headcount.exports import gguf_file, gguf_speed
 from headcount.exports.formats import Settings
 from headcount.exports.llama_cpp import layers, runtime
@@ -594,3 +595,16 @@ def test_what_cannot_be_timed_is_said(tmp_path: Path, tokenizer: Any, monkeypatc
     monkeypatch.setattr(runtime, "is_installed", lambda: False)
     with pytest.raises(BadMeasure, match="pip install xllamacpp"):
         gguf_speed.token_speeds({"a": path})
+
+
+def test_the_tokenizer_beside_a_file_is_read_and_a_missing_one_is_asked_for(tmp_path: Path, tokenizer: Any) -> None:
+    """transformers knows no architecture `deci`, and so no tokenizer of one."""
+    model = decoder("llama")
+    hc.cut(model, UNEVEN)
+    done, _ = exported(model, tmp_path, tokenizer)
+    with pytest.raises(BadData, match=r"put tokenizer\.json and tokenizer_config\.json of the model"):
+        loaded_tokenizer(done.path)
+    tokenizer.save_pretrained(tmp_path)
+    assert loaded_tokenizer(done.path)("12 films")["input_ids"] == tokenizer("12 films")["input_ids"]
+    hc.save(hc.load(done.path), tmp_path / "saved", source=done.path)
+    assert loaded_tokenizer(tmp_path / "saved")("12 films")["input_ids"] == tokenizer("12 films")["input_ids"]

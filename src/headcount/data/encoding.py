@@ -87,6 +87,11 @@ def _from_pretrained(source: Any, auto: str, noun: str) -> Any:
         if damaged:
             raise BadData(f"{damaged} in {str(source)!r} is not JSON: it is damaged; fetch it again.") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if files.gguf is not None and noun == "a tokenizer":
+            raise BadData(
+                f"transformers cannot read the tokenizer in {files.name} ({reason.split('. ')[0]:.160}); put tokenizer.json and "
+                "tokenizer_config.json of the model beside the file, or give the folder that the file was made from."
+            ) from error
         raise BadData(
             f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({reason:.160}); give the object, or the folder that has it."
         ) from error
