@@ -608,3 +608,21 @@ def test_the_tokenizer_beside_a_file_is_read_and_a_missing_one_is_asked_for(tmp_
     assert loaded_tokenizer(done.path)("12 films")["input_ids"] == tokenizer("12 films")["input_ids"]
     hc.save(hc.load(done.path), tmp_path / "saved", source=done.path)
     assert loaded_tokenizer(tmp_path / "saved")("12 films")["input_ids"] == tokenizer("12 films")["input_ids"]
+
+
+def test_llama_cpp_has_answered_before_it_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its own loop when it is deleted, for ever if that has not begun."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    asked = []
+
+    class Server:
+        def __init__(self, params: object) -> None:
+            asked.append("made")
+
+        def handle_completions(self, request: dict[str, Any]) -> dict[str, Any]:
+            asked.append("answered")
+            return {"error": "no such token"}
+
+    monkeypatch.setattr(xllamacpp, "Server", Server)
+    with runtime.running("some.gguf", 8):
+        assert asked == ["made", "answered"]
