@@ -626,3 +626,33 @@ def test_llama_cpp_has_answered_before_it_can_be_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(xllamacpp, "Server", Server)
     with runtime.running("some.gguf", 8):
         assert asked == ["made", "answered"]
+
+
+@pytest.mark.parametrize(
+    ("family", "to", "settings"),
+    [
+        ("llama", "transformers", {}),
+        ("qwen2", "vllm", {"groups": "pad"}),
+        ("mistral", "vllm", {"groups": "repeat"}),
+        ("llama", "gguf", {"groups": "pad"}),
+        ("llama", "gguf", {"groups": "repeat"}),
+        ("qwen2", "gguf", {"groups": "pad", "dtype": "q8_0", "multiple": 32}),
+    ],
+)
+def test_what_stands_in_for_units_is_written_as_biases_that_the_family_does_not_have(
+    family: str, to: str, settings: dict[str, Any], tmp_path: Path, tokenizer: Any
+) -> None:
+    model = decoder(family, hidden_size=64)
+    generator = torch.Generator().manual_seed(0)
+    fill = {s.name: torch.randn(len(s) * s.width, generator=generator) for s in hc.find(model)}
+    repeated = (to, settings.get("groups")) == ("vllm", "repeat")  # a folder for transformers alone, without zero units
+    hc.cut(model, "0.mlp:0-2 1:0" + ("" if repeated else " 0:* 1.mlp:* 2:* 2.mlp:*"), fill=fill)
+    place = tmp_path / ("model.gguf" if to == "gguf" else "folder")
+    done = hc.export(model, to, place, tokenizer=tokenizer, **settings)
+    assert done.check.runtime.startswith("llama.cpp" if to == "gguf" else "transformers")
+    if repeated:
+        return
+    again = hc.load(done.path, dtype=torch.float32)
+    with torch.no_grad():
+        got, wanted = again(IDS).logits, model(IDS).logits
+    assert (got - wanted).abs().max() <= (0.1 if "dtype" in settings else 1e-5) * wanted.abs().max()
