@@ -89,7 +89,7 @@ def prune(
         str | None,
         typer.Option(
             "--units",
-            help="heads, neurons, layers; commas for several.",
+            help="heads, neurons, layers, kv-groups (a kv head with its query heads); commas for several.",
             show_default="heads; heads,neurons for the trade-off",
         ),
     ] = None,

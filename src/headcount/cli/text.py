@@ -33,6 +33,8 @@ def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
         values = scores.values
         cells = {site: [f"{values[n]:.3f}" for n in ns] for site, ns in sites.items()}
         lines += _map(cells, {site: [scores.units[n].index for n in ns] for site, ns in sites.items()})
+    if scores.members and all(len(heads) == 1 for heads in scores.members.values()):
+        lines.append("no heads share keys and values here: every kv group is one head")
     order, errors = scores.order(), scores.stderr
     places = {unit: n for n, unit in enumerate(scores.units)}
 

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from .. import runs
 from ..documents.prune import Budget, Candidate
-from ..documents.scores import Scores
+from ..documents.scores import Scores, how_many
 from ..efficiency.costs import Costs, operations, shared_out
 from ..errors import BadPlan, NotShown, Refused
 from ..evaluation.evaluator import measure, result_of
+from ..importance.criteria import KV_GROUPS
 from ..importance.criteria import score as score_units
 from ..model.architectures import ModuleSpec
 from ..model.cutting import rules
+from ..model.cutting.kv_groups import kv_groups_of
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
@@ -300,13 +302,22 @@ class Search:
 
     @property
     def rule(self) -> RuntimeRule:
-        """What the runtimes that the plan is for can hold."""
+        """What the runtimes that the plan is for can hold, and whether kv groups stay whole."""
         return self.settings.get("rule", ANY)
+
+    def rule_with(self, rule: RuntimeRule) -> RuntimeRule:
+        """The rule of runtimes, and besides that kv groups go as wholes where they are the units."""
+        return rule._replace(whole_groups=KV_GROUPS in self.kinds)
+
+    @property
+    def counted(self) -> list[str]:
+        """The kinds of units that a plan is made of: those of a kv group are heads."""
+        return list(dict.fromkeys("heads" if word == KV_GROUPS else word for word in self.kinds))
 
     @cached_property
     def cuttable(self) -> tuple[list[str], tuple[tuple[str, str], ...]]:
         """Names of the sites that can be cut, and of those that cannot, with the reason."""
-        return cuttable(self.model, self.units, self.specs)
+        return cuttable(self.model, ",".join(self.counted), self.specs)
 
     @property
     def judge(self) -> Judge | None:
@@ -315,12 +326,12 @@ class Search:
 
     def usable(self, scores: Scores) -> Scores:
         """The scores of what may go."""
-        return _usable(scores, self.kinds, self.names, self.cuttable[0])
+        return _usable(scores, self.counted, self.names, self.cuttable[0])
 
     def scores(self, by: str, task: Task | None = None) -> Scores:
-        """The scores of all units of these kinds."""
+        """The scores of all units of these kinds; the heads of a kv group share its score."""
         options: dict[str, Any] = {"units": self.kinds, "seed": self.settings["seed"], "specs": self.specs}
-        return score_units(self.model, task, by, run=self.notes, **options)
+        return score_units(self.model, task, by, run=self.notes, **options).by_heads()
 
     def candidates(self, resource: str) -> tuple[Candidates, dict[str, Scores]]:
         """Plans for budgets of a resource by every way of weighing, and the scores of all units by the name of the way."""
@@ -342,6 +353,19 @@ class Search:
         if not order:
             raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
         return order
+
+    def asked(self, amount: float | int | str, usable: Scores) -> float | int | str:
+        """How many units were asked for; of kv groups alone as heads, because plans are made of these."""
+        if self.kinds != [KV_GROUPS]:
+            return amount
+        sites = {unit.site for unit in usable}
+        sizes = [
+            len(group)
+            for site in find(self.model, self.specs)
+            if site.name in sites
+            for group in kv_groups_of(site).values()
+        ]
+        return how_many(amount, len(sizes)) * min(sizes)
 
     def must_reach(self, resource: str, target: Any) -> None:
         """Say what cannot be reached whatever the scores before they are computed."""

@@ -95,7 +95,7 @@ def prune(
         params: Share of the parameters that may be left, such as "60%".
         speedup: How many times as fast the model must be on this machine, such as 1.3.
         plan: Units of your own choice, as in `masked`; with `max_drop` they are tested.
-        units: "heads", "neurons", "layers"; several with commas.
+        units: "heads", "neurons", "layers", "kv-groups"; several with commas.
         by: Importance criterion of `score`: by default "taylor", or "fisher" where several kinds of units are weighed.
         tune: Rearrange and rescale the units that stay by least squares, without training.
         compensate: "mean" puts what removed units write on average into biases; "lstsq" is `tune`.

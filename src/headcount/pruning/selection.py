@@ -213,8 +213,9 @@ def choose(
     if score is not None and length is None:
         length = usual_length(score)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length or 128, "batch_size": batch_size}
-    settings |= {"seed": seed, "specs": rows, "rule": rule_of(runtime, tensor_parallel)}
+    settings |= {"seed": seed, "specs": rows}
     search = Search(model, score, by, units, only, step, brake, notes, settings)
+    settings["rule"] = search.rule_with(rule_of(runtime, tensor_parallel))
     chosen = _chosen(search, shop, request, plan)
     if chosen.fill and score is not None:
         chosen = replace(chosen, compensated=score.size)
@@ -245,7 +246,7 @@ def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pl
     common = {**_about(search, all_scores), "order": () if search.rule.binds else order.units}
     shop = replace(shop, scores=usable)
     if kind == "remove":
-        wanted = plan_by(usable, amount, least=least)
+        wanted = plan_by(usable, search.asked(amount, usable), least=least)
         if not wanted:
             raise BadPlan(f"{amount} of {len(usable)} units is none of them; remove at least one.")
         if search.rule.binds:
@@ -272,7 +273,7 @@ def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pl
 def _about(search: Search, all_scores: Scores) -> dict[str, Any]:
     """What every choice says about the units and their scores."""
     about = {"scores": all_scores, "left_alone": search.cuttable[1], "of": len(all_scores)}
-    return {**about, "units": ",".join(search.kinds)}
+    return {**about, "units": ",".join(search.counted)}
 
 
 def _given(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Plan | str) -> Choice:
