@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..plans import Plan
 
 
-SIZES = ("remove", "flops", "params", "speedup")
+SIZES = ("remove", "flops", "params", "kv_cache", "speedup")
 
 
 def prune(
@@ -55,6 +55,12 @@ def prune(
     ] = None,
     params: Annotated[
         str | None, typer.Option("--params", help="Parameter budget, as a share of the full model, such as 60%.")
+    ] = None,
+    kv_cache: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-cache", help="KV cache budget of a decoder, as a share of its bytes per token, such as 50%."
+        ),
     ] = None,
     speedup: Annotated[
         float | None, typer.Option("--speedup", help="Speed-up to reach on this machine, such as 1.3.")
@@ -90,7 +96,7 @@ def prune(
         typer.Option(
             "--units",
             help="heads, neurons, layers, kv-groups (a kv head with its query heads); commas for several.",
-            show_default="heads; heads,neurons for the trade-off",
+            show_default="heads; heads,neurons for the trade-off; kv-groups for --kv-cache",
         ),
     ] = None,
     checkpointing: Checkpointing = False,
@@ -219,11 +225,13 @@ def prune(
     """
     needed = named_paths(model, flags.data, flags.target, run, plan, score_data, select_data, recovery.recover_data)
     how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
+    how_much |= {} if kv_cache is None else {"kv_cache": kv_cache}  # run folders of before are found again
     front_only = row is None and plan is None and all(value is None for value in how_much.values())
     _sane(model, flags, output, force, dry_run or front_only, run, needed)
     targets.sane()
     places_of_exports = targets.places(output, force, needed)
-    units = units or ("heads,neurons" if front_only or row is not None else "heads")
+    usual = "heads,neurons" if front_only or row is not None else "heads"
+    units = units or ("kv-groups" if kv_cache is not None else usual)
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
     units = ",".join(dict.fromkeys(kinds))
@@ -373,9 +381,9 @@ def _go_together(
     how_much: dict[str, Any], row: int | None, plan: Path | None, tradeoff: Path | None, promising: dict[str, Any]
 ) -> None:
     """Refuse flags that say the same thing twice, and those that need another one."""
-    if row is not None and (plan is not None or any(how_much[name] is not None for name in SIZES)):
+    if row is not None and (plan is not None or any(how_much.get(name) is not None for name in SIZES)):
         raise typer.BadParameter(
-            "--row is a size of its own: leave --remove, --flops, --params, --speedup and --plan out."
+            "--row is a size of its own: leave --remove, --flops, --params, --kv-cache, --speedup and --plan out."
         )
     if tradeoff is not None and row is None:
         raise typer.BadParameter("--tradeoff goes with --row.")

@@ -275,6 +275,10 @@ def pruned_text(document: PruneDocument) -> str:
                 f"{remaining / max(1, counted) - 1:+.1%}",
             )
         )
+    if document.kv_cache is not None:
+        filled, fills = document.kv_cache
+        row = (bytes_text(filled), bytes_text(fills), f"{fills / max(1, filled) - 1:+.1%}")
+        rows.append(("KV cache of one token", *row))
     if document.speed is not None:
         first, last = document.speed.rows[0], document.speed.rows[-1]
         at = shape_text(last.batch, last.length)

@@ -24,6 +24,7 @@ from ..documents.scores import Scores
 from ..efficiency.benchmark import bench, by_processor
 from ..efficiency.contention import threads
 from ..efficiency.costs import Costs, one_example, operations, operations_of, parameters
+from ..efficiency.kv_cache import bytes_per_token, cache_costs
 from ..efficiency.latency import seconds
 from ..errors import BadPlan, NotShown
 from ..evaluation.evaluator import device_of
@@ -42,7 +43,12 @@ from .legal_plans import order_of as order_of
 MULTIPLES = {"cpu": 16, "cuda": 64}  # neurons that a width is rounded to: see docs/results/structures.md
 PARTS = 16  # a site is never rounded more coarsely than to so many parts of it
 TRIES = 6  # plans that are cut and measured at most
-CLOSE = {"flops": 0.01, "params": 0.01, "time": 0.05}  # what may be left over of a budget without another try
+CLOSE = {
+    "flops": 0.01,
+    "params": 0.01,
+    "kv-cache": 0.01,
+    "time": 0.05,
+}  # what may be left over of a budget without another try
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +112,12 @@ class BudgetProblem:
 
 
 def purse(model: nn.Module, scores: Scores, resource: str, **settings: Any) -> BudgetProblem:
-    """All that is needed to reckon with FLOPs, parameters or time; time is measured here, once per machine and shape."""
+    """All that is needed to reckon with a resource; time is measured here, once per machine and shape."""
     rows, length = settings.get("specs", ()), settings.get("length")
     if resource == "params":
         costs = parameters(model, rows)
+    elif resource == "kv-cache":
+        costs = cache_costs(model, rows)
     elif resource == "flops":
         costs = operations(model, length, specs=rows)
     else:
@@ -303,6 +311,8 @@ def _real(purse: BudgetProblem, plan: Plan) -> float:
     cut(smaller, plan, specs=purse.specs)
     if purse.costs.what == "flops":
         return float(operations_of(smaller, one_example(unwrap(purse.model), purse.length)))
+    if purse.costs.what == "kv-cache":
+        return float(bytes_per_token(smaller) or 0)
     ratio = times_as_fast(purse, smaller)
     if ratio is None:
         purse.notes.append("reckoned from tables and not timed, because repetitions differed too much")

@@ -305,9 +305,9 @@ class Search:
         """What the runtimes that the plan is for can hold, and whether kv groups stay whole."""
         return self.settings.get("rule", ANY)
 
-    def rule_with(self, rule: RuntimeRule) -> RuntimeRule:
-        """The rule of runtimes, and besides that kv groups go as wholes where they are the units."""
-        return rule._replace(whole_groups=KV_GROUPS in self.kinds)
+    def rule_with(self, rule: RuntimeRule, cache: bool = False) -> RuntimeRule:
+        """The rule of runtimes, and besides that kv groups go as wholes where they are the units, or a `cache` is to shrink."""
+        return rule._replace(whole_groups=cache or KV_GROUPS in self.kinds)
 
     @property
     def counted(self) -> list[str]:

@@ -42,6 +42,7 @@ def prune(
     remove: float | int | str | None = None,
     flops: float | str | None = None,
     params: float | str | None = None,
+    kv_cache: float | str | None = None,
     speedup: float | None = None,
     plan: Any = None,
     units: str = "heads",
@@ -80,8 +81,8 @@ def prune(
     """Make a smaller model and measure what it costs: score, choose, cut, save, load again, measure again.
 
     What `headcount prune` does, with arguments called like its flags. Say how much in one way: `max_drop` is a guarantee in
-    points of the metric, shown on examples that had no part in the scores; `flops`, `params` and `speedup` are budgets;
-    `remove` is a number or a share of the units; `plan` is your own.
+    points of the metric, shown on examples that had no part in the scores; `flops`, `params`, `kv_cache` and `speedup` are
+    budgets; `remove` is a number or a share of the units; `plan` is your own.
     A size may stand beside `max_drop`: both must hold. The final numbers come from examples that had no part in the choice:
     with `data` alone, it is split. The model that was given stays as it was.
 
@@ -93,6 +94,7 @@ def prune(
         remove: How many units go: a count, or a share such as "40%".
         flops: Share of the FLOPs that may be left, such as "50%".
         params: Share of the parameters that may be left, such as "60%".
+        kv_cache: The share of the KV cache's bytes per token that may be left, such as "50%", in whole kv groups.
         speedup: How many times as fast the model must be on this machine, such as 1.3.
         plan: Units of your own choice, as in `masked`; with `max_drop` they are tested.
         units: "heads", "neurons", "layers", "kv-groups"; several with commas.
@@ -139,7 +141,7 @@ def prune(
         12
     """
     how_much: dict[str, Any] = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params}
-    how_much["speedup"] = speedup
+    how_much |= {"kv_cache": kv_cache, "speedup": speedup}
     selection.size_of(plan, **how_much)
     rows, source = tuple(specs), None if isinstance(model, nn.Module) else model
     protected = [Path(path) for path in (source, data) if isinstance(path, str | Path)]

@@ -138,6 +138,7 @@ class FrontRequest:
                 "--step",
                 "--flops",
                 "--params",
+                "--kv-cache",
                 "--speedup",
                 "--remove",
                 "--output",
