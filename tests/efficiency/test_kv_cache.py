@@ -19,10 +19,11 @@ import headcount as hc
 from headcount.cli.text import pruned_text
 from headcount.documents.prune import PruneDocument
 from headcount.efficiency import kv_cache
-from headcount.efficiency.kv_cache import bytes_per_token, cache_costs
+from headcount.efficiency.kv_cache import Serving, bytes_per_token, cache_costs, memory_costs, memory_of
 from headcount.errors import BadPlan, Refused
 from headcount.evaluation.ablation import plans_of
 from headcount.model.cutting.effects import cut_effects
+from headcount.parsing import bytes_in
 from headcount.plans import Unit
 from headcount.pruning import choose, save_pruned
 from headcount.pruning.budget import purse, within
@@ -186,3 +187,76 @@ def test_the_law_sees_a_count_of_query_heads(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kv_cache, "_table", lambda site: right(site) * len(site) / max(1, site.kv_heads))
     with pytest.raises(Refused):
         cache_costs(zoo.build("llama")[0])
+
+
+# -- weights and cache -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_memory_is_the_weights_and_the_cache_of_the_cut_model(name: str) -> None:
+    model, _ = zoo.build(name)
+    serving = Serving(context=50, batch=3, number=2)
+    costs = memory_costs(model, serving)
+    draw = random.Random(1)
+    for seed in range(4):
+        plan = some_groups(model, seed)
+        mlp = [unit for site in hc.find(model).neurons for unit in draw.sample(list(site.units), 10)]
+        plan = hc.Plan(plan.units | set(mlp))
+        smaller = cut_copy(model, plan)
+        cache = bytes_per_token(smaller)
+        assert cache is not None
+        want = 2 * (sum(p.numel() for p in smaller.parameters()) + 50 * 3 * cache / 4)
+        assert memory_of(smaller, serving) == want
+        assert costs.of(plan) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_size_in_memory_is_kept_in_the_format_of_the_checkpoint(name: str) -> None:
+    model, task = zoo_task(name)
+    whole = memory_costs(model, Serving(64, 2, 2)).whole
+    asked = f"{0.7 * whole / 1024:.3f}KiB"
+    settings: dict[str, Any] = {
+        "units": "kv-groups,neurons",
+        "score": task,
+        "by": "fisher",
+        "brake": None,
+        "multiple": 1,
+    }
+    choice = choose(model, memory=asked, context=64, batch=2, dtype=torch.bfloat16, **settings)
+    budget = choice.budget
+    assert budget is not None
+    assert budget.whole == whole
+    assert 0.6 * whole < (budget.measured or 0) <= budget.allowed == pytest.approx(0.7 * whole, rel=1e-3)
+    assert budget.measured == memory_of(cut_copy(model, choice.plan), Serving(64, 2, 2))
+    longer = choose(model, memory=asked, context=80, batch=2, dtype=torch.bfloat16, **settings)
+    assert longer.budget is not None
+    assert longer.budget.whole > whole
+
+
+def test_what_memory_needs_is_said() -> None:
+    model, task = zoo_task("llama")
+    for wishes, about in (
+        ({"memory": "6GiB"}, "context (--context) must be a whole number"),
+        ({"memory": "6GiB", "context": 8, "batch": 0}, "batch (--batch) must be a whole number"),
+        ({"memory": "much", "context": 8}, "How much memory? I got 'much'"),
+        ({"memory": "6GiB", "context": 8}, "is within 6GiB already: nothing has to go"),
+        ({"memory": 100, "context": 8}, "of the memory cannot be reached"),
+    ):
+        with says(BadPlan, about=about):
+            choose(model, units="kv-groups,neurons", score=task, **wishes)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("6GiB", 6 * 2**30),
+        ("500 MB", 5e8),
+        ("1000", 1000),
+        ("1.5kib", 1536),
+        ("GiB", None),
+        ("50%", None),
+        ("-1", None),
+    ],
+)
+def test_sizes_as_people_write_them(text: str, size: float | None) -> None:
+    assert bytes_in(text) == size

@@ -12,7 +12,7 @@ from .bench import Bench
 from .reading import FLAT, SOMETIMES, JsonDocument
 from .results import ResultDocument
 
-BUDGETS = {"flops": "FLOPs", "params": "parameters", "kv-cache": "KV cache", "time": "time"}
+BUDGETS = {"flops": "FLOPs", "params": "parameters", "kv-cache": "KV cache", "memory": "memory", "time": "time"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class GuaranteeDocument:
 class Budget:
     """What was allowed, what the plan was reckoned to cost, and what the cut model really costs, in what the budget counts."""
 
-    what: str  # "flops", "params", "kv-cache" (bytes per token) or "time"
+    what: str  # "flops", "params", "kv-cache" (bytes per token), "memory" (bytes) or "time"
     asked: str | float
     whole: float
     allowed: float
@@ -59,7 +59,7 @@ class Budget:
 
     def __str__(self) -> str:
         kept_share, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
-        verb = "is" if self.what == "kv-cache" else "are"
+        verb = "is" if self.what in ("kv-cache", "memory") else "are"
         text = f"{kept_share:.1%} of the {BUDGETS[self.what]} {verb} left, of {room:.1%} allowed"
         return f"{text} ({self.note.partition(',')[0]})" if self.note else text
 

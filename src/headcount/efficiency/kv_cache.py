@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,17 @@ from ..model.cutting.effects import site_effect
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
-from .costs import Costs, homes
+from .costs import Costs, homes, parameters
 from .random_inputs import one_token
+
+
+class Serving(NamedTuple):
+    """What a decoder is to hold in memory beside its weights: the cache of a batch of texts, all of this length."""
+
+    context: int  # tokens of a text, what was written among them
+    batch: int
+    number: int  # bytes of a number, of weights and cache
+
 
 CACHED = ("decoder", "cross")  # types of attention whose keys and values are kept for the next tokens
 
@@ -87,17 +97,60 @@ def cache_costs(model: nn.Module, specs: tuple[ModuleSpec, ...] = ()) -> Costs:
     return Costs("kv-cache", counted, tables, layers, homes(anatomy))
 
 
+def memory_costs(model: nn.Module, serving: Serving, specs: tuple[ModuleSpec, ...] = ()) -> Costs:
+    """The bytes of all weights and of the cache of a batch, of each site with so many of its units in whole kv groups.
+
+    Layers with a sliding window are counted as if they kept the whole context: a bound.
+    """
+    weights, cache, anatomy = parameters(model, specs), cache_costs(model, specs), find(model, specs)
+    tokens = serving.context * serving.batch * serving.number / _cached_number(model)
+    tables = {}
+    for site in anatomy:
+        table = weights.sites[site.name]
+        if site.kind == "head":  # exact for whole groups, which are all that is bought
+            table = _by_groups(site, partial(_weights_left, site))
+            table = table - min(table[0], table[-1])
+        tables[site.name] = serving.number * table + tokens * cache.sites[site.name]
+    layers = {}
+    for unit, besides in weights.layers.items():  # all that the layer has, less what its sites can lose
+        inside = [name for name, home in weights.homes.items() if home == unit]
+        moved = sum(float(weights.sites[name][-1]) for name in inside)
+        own = sum(float(tables[name][-1] - tokens * cache.sites[name][-1]) for name in inside)
+        layers[unit] = serving.number * (besides + moved) - own
+    whole = serving.number * weights.whole + tokens * cache.whole
+    return Costs("memory", whole, tables, layers, cache.homes)
+
+
+def memory_of(model: nn.Module, serving: Serving) -> float:
+    """The bytes of all weights and of the cache of a batch: weights counted, the cache measured."""
+    weights = sum(p.numel() for p in unwrap(model).parameters())
+    cache = (bytes_per_token(model) or 0) / _cached_number(model)
+    return serving.number * (weights + cache * serving.context * serving.batch)
+
+
+def _weights_left(site: Site, keep: tuple[int, ...]) -> float:
+    return -float(site_effect(site, keep).parameters)
+
+
+def _cached_number(model: nn.Module) -> int:
+    """Bytes of a number of the cache, as the model runs now."""
+    return next((tensor.element_size() for tensor in cached_tensors(model)), 1)
+
+
 def _table(site: Site) -> np.ndarray:
     """The numbers that a token takes in the cache with 0, 1, ... all units; whole kv groups, the smallest ones first."""
-    table = np.zeros(len(site) + 1)
     if site.attention not in CACHED:
-        return table
-    keep = tuple[int, ...]()
-    of_head = _width(site)
-    table[:] = site_effect(site, keep).kv_left * of_head  # an attention without heads still caches one of zeros
+        return np.zeros(len(site) + 1)
+    # an attention without heads still caches one of zeros
+    return _by_groups(site, lambda keep: float(site_effect(site, keep).kv_left * _width(site)))
+
+
+def _by_groups(site: Site, cost: Callable[[tuple[int, ...]], float]) -> np.ndarray:
+    """What 0, 1, 2, ... whole kv groups cost, the smallest first, by the number of their heads."""
+    table, keep = np.full(len(site) + 1, cost(())), tuple[int, ...]()
     for group in sorted(kv_groups_of(site).values(), key=len):
         keep = tuple(sorted({*keep, *group}))
-        table[len(keep) :] = site_effect(site, keep).kv_left * of_head
+        table[len(keep) :] = cost(keep)
     return table
 
 

@@ -15,12 +15,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from .. import runs
 from ..documents.prune import Budget, Candidate
 from ..documents.scores import Scores, how_many
 from ..efficiency.costs import Costs, operations, shared_out
+from ..efficiency.kv_cache import Serving
 from ..errors import BadPlan, NotShown, Refused
 from ..evaluation.evaluator import measure, result_of
 from ..importance.criteria import KV_GROUPS
@@ -30,6 +32,7 @@ from ..model.cutting import rules
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
+from ..model.loading.number_formats import stored_format
 from ..plans import Plan, Unit
 from ..progress import Bar
 from ..stats.brake import Brake, brake_at
@@ -37,7 +40,7 @@ from ..stats.constant_answer import constant_value
 from ..stats.results import Result
 from .budget import BudgetProblem, must_reach, purse, reckoned, within
 from .legal_plans import ANY, RuntimeRule
-from .plan_tests import mark
+from .plan_tests import format_of, mark
 from .weighing import Weighing, weighings
 
 if TYPE_CHECKING:
@@ -353,6 +356,17 @@ class Search:
         if not order:
             raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
         return order
+
+    def serving(self, context: int | None, batch: int, dtype: torch.dtype | None) -> Serving:
+        """What memory has to hold beside the weights, in the number format of the checkpoint to come."""
+        for name, value in (("context", context), ("batch", batch)):
+            if type(value) is not int or value < 1:
+                raise BadPlan(
+                    f"memory (--memory) is weights and the cache of batch texts of context tokens: {name} (--{name}) must be a "
+                    f"whole number from 1 on; I got {value!r:.40}."
+                )
+        assert context is not None
+        return Serving(context, batch, (dtype or stored_format(self.model) or format_of(self.model)).itemsize)
 
     def asked(self, amount: float | int | str, usable: Scores) -> float | int | str:
         """How many units were asked for; of kv groups alone as heads, because plans are made of these."""

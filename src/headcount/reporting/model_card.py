@@ -61,6 +61,8 @@ def amount_text(quantity: str, amount: float) -> str:
     """What a budget counts: FLOPs, parameters, bytes of cache per token, or seconds."""
     if quantity == "kv-cache":
         return f"{with_commas(amount)} bytes per token"
+    if quantity == "memory":
+        return bytes_text(amount)
     if quantity == "params":
         return f"{with_commas(amount)} parameters"
     return flops_text(amount) if quantity == "flops" else seconds_text(amount)

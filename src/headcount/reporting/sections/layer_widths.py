@@ -193,6 +193,7 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
         "flops": "FLOPs of one example",
         "params": "parameters",
         "kv-cache": "KV cache",
+        "memory": "weights and cache",
         "time": "seconds of one pass",
     }.get(quantity, quantity)
     columns = (
