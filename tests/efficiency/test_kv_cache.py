@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import says
 from helpers import zoo
-from helpers.small_models import classifier, zoo_task
+from helpers.small_models import classifier, loss_of, zoo_task
 
 import headcount as hc
 from headcount.cli.text import pruned_text
@@ -127,6 +127,18 @@ def test_a_budget_takes_the_groups_that_lose_least(seed: int, share: float) -> N
             best = min(best, sum(scores[unit] for unit in gone))
     assert sum(scores[unit] for unit in scores.gone(plan)) == pytest.approx(best)
     assert scores.removing(scores.gone(plan)) == plan.units
+
+
+def test_a_budget_goes_with_a_largest_drop_and_with_a_runtime() -> None:
+    model, task = zoo_task("llama")
+    settings: dict[str, Any] = {"units": "kv-groups", "by": "random", "step": "25%", "brake": None}
+    ids = torch.randint(0, zoo.VOCAB, (120, 7), generator=torch.Generator().manual_seed(0))
+    enough = hc.custom_task([{"input_ids": ids}], loss=loss_of)
+    choice = choose(model, kv_cache="50%", max_drop=1e6, select=enough, **settings)
+    assert choice.guarantee is not None
+    assert bytes_per_token(cut_copy(model, choice.plan)) == (bytes_per_token(model) or 0) / 2
+    held = choose(model, kv_cache="25%", score=task, runtime="vllm", **settings).plan
+    assert sorted(len(site) for site in hc.find(cut_copy(model, held)).heads) == [2, 2]
 
 
 def test_half_of_the_heads_at_random_free_little_of_the_cache() -> None:
