@@ -24,6 +24,15 @@ def share_in(text: str) -> float | None:
     return None
 
 
+def bytes_in(text: str) -> float | None:
+    """A size such as "6GiB", "500 MB" or "1000", in bytes; None for other texts."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(?:([kmgt])(i?))?b?", text.strip().lower())
+    if found is None:
+        return None
+    power = "kmgt".index(found[2]) + 1 if found[2] else 0
+    return float(found[1]) * (1024 if found[3] else 1000) ** power
+
+
 def by_number(text: str) -> list[tuple[int, str]]:
     """A sort key under which layer 10 follows layer 9, and epoch-10 follows epoch-09."""
     key = []

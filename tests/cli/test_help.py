@@ -66,7 +66,7 @@ def _set(preset: str, *words: str) -> tuple[dict[str, Any], str]:
         """Make it a group."""
 
     def record(**values: Any) -> None:
-        values.pop("context")
+        values.pop("typer_context")
         calls.append(values)
 
     joined = options.with_data(prune.prune)

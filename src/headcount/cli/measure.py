@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..runs import Run
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")]
-Units = Annotated[str, typer.Option("--units", help="heads, neurons, mlps, attentions or layers.")]
+Units = Annotated[str, typer.Option("--units", help="heads, neurons, mlps, attentions, layers or kv-groups.")]
 Test = Annotated[str, typer.Option("--test", help="randomization, bootstrap, mcnemar (accuracy) or t.")]
 Draws = Annotated[
     int | None, typer.Option("--resamples", help="Resamples of a test.", show_default="100 per test, at least 1000")
@@ -87,7 +87,12 @@ def score(
             show_default="as the criterion was published",
         ),
     ] = "by paper",
-    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers, or several with commas.")] = "heads",
+    units: Annotated[
+        str,
+        typer.Option(
+            "--units", help="heads, neurons, layers, kv-groups (a kv head with its query heads); several with commas."
+        ),
+    ] = "heads",
     checkpointing: Checkpointing = False,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
@@ -281,7 +286,7 @@ def curve(
         bool, typer.Option("--really-cut", help="Cut copies of the model instead of masking.")
     ] = False,
     random_seeds: Annotated[int, typer.Option("--random-seeds", help="Random orders, for the band of chance.")] = 3,
-    units: Annotated[str, typer.Option("--units", help="heads, neurons or layers.")] = "heads",
+    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers or kv-groups.")] = "heads",
     test: Test = "randomization",
     over: Annotated[
         Path | None,

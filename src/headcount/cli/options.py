@@ -208,11 +208,11 @@ def with_data(command: Callable[..., None]) -> Callable[..., None]:
             if f.name not in (*own, *flags, "command"):
                 keyword = inspect.Parameter.KEYWORD_ONLY
                 flags[f.name] = inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name])
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    context = inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @wraps(command)
     def run(**values: Any) -> None:
-        command_field = {"command": command_line(values.pop("context"))}
+        command_field = {"command": command_line(values.pop("typer_context"))}
         shared = {name: values.pop(name) for name in flags} | command_field
         filled = {
             name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})

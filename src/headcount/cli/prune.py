@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..plans import Plan
 
 
-SIZES = ("remove", "flops", "params", "speedup")
+SIZES = ("remove", "flops", "params", "kv_cache", "memory", "speedup")
 
 
 def prune(
@@ -56,6 +56,25 @@ def prune(
     ] = None,
     params: Annotated[
         str | None, typer.Option("--params", help="Parameter budget, as a share of the full model, such as 60%.")
+    ] = None,
+    kv_cache: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-cache", help="KV cache budget of a decoder, as a share of its bytes per token, such as 50%."
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            help="Memory budget of a decoder: weights and KV cache, in the file's number format, such as 6GiB.",
+        ),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="With --memory: tokens of each text in the cache.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="With --memory: texts in the cache.", show_default="1")
     ] = None,
     speedup: Annotated[
         float | None, typer.Option("--speedup", help="Speed-up to reach on this machine, such as 1.3.")
@@ -90,8 +109,8 @@ def prune(
         str | None,
         typer.Option(
             "--units",
-            help="heads, neurons, layers; commas for several.",
-            show_default="heads; heads,neurons for the trade-off",
+            help="heads, neurons, layers, kv-groups (a kv head with its query heads); commas for several.",
+            show_default="heads; heads,neurons for the trade-off; kv-groups for --kv-cache; kv-groups,neurons for --memory",
         ),
     ] = None,
     checkpointing: Checkpointing = False,
@@ -220,11 +239,23 @@ def prune(
     """
     needed = named_paths(model, flags.data, flags.target, run, plan, score_data, select_data, recovery.recover_data)
     how_much = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params, "speedup": speedup}
+    newer = {
+        "kv_cache": kv_cache,
+        "memory": memory,
+    }  # left out where not asked for: run folders of before are found again
+    how_much |= {name: value for name, value in newer.items() if value is not None}
+    if (memory is None) != (context is None) or (memory is None and batch is not None):
+        raise typer.BadParameter(
+            "--memory is weights and cache: it goes with --context (and --batch), and they with it."
+        )
+    served = {} if memory is None else {"context": context, "batch": batch or 1}
     front_only = row is None and plan is None and all(value is None for value in how_much.values())
     _sane(model, flags, output, force, dry_run or front_only, run, needed)
     targets.sane()
     places_of_exports = targets.places(output, force, needed)
-    units = units or ("heads,neurons" if front_only or row is not None else "heads")
+    usual = "heads,neurons" if front_only or row is not None else "heads"
+    usual = "kv-groups,neurons" if memory is not None else usual
+    units = units or ("kv-groups" if kv_cache is not None else usual)
     recovery.sane(max_drop is not None, dry_run)
     kinds = [word.strip() for word in units.split(",") if word.strip()]
     units = ",".join(dict.fromkeys(kinds))
@@ -288,7 +319,7 @@ def prune(
         wanted = front.plan_of_row(row, sets, places, tradeoff)
     settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
     settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
-    settings |= {"compensate": "mean"} if mean else {}
+    settings |= ({"compensate": "mean"} if mean else {}) | served
     options = {
         **how_much,
         **settings,
@@ -374,9 +405,9 @@ def _go_together(
     how_much: dict[str, Any], row: int | None, plan: Path | None, tradeoff: Path | None, promising: dict[str, Any]
 ) -> None:
     """Refuse flags that say the same thing twice, and those that need another one."""
-    if row is not None and (plan is not None or any(how_much[name] is not None for name in SIZES)):
+    if row is not None and (plan is not None or any(how_much.get(name) is not None for name in SIZES)):
         raise typer.BadParameter(
-            "--row is a size of its own: leave --remove, --flops, --params, --speedup and --plan out."
+            "--row is a size of its own: leave --remove, --flops, --params, --kv-cache, --memory, --speedup and --plan out."
         )
     if tradeoff is not None and row is None:
         raise typer.BadParameter("--tradeoff goes with --row.")

@@ -33,6 +33,8 @@ def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
         values = scores.values
         cells = {site: [f"{values[n]:.3f}" for n in ns] for site, ns in sites.items()}
         lines += _map(cells, {site: [scores.units[n].index for n in ns] for site, ns in sites.items()})
+    if scores.members and all(len(heads) == 1 for heads in scores.members.values()):
+        lines.append("no heads share keys and values here: every kv group is one head")
     order, errors = scores.order(), scores.stderr
     places = {unit: n for n, unit in enumerate(scores.units)}
 
@@ -273,6 +275,10 @@ def pruned_text(document: PruneDocument) -> str:
                 f"{remaining / max(1, counted) - 1:+.1%}",
             )
         )
+    if document.kv_cache is not None:
+        filled, fills = document.kv_cache
+        row = (bytes_text(filled), bytes_text(fills), f"{fills / max(1, filled) - 1:+.1%}")
+        rows.append(("KV cache of one token", *row))
     if document.speed is not None:
         first, last = document.speed.rows[0], document.speed.rows[-1]
         at = shape_text(last.batch, last.length)

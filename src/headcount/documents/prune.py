@@ -12,7 +12,7 @@ from .bench import Bench
 from .reading import FLAT, SOMETIMES, JsonDocument
 from .results import ResultDocument
 
-BUDGETS = {"flops": "FLOPs", "params": "parameters", "time": "time"}
+BUDGETS = {"flops": "FLOPs", "params": "parameters", "kv-cache": "KV cache", "memory": "memory", "time": "time"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class GuaranteeDocument:
 
 @dataclass(frozen=True)
 class Budget:
-    """What was allowed, what the plan was reckoned to cost, and what the cut model really costs: FLOPs, parameters, seconds."""
+    """What was allowed, what the plan was reckoned to cost, and what the cut model really costs, in what the budget counts."""
 
-    what: str  # "flops", "params" or "time"
+    what: str  # "flops", "params", "kv-cache" (bytes per token), "memory" (bytes) or "time"
     asked: str | float
     whole: float
     allowed: float
@@ -59,7 +59,8 @@ class Budget:
 
     def __str__(self) -> str:
         kept_share, room = (self.measured or 0.0) / self.whole, self.allowed / self.whole
-        text = f"{kept_share:.1%} of the {BUDGETS[self.what]} are left, of {room:.1%} allowed"
+        verb = "is" if self.what in ("kv-cache", "memory") else "are"
+        text = f"{kept_share:.1%} of the {BUDGETS[self.what]} {verb} left, of {room:.1%} allowed"
         return f"{text} ({self.note.partition(',')[0]})" if self.note else text
 
 
@@ -248,6 +249,7 @@ class PruneDocument(JsonDocument):
     bytes: tuple[int, int]
     speed: Bench | None = None
     flops: tuple[float, float] | None = None
+    kv_cache: tuple[int, int] | None = field(default=None, metadata=SOMETIMES)  # bytes per token, before and after
     steps: Steps = field(metadata=FLAT)
     suspicion: str | None = None
     recovered: Recovery | None = None

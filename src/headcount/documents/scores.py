@@ -22,6 +22,8 @@ from .reading import SOMETIMES, JsonDocument
 FORMAT = 1
 LARGEST_FILE = 500_000_000  # bytes; scores of every neuron of a 70-billion-parameter model have a tenth of that
 NORMS = ("layer", "type", "global", None)
+PLURALS = ("heads", "neurons", "layers", "kv-groups")
+GROUPS = ".kv"  # after the name of an attention: its kv groups
 
 
 class Stability(NamedTuple):
@@ -44,6 +46,7 @@ class SiteScores:
     raw: tuple[float, ...] = ()
     score: tuple[float, ...]
     stderr: tuple[float, ...] | None = field(default=None, metadata=SOMETIMES)
+    heads: tuple[tuple[int, ...], ...] | None = field(default=None, metadata=SOMETIMES)  # of each kv group
 
     def __post_init__(self) -> None:
         if not len(self.units) == len(self.score) == len(self.raw or self.units) == len(self.stderr or self.units):
@@ -77,11 +80,12 @@ class Scores:
     units: tuple[Unit, ...]
     raw: np.ndarray
     by: str
-    kinds: Mapping[str, str]  # site -> "head", "neuron" or "layer"
+    kinds: Mapping[str, str]  # site -> "head", "neuron", "layer" or "kv-group"
     types: Mapping[str, str | None]  # site -> "encoder", "decoder", "cross", or None
     normalize: str | None = None  # l2 over "layer" (each attention or MLP), "type", "global"
     signature: str = ""
     samples: np.ndarray | None = None
+    members: Mapping[Unit, tuple[Unit, ...]] = field(default_factory=dict)  # kv group -> its query heads
     _norms: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -113,7 +117,7 @@ class Scores:
 
     def only(self, *selectors: str) -> Scores:
         """The scores of some units alone: of a kind ("head"), an attention type ("cross") or a site ("3")."""
-        wanted = {word[:-1] if word in ("heads", "neurons", "layers") else word for word in selectors}
+        wanted = {word[:-1] if word in PLURALS else word for word in selectors}
         names_by_site = {site: self._names(site) for site in dict.fromkeys(unit.site for unit in self.units)}
         keep = [n for n, unit in enumerate(self.units) if wanted & names_by_site[unit.site]]
         if not keep:
@@ -146,6 +150,29 @@ class Scores:
         staying = {n for members in places.values() for n in sorted(members, key=lambda n: (-values[n], n))[:least]}
         removable = set(candidates) - staying
         return [self.units[n] for n in np.argsort(values, kind="stable") if n in removable]
+
+    def removing(self, units: Iterable[Unit]) -> frozenset[Unit]:
+        """What goes with these units: themselves, or all query heads of a kv group."""
+        return frozenset(member for unit in units for member in self.members.get(unit, (unit,)))
+
+    def gone(self, plan: Plan) -> set[Unit]:
+        """The units of which nothing is left with this plan."""
+        return {unit for unit in self.units if plan.units.issuperset(self.members.get(unit, (unit,)))}
+
+    def by_heads(self) -> Scores:
+        """The same over heads, which share the score of their kv group in equal parts."""
+        if not self.members:
+            return self
+        place = [(n, self.members.get(unit, (unit,))) for n, unit in enumerate(self.units)]
+        rows = [n for n, members in place for _ in members]
+        parts = np.array([len(members) for _, members in place for _ in members], float)
+        sites = {unit.site: members[0].site for unit, members in self.members.items()}
+        kinds = {sites.get(name, name): "head" if name in sites else kind for name, kind in self.kinds.items()}
+        types = {sites.get(name, name): kind for name, kind in self.types.items()}
+        units = tuple(member for _, members in place for member in members)
+        samples = None if self.samples is None else self.samples[:, rows] / parts
+        about = {"kinds": kinds, "types": types, "samples": samples, "members": {}}
+        return replace(self, units=units, raw=self.raw[rows] / parts, **about)
 
     def stability(self, resamples: int = 100, seed: int = 0) -> list[Stability]:
         """Rank correlation of scores from disjoint sets of examples, for growing sets: were there enough of them?
@@ -190,6 +217,7 @@ class Scores:
                 raw=tuple(self.raw[own].astype(float).tolist()),
                 score=tuple(values[own].astype(float).tolist()),
                 stderr=None if errors is None else tuple(errors[own].astype(float).tolist()),
+                heads=self._heads(own),
             )
         about = ScoresDocument(by=self.by, normalize=self.normalize, signature=self.signature, sites=sites)
         return replace(about, stability=tuple(stability))
@@ -214,7 +242,14 @@ class Scores:
             complete = all(len(site["raw"]) == len(set(site["units"])) == len(site["units"]) for site in sites.values())
             if not complete or not np.isfinite(raw).all():
                 raise BadPlan("The scores are damaged: numbers are missing or not finite; compute them again.")
-            return cls(units, raw, str(data["by"]), kinds, types, data["normalize"], str(data["signature"]))
+            members = {
+                Unit(str(name), int(index)): tuple(Unit(str(name).removesuffix(GROUPS), int(n)) for n in heads)
+                for name, site in sites.items()
+                if site.get("heads") is not None
+                for index, heads in zip(site["units"], site["heads"], strict=True)
+            }
+            about = (str(data["by"]), kinds, types, data["normalize"], str(data["signature"]))
+            return cls(units, raw, *about, members=members)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadPlan(
                 f"These are not scores that headcount wrote ({type(error).__name__}: {error!s:.60})."
@@ -260,8 +295,15 @@ class Scores:
 
     def _names(self, site: str) -> set[str]:
         first = site.split(".")[0]  # of an encoder-decoder; attentions have a type, which says more
-        side = {first} if self.kinds[site] != "head" and first in ("encoder", "decoder") else set()
-        return {site, self.kinds[site], str(self.types[site]), *side}
+        attends = self.kinds[site] in ("head", "kv-group")
+        side = {first} if not attends and first in ("encoder", "decoder") else set()
+        return {site, site.removesuffix(GROUPS), self.kinds[site], str(self.types[site]), *side}
+
+    def _heads(self, places: list[int]) -> tuple[tuple[int, ...], ...] | None:
+        """The query heads of the kv groups at these places; None for other units."""
+        if not self.members or self.units[places[0]] not in self.members:
+            return None
+        return tuple(tuple(head.index for head in self.members[self.units[n]]) for n in places)
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -320,7 +362,9 @@ def plan(scores: Scores, remove: float | int | str, *, least: int = 0, only: str
             f"I was asked to remove {count} of {len(chosen)} units, and with at least {least} left per site only "
             f"{len(order)} can go; remove fewer."
         )
-    return Plan(frozenset(order[:count]), f"the {count} of {len(chosen)} units with the lowest scores by {scores.by}")
+    return Plan(
+        chosen.removing(order[:count]), f"the {count} of {len(chosen)} units with the lowest scores by {scores.by}"
+    )
 
 
 def how_many(amount: float | int | str, of: int) -> int:

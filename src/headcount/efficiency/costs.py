@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..errors import HeadcountError
 from ..evaluation.evaluator import device_of, to_device
 from ..model.anatomy import Anatomy, Site
 from ..model.architectures import ModuleSpec
@@ -45,7 +46,7 @@ MATRIX_PRODUCTS = (
 class Costs:
     """What a model costs in all, each site with 0, 1, 2, ... of its units, and each layer besides its sites."""
 
-    what: str  # "params", "flops" or "time"
+    what: str  # "params", "flops", "kv-cache" or "time"
     whole: float
     sites: Mapping[str, np.ndarray]
     layers: Mapping[Unit, float]
@@ -133,6 +134,15 @@ def operations_of(model: nn.Module, batch: dict[str, Any]) -> int:
     with evaluating(root), torch.no_grad(), counting(root) as now:
         root(**batch)
         return sum(now().values())
+
+
+def operations_of_both(model: nn.Module, smaller: nn.Module, length: int) -> tuple[int, int] | None:
+    """Operations of one example before and after; None where no example can be made up."""
+    try:
+        batch = one_example(unwrap(model), length)
+        return operations_of(model, batch), operations_of(smaller, batch)
+    except HeadcountError:
+        return None
 
 
 def widest(site: Site, count: int) -> tuple[int, ...]:

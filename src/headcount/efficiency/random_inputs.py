@@ -42,6 +42,11 @@ def random_batch(model: nn.Module, batch: int, length: int | None, seed: int = 0
     return {name: value for name, value in inputs.items() if name in parameters or name == kind}
 
 
+def one_token(model: nn.Module) -> dict[str, Any]:
+    """One token of one text, for what reads texts, perhaps beside something else."""
+    return {"input_ids": _tokens(model.config, 1, 1, torch.Generator().manual_seed(0))}
+
+
 def _picture(config: Any) -> tuple[int, ...]:
     """Channels, height and width, and the frames before them where it is a film."""
     vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)

@@ -11,10 +11,11 @@ import numpy as np
 from torch import nn
 
 from .. import notebook
-from ..documents.scores import Scores
+from ..documents.scores import GROUPS, Scores
 from ..errors import BadPlan
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
+from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find
 from ..plans import Plan, Unit, ranges
 from ..stats.metrics import UNFINISHED
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ..data.tasks import Task
     from ..runs import Run
 
-KINDS = ("heads", "neurons", "mlps", "attentions", "layers")
+KINDS = ("heads", "neurons", "mlps", "attentions", "layers", "kv-groups")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,7 @@ class Ablation:
 
 
 def plans_of(anatomy: Anatomy, units: str = "heads", *, block: int | None = None) -> dict[str, Plan]:
-    """One plan per thing to close: each head, each layer, each whole MLP or attention, or blocks of neurons."""
+    """One plan per thing to close: each head, kv group, layer, whole MLP or attention, or blocks of neurons."""
     if units not in KINDS:
         raise BadPlan(f"Units to close are {', '.join(KINDS)}; I got {units!r:.40}.")
     if units == "layers":
@@ -130,6 +131,12 @@ def plans_of(anatomy: Anatomy, units: str = "heads", *, block: int | None = None
     sites = [s for s in (anatomy.neurons if units in ("neurons", "mlps") else anatomy.heads) if len(s)]
     if units in ("mlps", "attentions"):
         return {f"{site.name}:*": Plan(frozenset(site.units)) for site in sites}
+    if units == "kv-groups":  # each is a plan over all its heads
+        return {
+            f"{site.name}{GROUPS}:{kv}": Plan(frozenset(site.units[position] for position in group))
+            for site in sites
+            for kv, group in kv_groups_of(site).items()
+        }
     if units == "heads":
         return {str(unit): Plan(frozenset([unit])) for site in sites for unit in site.units}
     out = {}
@@ -172,7 +179,7 @@ def ablate(
     Args:
         model: The model; it is as it was afterwards.
         task: The data and metric to measure with.
-        units: "heads", "neurons", "mlps", "attentions", "layers", or plans of your own by name.
+        units: "heads", "neurons", "mlps", "attentions", "layers", "kv-groups", or plans of your own by name.
         block: Neurons that are masked together; by default a twelfth of the MLP.
         batch_size: Examples per forward pass; by default that of the task.
         replay: Whether layers below a masked unit are computed once only; the values are the same.

@@ -16,6 +16,7 @@ from ..evaluation.ablation import ablate
 from ..evaluation.evaluator import signature
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.architectures import ModuleSpec
+from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
 from . import activations, layer_orders
@@ -23,6 +24,7 @@ from .attention import confidence_and_entropy
 from .block_influence import block_influence
 from .checkpointing import checkpointing as gradient_checkpointing
 from .gradients import Contributions, contributions
+from .kv_group_scores import group_members, group_unit, summed, together
 from .lrp.relevance import RULES, relevances
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 SCORED_ON = 1024  # examples of the training data that a criterion looks at
 GRANULARITIES = ("example", "token", "batch", "signed")
+KV_GROUPS = "kv-groups"  # a key-value head with all its query heads
 KINDS = {"heads": "head", "neurons": "neuron", "layers": "layer"}
 LOOKED_AT = {
     "taylor": "loss",
@@ -65,6 +68,7 @@ class _Request:
     run: Run | None
     name: str
     specs: tuple[ModuleSpec, ...]
+    grouped: bool = False  # heads that share keys and values are one unit
 
     @property
     def data(self) -> Task:
@@ -74,7 +78,11 @@ class _Request:
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        return tuple(unit for part in self.parts for unit in part.units)
+        return tuple(unit for part in self.parts for unit in (self.members(part) or part.units))
+
+    def members(self, part: Site | Stack) -> dict[Unit, tuple[Unit, ...]]:
+        """The kv groups of an attention with their heads; nothing where heads are units by themselves."""
+        return group_members(part) if self.grouped and isinstance(part, Site) and part.kind == "head" else {}
 
 
 def score(
@@ -93,6 +101,9 @@ def score(
     specs: Iterable[ModuleSpec] = (),
 ) -> Scores:
     """A number for every unit: bigger = matters more. `units` are "heads", "neurons" and "layers", or several of them.
+
+    "kv-groups" are key-value heads with all their query heads: one gate, closed as one. What has no derivative is summed over
+    the heads (confidence and entropy: their mean). Where heads share no keys and values, every group is one head.
 
     - `taylor`: the mean over examples of |dL/dgate| (Michel et al. 2019). `granularity="token"` takes the absolute value
       at every position, as their code does; "batch" sums blocks of 32 examples first; "signed" is the first-order
@@ -126,7 +137,7 @@ def score(
         model: The model; it is as it was afterwards.
         task: The data to score on; some criteria need none.
         by: The criterion.
-        units: "heads", "neurons", "layers", or several of them.
+        units: "heads", "neurons", "layers", "kv-groups", or several of them.
         granularity: taylor: where absolute values are taken.
         normalize: L2 normalization per "layer", "type", "global", or None; by default as published.
         seed: Random seed.
@@ -160,13 +171,20 @@ def score(
         )
     rows = tuple(specs)
     anatomy = find(model, rows)
-    parts = parts_of(anatomy, [units] if isinstance(units, str) else list(units))
-    request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows)
+    words = [units] if isinstance(units, str) else list(units)
+    parts, grouped = parts_of(anatomy, words), KV_GROUPS in ",".join(words)
+    if grouped and granularity == "token":
+        raise BadPlan(
+            "The heads of a kv group are not seen token by token as one: use granularity example, batch or signed."
+        )
+    request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows, grouped)
     with gradient_checkpointing(checkpointing):
         raw, samples = CRITERIA[by](request)
     how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
-    kinds = {part.name: part.kind for part in parts}
-    types = {part.name: getattr(part, "attention", None) for part in parts}
+    members = {unit: heads for part in parts for unit, heads in request.members(part).items()}
+    named = [(group_unit(part, 0).site if request.members(part) else part.name, part) for part in parts]
+    kinds = {site: part.kind if site == part.name else "kv-group" for site, part in named}
+    types = {site: getattr(part, "attention", None) for site, part in named}
     settings = {
         "by": by,
         "granularity": granularity if by == "taylor" else None,
@@ -178,17 +196,22 @@ def score(
     about = type(unwrap(model)).__name__
     if task is not None:
         about = signature(model, task, **({"metric": looked_at} if looked_at else {}))
-    return Scores(request.units, raw, by, kinds, types, how, f"{line}|{about}", samples)
+    return Scores(request.units, raw, by, kinds, types, how, f"{line}|{about}", samples, members)
 
 
 def parts_of(anatomy: Anatomy, units: list[str]) -> tuple[Site | Stack, ...]:
     """The attentions, MLPs or stacks of layers whose units these words name."""
     wanted = [word.strip() for text in units for word in text.split(",")]
-    unknown = [word for word in wanted if word not in KINDS]
+    unknown = [word for word in wanted if word not in (*KINDS, KV_GROUPS)]
     if unknown or not wanted:
         raise BadPlan(
-            f"Units to score are {', '.join(KINDS)}, or several of them; I got {', '.join(unknown) or 'none'}."
+            f"Units to score are {', '.join([*KINDS, KV_GROUPS])}, or several of them; I got {', '.join(unknown) or 'none'}."
         )
+    if {"heads", KV_GROUPS} <= set(wanted):
+        raise BadPlan(
+            "A kv group contains its heads, so that one of them is a unit and not both: leave heads or kv-groups out."
+        )
+    wanted = ["heads" if word == KV_GROUPS else word for word in wanted]
     everything = anatomy.parts
     parts = tuple(p for word in dict.fromkeys(wanted) for p in everything if p.kind == KINDS[word] and len(p))
     for word in wanted:
@@ -203,7 +226,12 @@ Scored = tuple[np.ndarray, np.ndarray | None]  # a number per unit, and the samp
 def _gradients(request: _Request) -> Contributions:
     root = unwrap(request.model)
     how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
-    return contributions(root, request.anatomy, request.parts, request.data, **how)
+    return _as_units(request, contributions(root, request.anatomy, request.parts, request.data, **how))
+
+
+def _as_units(request: _Request, gathered: Contributions) -> Contributions:
+    """The contributions with those of the heads of a kv group added up, as those of one gate."""
+    return together(gathered, request.parts) if request.grouped else gathered
 
 
 def _taylor(request: _Request) -> Scored:
@@ -241,6 +269,7 @@ def _relevance(by: str) -> Callable[[_Request], Scored]:
     def propagated(request: _Request) -> Scored:
         how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
         relevance = relevances(unwrap(request.model), request.anatomy, request.parts, request.data, by, **how)
+        relevance = _as_units(request, relevance)
         # minus: masking a unit takes its relevance away, and "signed" of taylor is what masking does to the loss
         signed = {name: -value for name, value in taylor(relevance, "signed").items()}
         return _joined(request, signed if RULES[by] else taylor(relevance))
@@ -257,7 +286,8 @@ def _joined(request: _Request, samples: dict[str, np.ndarray]) -> Scored:
 
 
 def _ablation(request: _Request) -> Scored:
-    plans = {str(unit): Plan(frozenset([unit])) for unit in request.units}
+    members = {unit: heads for part in request.parts for unit, heads in request.members(part).items()}
+    plans = {str(unit): Plan(frozenset(members.get(unit, (unit,)))) for unit in request.units}
     how = {"batch_size": request.batch_size, "run": request.run, "name": request.name, "specs": request.specs}
     ablation = ablate(request.model, request.data, plans, **how)
     base_values = ablation.base.metric.per_example(ablation.base.rows)
@@ -284,7 +314,8 @@ def _attention(kind: str, sign: int) -> Callable[[_Request], Scored]:
         root = unwrap(request.model)
         how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
         statistics = confidence_and_entropy(root, request.anatomy, request.data, **how)
-        return _joined(request, {name: sign * values for name, values in statistics[kind].items()})
+        values = {name: sign * numbers for name, numbers in statistics[kind].items()}
+        return _joined(request, summed(values, request.parts, mean=True) if request.grouped else values)
 
     return looked_at
 
@@ -296,7 +327,8 @@ def _activations(by: str, samples: Callable[..., dict[str, np.ndarray]]) -> Call
             raise BadPlan(f"{by} is of heads and neurons; score layers by block-influence, or by taylor.")
         how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
         sums = activations.activation_sums(unwrap(request.model), request.anatomy, sites, request.data, **how)
-        return _joined(request, samples(sums, sites))
+        values = samples(sums, sites)
+        return _joined(request, summed(values, sites) if request.grouped else values)
 
     return gathered
 
@@ -307,7 +339,7 @@ def _block_influence(request: _Request) -> Scored:
     for part in request.parts:
         if isinstance(part, Site):  # its units share what the whole of it does
             blocks[part.name] = np.repeat(blocks[part.name] / len(part), len(part), axis=1)
-    return _joined(request, blocks)
+    return _joined(request, summed(blocks, request.parts) if request.grouped else blocks)
 
 
 def _magnitude(request: _Request) -> Scored:
@@ -317,21 +349,27 @@ def _magnitude(request: _Request) -> Scored:
             squares = [sum(float(p.detach().double().square().sum()) for p in b.parameters()) for b in part.blocks]
             values.append(np.array(squares))
         else:
-            values.append(_site_magnitude(part))
+            values.append(_site_magnitude(part, kv_groups_of(part) if request.members(part) else None))
     return np.sqrt(np.concatenate(values)), None
 
 
-def _site_magnitude(site: Site) -> np.ndarray:
-    """Squares of all weights of each unit: the rows that fill it and the columns that write it."""
+def _site_magnitude(site: Site, groups: dict[int, tuple[int, ...]] | None = None) -> np.ndarray:
+    """Squares of all weights of each unit, or kv group: the rows that fill it, each once, and the columns that write it."""
     matrices, columns = site.matrices, site.columns
     if columns is None or any(m is None for m in matrices):
         raise Refused(f"The weights of {site.name} are packed or quantised, so their size cannot be read off per unit.")
     total = _squares(columns, columns.column_axis).view(-1, site.width).sum(-1)
+    places = list((groups or {}).values())
+    if groups is not None:
+        total = torch.stack([total[list(group)].sum() for group in places])
     for m, tables in zip(matrices, site.tables(), strict=True):
         assert m is not None
         per_row = _squares(m, m.row_axis)
         for rows in tables:
-            total = total + per_row[rows].view(len(site), -1).sum(-1)
+            if groups is None:
+                total = total + per_row[rows].view(len(site), -1).sum(-1)
+            else:
+                total = total + torch.stack([per_row[rows[list(group)].unique()].sum() for group in places])
     return total.numpy()
 
 

@@ -24,15 +24,17 @@ from ..documents.scores import Scores
 from ..efficiency.benchmark import bench, by_processor
 from ..efficiency.contention import threads
 from ..efficiency.costs import Costs, one_example, operations, operations_of, parameters
+from ..efficiency.kv_cache import Serving, bytes_per_token, cache_costs, memory_costs, memory_of
 from ..efficiency.latency import seconds
 from ..errors import BadPlan, NotShown
 from ..evaluation.evaluator import device_of
+from ..formatting import bytes_text
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
 from ..model.cutting.effects import parameters_removed
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
-from ..parsing import share_in
+from ..parsing import bytes_in, share_in
 from ..plans import Plan, Unit
 from .knapsack import LayerGroup, Options, fill
 from .legal_plans import ANY, RuntimeRule, legal, legal_order, worth_of
@@ -42,7 +44,13 @@ from .legal_plans import order_of as order_of
 MULTIPLES = {"cpu": 16, "cuda": 64}  # neurons that a width is rounded to: see docs/results/structures.md
 PARTS = 16  # a site is never rounded more coarsely than to so many parts of it
 TRIES = 6  # plans that are cut and measured at most
-CLOSE = {"flops": 0.01, "params": 0.01, "time": 0.05}  # what may be left over of a budget without another try
+CLOSE = {
+    "flops": 0.01,
+    "params": 0.01,
+    "kv-cache": 0.01,
+    "memory": 0.01,
+    "time": 0.05,
+}  # what may be left over of a budget without another try
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +74,7 @@ class BudgetProblem:
     by: str = ""  # what units are weighed by, where it is not the criterion of the scores
     weighed: Mapping[str, SiteOrder] = field(default_factory=dict)
     rule: RuntimeRule = ANY
+    serving: Serving | None = None  # of memory: the cache beside the weights
     notes: list[str] = field(default_factory=list)  # why the last seconds are no time on the clock
 
     @cached_property
@@ -106,10 +115,14 @@ class BudgetProblem:
 
 
 def purse(model: nn.Module, scores: Scores, resource: str, **settings: Any) -> BudgetProblem:
-    """All that is needed to reckon with FLOPs, parameters or time; time is measured here, once per machine and shape."""
+    """All that is needed to reckon with a resource; time is measured here, once per machine and shape."""
     rows, length = settings.get("specs", ()), settings.get("length")
     if resource == "params":
         costs = parameters(model, rows)
+    elif resource == "kv-cache":
+        costs = cache_costs(model, rows)
+    elif resource == "memory":
+        costs = memory_costs(model, settings["serving"], rows)
     elif resource == "flops":
         costs = operations(model, length, specs=rows)
     else:
@@ -148,7 +161,7 @@ def must_reach(purse: BudgetProblem, target: str | float) -> float:
     Seconds are a matter of measuring, and never refused here.
     """
     costs = purse.costs
-    share = 1 / speedup_of(target) if costs.what == "time" else share_of(target)
+    share = _share_of(costs, target)
     least = purse.cheapest()
     if least > share * costs.whole and costs.what != "time":
         raise BadPlan(
@@ -156,6 +169,20 @@ def must_reach(purse: BudgetProblem, target: str | float) -> float:
             f"{_percent(least / costs.whole)} are left; ask for more, or for more kinds of units."
         )
     return share * costs.whole
+
+
+def _share_of(costs: Costs, target: str | float) -> float:
+    """The share of the costs that may be left."""
+    if costs.what == "time":
+        return 1 / speedup_of(target)
+    if costs.what != "memory":
+        return share_of(target)
+    share = memory_in(target) / costs.whole
+    if share >= 1:
+        raise BadPlan(
+            f"The whole model and its cache take {bytes_text(costs.whole)}, which is within {target} already: nothing has to go."
+        )
+    return share
 
 
 def search(purse: BudgetProblem, allowed: float, real_cost: Callable[[Plan], float]) -> tuple[Plan, float] | None:
@@ -303,6 +330,10 @@ def _real(purse: BudgetProblem, plan: Plan) -> float:
     cut(smaller, plan, specs=purse.specs)
     if purse.costs.what == "flops":
         return float(operations_of(smaller, one_example(unwrap(purse.model), purse.length)))
+    if purse.costs.what == "kv-cache":
+        return float(bytes_per_token(smaller) or 0)
+    if purse.serving is not None:
+        return memory_of(smaller, purse.serving)
     ratio = times_as_fast(purse, smaller)
     if ratio is None:
         purse.notes.append("reckoned from tables and not timed, because repetitions differed too much")
@@ -338,6 +369,14 @@ def share_of(share: str | float) -> float:
     if value is None or not 0 < value < 1:
         raise BadPlan(f'How much may be left? I got {share!r:.40}; write a share above 0 and below 1, such as "50%".')
     return value
+
+
+def memory_in(size: str | float) -> float:
+    """Bytes, from a number or a text such as "6GiB"."""
+    value = bytes_in(size) if isinstance(size, str) else None if isinstance(size, bool) else size
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise BadPlan(f'How much memory? I got {size!r:.40}; write a size such as "6GiB", or a number of bytes.')
+    return float(value)
 
 
 def speedup_of(speedup: str | float) -> float:

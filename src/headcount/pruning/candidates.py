@@ -15,19 +15,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from .. import runs
 from ..documents.prune import Budget, Candidate
-from ..documents.scores import Scores
+from ..documents.scores import Scores, how_many
 from ..efficiency.costs import Costs, operations, shared_out
+from ..efficiency.kv_cache import Serving
 from ..errors import BadPlan, NotShown, Refused
 from ..evaluation.evaluator import measure, result_of
+from ..importance.criteria import KV_GROUPS
 from ..importance.criteria import score as score_units
 from ..model.architectures import ModuleSpec
 from ..model.cutting import rules
+from ..model.cutting.kv_groups import kv_groups_of
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
+from ..model.loading.number_formats import stored_format
 from ..plans import Plan, Unit
 from ..progress import Bar
 from ..stats.brake import Brake, brake_at
@@ -35,7 +40,7 @@ from ..stats.constant_answer import constant_value
 from ..stats.results import Result
 from .budget import BudgetProblem, must_reach, purse, reckoned, within
 from .legal_plans import ANY, RuntimeRule
-from .plan_tests import mark
+from .plan_tests import format_of, mark
 from .weighing import Weighing, weighings
 
 if TYPE_CHECKING:
@@ -300,13 +305,22 @@ class Search:
 
     @property
     def rule(self) -> RuntimeRule:
-        """What the runtimes that the plan is for can hold."""
+        """What the runtimes that the plan is for can hold, and whether kv groups stay whole."""
         return self.settings.get("rule", ANY)
+
+    def rule_with(self, rule: RuntimeRule, cache: bool = False) -> RuntimeRule:
+        """The rule of runtimes, and besides that kv groups go as wholes where they are the units, or a `cache` is to shrink."""
+        return rule._replace(whole_groups=cache or KV_GROUPS in self.kinds)
+
+    @property
+    def counted(self) -> list[str]:
+        """The kinds of units that a plan is made of: those of a kv group are heads."""
+        return list(dict.fromkeys("heads" if word == KV_GROUPS else word for word in self.kinds))
 
     @cached_property
     def cuttable(self) -> tuple[list[str], tuple[tuple[str, str], ...]]:
         """Names of the sites that can be cut, and of those that cannot, with the reason."""
-        return cuttable(self.model, self.units, self.specs)
+        return cuttable(self.model, ",".join(self.counted), self.specs)
 
     @property
     def judge(self) -> Judge | None:
@@ -315,12 +329,12 @@ class Search:
 
     def usable(self, scores: Scores) -> Scores:
         """The scores of what may go."""
-        return _usable(scores, self.kinds, self.names, self.cuttable[0])
+        return _usable(scores, self.counted, self.names, self.cuttable[0])
 
     def scores(self, by: str, task: Task | None = None) -> Scores:
-        """The scores of all units of these kinds."""
+        """The scores of all units of these kinds; the heads of a kv group share its score."""
         options: dict[str, Any] = {"units": self.kinds, "seed": self.settings["seed"], "specs": self.specs}
-        return score_units(self.model, task, by, run=self.notes, **options)
+        return score_units(self.model, task, by, run=self.notes, **options).by_heads()
 
     def candidates(self, resource: str) -> tuple[Candidates, dict[str, Scores]]:
         """Plans for budgets of a resource by every way of weighing, and the scores of all units by the name of the way."""
@@ -342,6 +356,30 @@ class Search:
         if not order:
             raise BadPlan(f"With at least {least} left per site none of the {len(usable)} units can go; keep fewer.")
         return order
+
+    def serving(self, context: int | None, batch: int, dtype: torch.dtype | None) -> Serving:
+        """What memory has to hold beside the weights, in the number format of the checkpoint to come."""
+        for name, value in (("context", context), ("batch", batch)):
+            if type(value) is not int or value < 1:
+                raise BadPlan(
+                    f"memory (--memory) is weights and the cache of batch texts of context tokens: {name} (--{name}) must be a "
+                    f"whole number from 1 on; I got {value!r:.40}."
+                )
+        assert context is not None
+        return Serving(context, batch, (dtype or stored_format(self.model) or format_of(self.model)).itemsize)
+
+    def asked(self, amount: float | int | str, usable: Scores) -> float | int | str:
+        """How many units were asked for; of kv groups alone as heads, because plans are made of these."""
+        if self.kinds != [KV_GROUPS]:
+            return amount
+        sites = {unit.site for unit in usable}
+        sizes = [
+            len(group)
+            for site in find(self.model, self.specs)
+            if site.name in sites
+            for group in kv_groups_of(site).values()
+        ]
+        return how_many(amount, len(sizes)) * min(sizes)
 
     def must_reach(self, resource: str, target: Any) -> None:
         """Say what cannot be reached whatever the scores before they are computed."""

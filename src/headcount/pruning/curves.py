@@ -163,7 +163,7 @@ def curve(
         scores: Importance scores, or a function `(model, plan) -> Scores` for iterative pruning, or a criterion of `score`.
         by: A criterion of `score`, instead of `scores`; "taylor" if neither is there.
         score_data: With a criterion: the data to score on. By default half of `task`, which is then not measured on.
-        units: With a criterion: "heads", "neurons" or "layers".
+        units: With a criterion: "heads", "neurons", "layers" or "kv-groups".
         step: Units per step: a count, a share such as "10%", or the counts themselves.
         least: Units that every site keeps.
         only: Restricts the units to a type ("encoder", "decoder", "cross").
@@ -201,7 +201,7 @@ def curve(
     assert isinstance(current, Scores)
     names = [only] if isinstance(only, str) else list(only)
     chosen = current.only(*names) if names else current
-    reachable = len(chosen.order(least))
+    reachable, of = len(chosen.order(least)), len(chosen.removing(chosen))
     targets = [n for n in counts(step, len(chosen)) if n <= reachable]
     if targets[-1] < reachable and (isinstance(step, str) or not isinstance(step, Sequence)):
         targets.append(reachable)
@@ -230,7 +230,7 @@ def curve(
         points.append(point)
         if until_drop is not None and point.comparison.damage > until_drop:
             break
-    return Curve(chosen.by, len(chosen), tuple(points), chosen.signature)
+    return Curve(chosen.by, of, tuple(points), chosen.signature)
 
 
 def _one_criterion(scores: str | None, by: str | None) -> str:
@@ -251,9 +251,10 @@ def _apart(task: Task, score_data: Task | None, seed: int) -> tuple[Task, Task]:
 
 def _grown(plan: Plan, scores: Scores, target: int, least: int) -> Plan:
     """The plan with the least important of the units that are still there, until it has `target` of them."""
-    missing = max(0, target - len(plan))
-    units = plan.units | set(scores.order(least, removed_units=plan)[:missing])
-    return Plan(frozenset(units), f"{len(units)} of {len(scores)} units, least {scores.by} first")
+    gone = scores.gone(plan)
+    missing = max(0, target - len(gone))
+    units = plan.units | scores.removing(scores.order(least, removed_units=gone)[:missing])
+    return Plan(units, f"{len(units)} of {len(scores.removing(scores))} units, least {scores.by} first")
 
 
 def curve_of(measured_curve: Curve) -> documents.Curve:

@@ -67,7 +67,7 @@ def tradeoff(
     Args:
         model: The model; it is as it was afterwards.
         score: Data to score and to measure plans on; numbers to report come from other data.
-        units: "heads", "neurons", "layers", or several of them.
+        units: "heads", "neurons", "layers", "kv-groups", or several of them.
         by: The criterion; by default several, of which the best is taken for every row.
         step: Share of the FLOPs between rows, such as "10%"; by default so that there are about eight.
         least: Units that every site keeps.
@@ -96,9 +96,9 @@ def tradeoff(
     score = splits.distinct(score)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "batch_size": batch_size, "seed": seed}
     settings |= {"length": length or sorted(score.lengths)[score.size // 2], "specs": tuple(specs)}
-    settings["rule"] = rule_of(runtime, tensor_parallel)
     notes: Any = run or InMemory()
     search = Search(model, score, by, units, only, step or "10%", brake, notes, settings)
+    settings["rule"] = search.rule_with(rule_of(runtime, tensor_parallel))
     candidates, scores = search.candidates("flops")
     judge = search.judge
     assert judge is not None
@@ -127,7 +127,7 @@ def tradeoff(
             bar.advance()
     return TradeoffDocument(
         model=str(getattr(getattr(unwrap(model), "config", None), "name_or_path", "") or type(unwrap(model)).__name__),
-        units=",".join(search.kinds),
+        units=",".join(search.counted),
         of=len(next(iter(scores.values()))),
         base=ResultDocument.of(base),
         constant=judge.constant,

@@ -49,21 +49,22 @@ def worth_of(scores: Scores) -> dict[Unit, float]:
 
 
 class RuntimeRule(NamedTuple):
-    """What the layers of a model have to be like for some runtimes; whatever it says besides, groups have one size."""
+    """What the layers of a model have to be like: for some runtimes, whose groups have one size, or for plans of whole groups."""
 
     names: tuple[str, ...] = ()  # the formats that it is for
     even_groups: bool = False  # key-value heads of an attention serve equally many query heads
     attention: bool = False  # no attention may lose all its heads
     parallel: int = 1  # heads, key-value heads and neurons of every layer are multiples of this
+    whole_groups: bool = False  # a key-value head goes with all its query heads, or stays with all of them
 
     @property
     def binds(self) -> bool:
         """Whether there is anything that cannot be held."""
-        return self.even_groups or self.attention or self.parallel > 1
+        return self.even_groups or self.attention or self.parallel > 1 or self.whole_groups
 
     def __str__(self) -> str:
         devices = f" on {self.parallel} devices" if self.parallel > 1 else ""
-        return f"{' and '.join(self.names)}{devices}"
+        return f"{' and '.join(self.names) or 'whole kv groups'}{devices}"
 
 
 ANY = RuntimeRule()  # of headcount itself: everything can be held
@@ -112,7 +113,9 @@ def must_be_legal(plan: Plan, anatomy: Anatomy, rule: RuntimeRule) -> None:
     if back:
         name = next(iter(back)).site
         what = "groups of one size, " * rule.even_groups + "an attention in every layer, " * rule.attention
-        what += f"numbers that divide by {rule.parallel}, " * (rule.parallel > 1)
+        what += (
+            f"numbers that divide by {rule.parallel}, " * (rule.parallel > 1) + "whole kv groups, " * rule.whole_groups
+        )
         raise Refused(
             f"{rule} cannot hold what this plan leaves of {name}: it needs {what}so {back} would have to stay; change the plan, "
             "or leave runtime (--for) out and export with groups (--groups)."
@@ -160,9 +163,10 @@ def _choices(site: Site, worth: dict[Unit, float], rule: RuntimeRule) -> Iterato
     """How many heads stay, what is lost, and which go: for so many groups of so many heads, those that are worth most."""
     groups = [sorted(group, key=lambda unit: -worth[unit]) for group in _groups(site).values()]
     everything = frozenset(site.units)
-    for size in range(1, max(map(len, groups), default=0) + 1):
+    most = max(map(len, groups), default=0)
+    for size in [most] if rule.whole_groups else range(1, most + 1):
         tops = sorted(
-            (group[:size] for group in groups if len(group) >= size),
+            (group[:size] for group in groups if len(group) >= size or rule.whole_groups),
             key=lambda top: -sum(worth[unit] for unit in top),
         )
         for count in range(rule.parallel, len(tops) + 1, rule.parallel):
@@ -188,7 +192,7 @@ def _heads_back(site: Site, removed: set[Unit], rule: RuntimeRule, worth: Callab
     staying = {kv: sum(unit not in removed for unit in group) for kv, group in groups.items()}
     wanted = ceil(sum(map(bool, staying.values())) / rule.parallel) * rule.parallel
     wanted = max(wanted, rule.parallel if rule.attention else 0)
-    size = max(1, *staying.values())
+    size = max(map(len, groups.values()), default=1) if rule.whole_groups else max(1, *staying.values())
     by_worth = sorted(groups, key=lambda kv: (not staying[kv], -sum(worth(unit) for unit in groups[kv][:size])))
     for kv in by_worth[:wanted]:
         yield from (unit for unit in groups[kv][:size] if unit in removed)

@@ -42,6 +42,10 @@ def prune(
     remove: float | int | str | None = None,
     flops: float | str | None = None,
     params: float | str | None = None,
+    kv_cache: float | str | None = None,
+    memory: float | str | None = None,
+    context: int | None = None,
+    batch: int = 1,
     speedup: float | None = None,
     plan: Any = None,
     units: str = "heads",
@@ -80,8 +84,8 @@ def prune(
     """Make a smaller model and measure what it costs: score, choose, cut, save, load again, measure again.
 
     What `headcount prune` does, with arguments called like its flags. Say how much in one way: `max_drop` is a guarantee in
-    points of the metric, shown on examples that had no part in the scores; `flops`, `params` and `speedup` are budgets;
-    `remove` is a number or a share of the units; `plan` is your own.
+    points of the metric, shown on examples that had no part in the scores; `flops`, `params`, `kv_cache` and `speedup` are
+    budgets; `remove` is a number or a share of the units; `plan` is your own.
     A size may stand beside `max_drop`: both must hold. The final numbers come from examples that had no part in the choice:
     with `data` alone, it is split. The model that was given stays as it was.
 
@@ -93,9 +97,13 @@ def prune(
         remove: How many units go: a count, or a share such as "40%".
         flops: Share of the FLOPs that may be left, such as "50%".
         params: Share of the parameters that may be left, such as "60%".
+        kv_cache: The share of the KV cache's bytes per token that may be left, such as "50%", in whole kv groups.
+        memory: Bytes that the weights and the cache may take, such as "6GiB".
+        context: With `memory`: tokens of every text in the cache.
+        batch: With `memory`: texts in the cache.
         speedup: How many times as fast the model must be on this machine, such as 1.3.
         plan: Units of your own choice, as in `masked`; with `max_drop` they are tested.
-        units: "heads", "neurons", "layers"; several with commas.
+        units: "heads", "neurons", "layers", "kv-groups"; several with commas.
         by: Importance criterion of `score`: by default "taylor", or "fisher" where several kinds of units are weighed.
         tune: Rearrange and rescale the units that stay by least squares, without training.
         compensate: "mean" puts what removed units write on average into biases; "lstsq" is `tune`.
@@ -139,7 +147,7 @@ def prune(
         12
     """
     how_much: dict[str, Any] = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params}
-    how_much["speedup"] = speedup
+    how_much |= {"kv_cache": kv_cache, "memory": memory, "speedup": speedup}
     selection.size_of(plan, **how_much)
     rows, source = tuple(specs), None if isinstance(model, nn.Module) else model
     protected = [Path(path) for path in (source, data) if isinstance(path, str | Path)]
@@ -160,13 +168,14 @@ def prune(
     assert tasks[0] is not None
     sets = sets_of((tasks[0], tasks[1] if needs[0] else None, tasks[2] if needs[1] else None), needs, seed)
     length = length or selection.usual_length(sets.report)
-    tuned_in = (
-        pipeline.number_format(source, trust_remote_code=trust_remote_code) if (tune or mean) and source else None
-    )
+    in_format = source is not None and (tune or mean or memory is not None)
+    tuned_in = pipeline.number_format(source, trust_remote_code=trust_remote_code) if source and in_format else None
     with gradient_checkpointing(checkpointing):
         choice = selection.choose(
             subject,
             **how_much,
+            context=context,
+            batch=batch,
             plan=plan,
             score=sets.score,
             select=sets.select,

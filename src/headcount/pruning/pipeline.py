@@ -30,8 +30,9 @@ from ..documents.prune import (
 from ..documents.reading import read
 from ..documents.results import ResultDocument
 from ..efficiency.benchmark import Bench, bench
-from ..efficiency.costs import homes, one_example, operations_of
-from ..errors import BadData, CheckFailed, HeadcountError
+from ..efficiency.costs import homes, operations_of_both
+from ..efficiency.kv_cache import cache_sizes
+from ..errors import BadData, CheckFailed
 from ..evaluation.evaluator import device_of, evaluate, measure, result_of, to_device
 from ..exports.several import NONE, Exports
 from ..formatting import bytes_text, flops_text
@@ -85,6 +86,7 @@ class Pruned:
     constant: float | None = None  # what a constant answer is worth, where the rows do not tell: losses over tokens
     model: Any = None  # the smaller model, as it was loaded again
     examples: tuple[str, ...] = ()  # which examples were used for what, a line for each use
+    kv_cache: tuple[int, int] | None = None  # bytes per token of a decoder, as measured
     exports: Exports = NONE  # what it was exported to, and what it could not be
 
     @property
@@ -106,6 +108,9 @@ class Pruned:
         if self.flops is not None:
             counted, left = self.flops
             rows.append(("FLOPs", flops_text(counted), flops_text(left), f"{left / max(1, counted) - 1:+.1%}"))
+        if self.kv_cache is not None:
+            took, takes = self.kv_cache
+            rows.append(("KV cache", f"{took:,} B/token", f"{takes:,} B/token", f"{takes / max(1, took) - 1:+.1%}"))
         return rows
 
     def __str__(self) -> str:
@@ -238,11 +243,12 @@ def save_pruned(
             bench(pair, batch_sizes=(batch_size,), lengths=(length or usual_length(report),), seconds=10.0, seed=seed),
             cost,
             target,
-            _operations(model, smaller, length or usual_length(report)),
+            operations_of_both(model, smaller, length or usual_length(report)),
             facts,
             "" if choice.selected is None else known_before(choice.selected, before, seed),
             _constant_loss(report),
             smaller,
+            kv_cache=cache_sizes(model, smaller),
         )
         facts_of = {"task": report.kind, "stock": stock, "base_card": _old_card(source), "sets_note": left_out or None}
         facts_of.update(about or {})
@@ -300,6 +306,7 @@ def document_of(result: Pruned, model: nn.Module, about: dict[str, Any]) -> Prun
         bytes=result.bytes,
         speed=result.speed,
         flops=result.flops,
+        kv_cache=result.kv_cache,
         steps=choice.told(),
         suspicion=result.suspicion or None,
         recovered=None if result.recovered is None else read(Recovery, result.recovered),
@@ -370,15 +377,6 @@ def _constant_loss(task: Task) -> float | None:
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
-
-
-def _operations(model: nn.Module, smaller: nn.Module, length: int) -> tuple[int, int] | None:
-    """Operations of one example before and after; None where no example can be made up."""
-    try:
-        batch = one_example(unwrap(model), length)
-        return operations_of(model, batch), operations_of(smaller, batch)
-    except HeadcountError:
-        return None
 
 
 def _write(

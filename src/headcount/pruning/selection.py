@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..data.tasks import Task
     from ..runs import Run
 
-RESOURCES = {"flops": "flops", "params": "params", "speedup": "time"}
+RESOURCES = {"flops": "flops", "params": "params", "kv-cache": "kv-cache", "memory": "memory", "speedup": "time"}
 BUDGET_SETTINGS = ("least", "multiple", "length", "batch_size")
 
 
@@ -143,6 +143,10 @@ def choose(
     max_drop: float | None = None,
     flops: float | str | None = None,
     params: float | str | None = None,
+    kv_cache: float | str | None = None,
+    memory: float | str | None = None,
+    context: int | None = None,
+    batch: int = 1,
     speedup: float | None = None,
     plan: Plan | str | None = None,
     score: Task | None = None,
@@ -172,9 +176,11 @@ def choose(
     """What to remove: so many units, what a budget cannot keep, or so many that at most `max_drop` points are lost.
 
     `remove` units go in the order of their scores on `score`. `flops` and `params` are the shares that may be left
-    ("50%"), and `speedup` is how many times as fast the model must run here, at this batch size and length: units of
-    all kinds are weighed against each other by what is lost without them for what they cost, in several ways where no
-    criterion is asked for; the plans are measured on some of the examples of `score`, and the best is taken
+    ("50%"). `kv_cache` is that of the cache's bytes per token of a decoder, and `memory` the bytes of all weights and of the
+    cache of `batch` texts of `context` tokens ("6GiB"), in the number format of the checkpoint to come; with both, heads that
+    share keys and values go or stay together. `speedup` is how many times as fast the model must run here, at this batch
+    size and length. Units of all kinds are weighed against each other by what is lost without them for what they cost, in
+    several ways where no criterion is asked for; the plans are measured on some of the examples of `score`, and the best is taken
     (`Choice.candidates`). The cut model is never over the budget. Neurons stay in multiples of `multiple`. A plan that
     loses more than `brake` on examples of `score` is refused (`TooMuchLost`): a share of the way from the whole model to a
     constant answer, a number of points, or None.
@@ -200,7 +206,9 @@ def choose(
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
     rows = tuple(specs)
-    request, drop = size_of(plan, remove=remove, max_drop=max_drop, flops=flops, params=params, speedup=speedup)
+    sizes = {"remove": remove, "flops": flops, "params": params, "kv_cache": kv_cache, "memory": memory}
+    sizes["speedup"] = speedup
+    request, drop = size_of(plan, max_drop=max_drop, **sizes)
     tune, mean = ways_of(compensate, tune)
     brake_setting(brake)
     score, select, left_out = _kept_apart(score, select)
@@ -213,8 +221,11 @@ def choose(
     if score is not None and length is None:
         length = usual_length(score)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length or 128, "batch_size": batch_size}
-    settings |= {"seed": seed, "specs": rows, "rule": rule_of(runtime, tensor_parallel)}
+    settings |= {"seed": seed, "specs": rows}
     search = Search(model, score, by, units, only, step, brake, notes, settings)
+    settings["rule"] = search.rule_with(rule_of(runtime, tensor_parallel), request[0] in ("kv-cache", "memory"))
+    if request[0] == "memory":
+        settings["serving"] = search.serving(context, batch, dtype)
     chosen = _chosen(search, shop, request, plan)
     if chosen.fill and score is not None:
         chosen = replace(chosen, compensated=score.size)
@@ -233,7 +244,7 @@ def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pl
             raise BadPlan(f"{layer_orders.EVERY_OTHER} has no milder plans to test on the way; leave max_drop out.")
         choice = _evenly(find(search.model, search.specs), request, search.units, search.names, allowed, left_alone)
         return _braked(search, _as_tried(choice, shop.prepare(choice.plan)))
-    if resource in ("flops", "params"):
+    if resource in ("flops", "params", "kv-cache", "memory"):
         search.must_reach(resource, amount)
     if resource:
         return _within_budget(search, shop, request, resource)
@@ -245,7 +256,7 @@ def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pl
     common = {**_about(search, all_scores), "order": () if search.rule.binds else order.units}
     shop = replace(shop, scores=usable)
     if kind == "remove":
-        wanted = plan_by(usable, amount, least=least)
+        wanted = plan_by(usable, search.asked(amount, usable), least=least)
         if not wanted:
             raise BadPlan(f"{amount} of {len(usable)} units is none of them; remove at least one.")
         if search.rule.binds:
@@ -272,7 +283,7 @@ def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pl
 def _about(search: Search, all_scores: Scores) -> dict[str, Any]:
     """What every choice says about the units and their scores."""
     about = {"scores": all_scores, "left_alone": search.cuttable[1], "of": len(all_scores)}
-    return {**about, "units": ",".join(search.kinds)}
+    return {**about, "units": ",".join(search.counted)}
 
 
 def _given(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Plan | str) -> Choice:
@@ -303,7 +314,8 @@ def _within_budget(search: Search, shop: PlanTester, request: tuple[str, Any], r
         search.kinds,
         search.names,
         *(search.settings[key] for key in BUDGET_SETTINGS),
-        *[[*search.rule]] * search.rule.binds,
+        *[[*search.rule][: None if search.rule.whole_groups else -1]] * search.rule.binds,
+        *search.settings.get("serving", ()),
     ]
 
     def bought() -> dict[str, Any]:
@@ -447,13 +459,15 @@ def exactly_one_of(plan: Any, **wishes: Any) -> tuple[str, Any]:
     if plan is not None or len(requests) != 1:
         named = " and ".join([kind for kind, _ in requests] + ["plan"] * (plan is not None)) or "none"
         raise BadPlan(
-            "Say how much in one way: how many to remove, the largest drop, the share of FLOPs or parameters (params) that "
-            f"may be left, a speed-up, or a plan; I got {named}."
+            "Say how much in one way: how many to remove, the largest drop, the share of FLOPs, parameters (params) or "
+            f"KV cache (kv_cache) that may be left, a speed-up, or a plan; I got {named}."
         )
     kind, value = requests[0]
     if kind == "speedup":
         budgets.speedup_of(value)
-    if kind in ("flops", "params"):
+    if kind == "memory":
+        budgets.memory_in(value)
+    if kind in ("flops", "params", "kv-cache"):
         budgets.share_of(value)
     return kind, value
 

@@ -168,7 +168,7 @@ def limited(
 
     `settings` are `by`, `units`, `step` and `tune`, and `speedup` where one is to be reached, which is not given back.
     """
-    kinds = [word.strip().removesuffix("s") for word in settings["units"].split(",")]
+    kinds = [word.strip().replace("kv-groups", "heads").removesuffix("s") for word in settings["units"].split(",")]
     anatomy = find(model, tuple(specs))
     units = sum(len(part) for part in anatomy.parts if part.kind in kinds)
     work = work_of(sets, settings, units)

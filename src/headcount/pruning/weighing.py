@@ -54,8 +54,8 @@ def weighings(
     """Every way: by one criterion alone where one is asked for, else Fisher, Taylor, both, and units of a site together."""
     options: dict[str, Any] = {"units": kinds, "seed": seed, "run": notes, "specs": specs}
     if by is not None and by != "fisher":
-        return [Weighing(by, score_units(model, task, by, **options))]
-    fisher = score_units(model, task, "fisher", **options)
+        return [Weighing(by, score_units(model, task, by, **options).by_heads())]
+    fisher = score_units(model, task, "fisher", **options).by_heads()
     out = [Weighing("fisher", fisher)]
     assert task is not None
     anatomy = find(model, specs)
@@ -63,7 +63,7 @@ def weighings(
     gathered = contributions(unwrap(model), anatomy, parts, task, run=notes, name="score")
     orders = {part.name: block_order(part, gathered) for part in parts if isinstance(part, Site)}
     if by is None:
-        taylor = score_units(model, task, "taylor", **options)
+        taylor = score_units(model, task, "taylor", **options).by_heads()
         out += [Weighing("taylor", taylor), Weighing(MIXTURE, _mixed([fisher, taylor]))]
     return [*out, Weighing(BLOCK, fisher, orders)]
 

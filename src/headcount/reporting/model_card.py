@@ -61,7 +61,11 @@ def card(document: PruneDocument) -> str:
 
 
 def amount_text(quantity: str, amount: float) -> str:
-    """What a budget counts: FLOPs, parameters or seconds."""
+    """What a budget counts: FLOPs, parameters, bytes of cache per token, or seconds."""
+    if quantity == "kv-cache":
+        return f"{with_commas(amount)} bytes per token"
+    if quantity == "memory":
+        return bytes_text(amount)
     if quantity == "params":
         return f"{with_commas(amount)} parameters"
     return flops_text(amount) if quantity == "flops" else seconds_text(amount)
@@ -204,6 +208,8 @@ def _numbers(document: PruneDocument) -> str:
     ]
     if document.flops is not None:
         rows.append(("FLOPs of one example", *(flops_text(count) for count in document.flops)))
+    if document.kv_cache is not None:
+        rows.append(("KV cache of one token", *(bytes_text(size) for size in document.kv_cache)))
     speed = document.speed
     notes = [f"Difference: {document.comparison}."]
     if speed:

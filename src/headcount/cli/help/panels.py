@@ -29,7 +29,7 @@ GROUPS: dict[str, Groups] = {
     "prune": {
         FIRST: "data output max_drop speedup units dry_run",
         "Presets": "fast careful",
-        "How much goes": "remove flops params row tradeoff brake plan",
+        "How much goes": "remove flops params kv_cache memory context batch row tradeoff brake plan",
         "Which units go": "by tune compensate only least multiple length checkpointing",
         "The guarantee of --max-drop": "alpha step tries fresh cap",
         "Examples for each use": "score_data score_limit select_data select_limit",
@@ -166,7 +166,7 @@ def _is_more(parameter: inspect.Parameter) -> bool:
 
 def _set_by(preset: Preset, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a preset sets: flags that the user did not give, and that have something to say here. It is printed."""
-    context: typer.Context = values["context"]
+    context: typer.Context = values["typer_context"]
     out = {}
     for flag, value in preset.values.items():
         needed = preset.with_flag.get(flag, "")

@@ -25,7 +25,7 @@ def tradeoff(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub.")],
     flags: CommonFlags,
     units: Annotated[
-        str, typer.Option("--units", help="heads, neurons, layers; commas for several.")
+        str, typer.Option("--units", help="heads, neurons, layers, kv-groups; commas for several.")
     ] = "heads,neurons",
     by: Annotated[
         str | None,

@@ -79,7 +79,7 @@ def carry_out(work: Work) -> None:
             **wanted,
             tries=lambda: tried().shared,
             dtype=pipeline.number_format(work.name, trust_remote_code=flags.trust_remote_code)
-            if wanted["tune"] or wanted.get("compensate")
+            if wanted["tune"] or wanted.get("compensate") or wanted.get("memory")
             else None,
             plan=work.plan,
             score=sets.score,

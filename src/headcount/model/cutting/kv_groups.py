@@ -66,6 +66,16 @@ def original_kv(site: Site) -> tuple[int, ...]:
     return stamp.kv_ids if stamp and stamp.kv_ids is not None else tuple(range(site.kv_heads))
 
 
+def kv_groups_of(site: Site) -> dict[int, tuple[int, ...]]:
+    """Original key-value head -> the positions of the query heads that use it. Where heads share nothing, each is a group."""
+    if site.spec.layout == "per_head":
+        return {index: (position,) for position, index in enumerate(site.ids)}
+    ids, groups = original_kv(site), dict[int, tuple[int, ...]]()
+    for position, kv in enumerate(site.kv_of):
+        groups[ids[kv]] = (*groups.get(ids[kv], ()), position)
+    return groups
+
+
 def layout_rows(site: Site, groups: KVGroups) -> list[int]:
     """How many rows each reader has in a layout with this sharing."""
     kv_of = torch.tensor(groups.kv_of, dtype=torch.long)

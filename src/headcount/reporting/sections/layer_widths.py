@@ -189,9 +189,13 @@ def _budget(data: PruneDocument, budget: Budget) -> Section:
     rows = [
         (label, amount, amount / whole_one if whole_one else None) for label, amount in amounts if amount is not None
     ]
-    noun = {"flops": "FLOPs of one example", "params": "parameters", "time": "seconds of one pass"}.get(
-        quantity, quantity
-    )
+    noun = {
+        "flops": "FLOPs of one example",
+        "params": "parameters",
+        "kv-cache": "KV cache",
+        "memory": "weights and cache",
+        "time": "seconds of one pass",
+    }.get(quantity, quantity)
     columns = (
         Column(""),
         Column(noun, partial(amount_text, quantity), True),
