@@ -21,7 +21,9 @@ Groups = Mapping[str, str]  # title of a group -> the parameters in it, separate
 DATA = "task text label target labels split limit metric max_length num_beams max_new_tokens prefix choices prompt stride group"
 RUNS = "threads device dtype seed spec trust_remote_code"
 SAVED = "force run report as_json quiet"
-TRAINING = "epochs steps lr batch_size schedule warmup weight_decay label_smoothing accumulate precision max_grad_norm"
+TRAINING = (
+    "epochs steps lr batch_size schedule warmup weight_decay label_smoothing accumulate precision max_grad_norm lora"
+)
 TAUGHT = "teacher distill temperature"
 MEASURED, RUN_AS, WRITTEN = "What to measure on", "How to run", "Where the results go"
 
@@ -33,7 +35,7 @@ GROUPS: dict[str, Groups] = {
         "Which units go": "by tune compensate only least multiple length checkpointing",
         "The guarantee of --max-drop": "alpha step tries fresh cap",
         "Examples for each use": "score_data score_limit select_data select_limit",
-        "Training afterwards": "recover recover_data recover_limit recover_lr distill",
+        "Training afterwards": "recover recover_data recover_limit recover_lr lora distill",
         "For other programs": "runtime tensor_parallel export",
         MEASURED: DATA,
         RUN_AS: f"batch_size {RUNS} budget_minutes",
