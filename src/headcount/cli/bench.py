@@ -39,7 +39,9 @@ def bench(
     runtime: Annotated[
         str, typer.Option("--runtime", help="What runs the models: torch, onnxruntime, openvino, llama.cpp (CPU).")
     ] = "torch",
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise the weights to 8 bits with the runtime's own method.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantise the weights to 8 bits with the runtime's own method.")
+    ] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16.")] = "float32",
     device: Annotated[

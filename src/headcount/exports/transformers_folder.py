@@ -2,7 +2,7 @@
 
 The table is what `headcount_shapes` holds: how the cut model differs, module by module, from the stock model of the same config.
 It is read off the two models, so that every family which can be cut exactly can be written. The code that reads it is
-`model_code/modeling_headcount.py`, the same text in every folder. Where a stock config says all of it, there is no code.
+`templates/modeling_headcount.py`, the same text in every folder. Where a stock config says all of it, there is no code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..model.model_folders import TOKENIZER_FILES
 from ..model.portable import empty_model, plain_values, portable_config, stock_differences
 from .formats import Check, Limit, Settings
 
-CODE = Path(__file__).with_name("model_code") / "modeling_headcount.py"
+CODE = Path(__file__).with_name("templates") / "modeling_headcount.py"
 FORMATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Of the largest output: the same sums of the same numbers, rounded a few hundred times in another order.
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
