@@ -128,7 +128,7 @@ def test_where_key_value_heads_were_repeated_there_is_no_going_back(tmp_path: Pa
     model = cut_model("llama", "0:0 1:*")
     with pytest.raises(
         Refused,
-        match="1 needs heads of zeros, .* repeated: use --groups pad",
+        match=r"1 needs heads of zeros, .* repeated: use --groups pad",
     ):
         exported(model, tmp_path / "out", groups="repeat")
     exported(model, tmp_path / "out", groups="pad")
