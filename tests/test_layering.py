@@ -67,7 +67,7 @@ def _name(path: Path) -> str:
 
 
 # what is copied into exported folders is text to headcount, and no module of it
-FILES = {_name(path): path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "model_code"}
+FILES = {_name(path): path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "templates"}
 PACKAGES = sorted(name for name, path in FILES.items() if path.name == "__init__.py" and name)
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 

@@ -95,7 +95,9 @@ def test_what_a_format_cannot_hold_is_refused_with_the_nearest_thing_that_it_can
     model: nn.Module, writer: FakeWriter, tmp_path: Path
 ) -> None:
     writer.limited = [Limit("layer 1 has no attention", "write a zero head")]
-    with says(Refused, about="fake cannot hold this model: layer 1 has no attention: write a zero head (and 1 more)."):
+    with says(
+        Refused, about="fake cannot hold this model: layer 1 has no attention: write a zero head (and 1 more limit)."
+    ):
         hc.export(model, "fake", tmp_path / "out")
     writer.limited = []
     with says(Refused, about="layer 0 has groups of 2 and 1 query heads: use --groups pad (exact, ") as caught:

@@ -192,3 +192,9 @@ def test_llama_cpp_measures_a_model_with_uneven_groups_and_widths_and_says_what_
         assert any("smaller as gguf: the groups of 1 attention were made even" in note for note in runtime.notes)
         assert any("3 neurons of zeros are added" in note for note in runtime.notes) == int8
         assert len(runtime.calls()["smaller"](torch.arange(5, 12)[None])) == 1
+
+
+def test_llama_cpp_that_is_not_installed_is_asked_for_before_anything_is_exported(monkeypatch) -> None:
+    monkeypatch.setattr("headcount.exports.llama_cpp.runtime.is_installed", lambda: False)
+    with says(BadMeasure, about="pip install xllamacpp"), speed.runtime_for(pair(), "llama.cpp"):
+        pass

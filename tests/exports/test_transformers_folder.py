@@ -353,6 +353,13 @@ def test_labels_the_tokenizer_and_the_number_format_come_along(tmp_path: Path) -
     assert answer[0]["label"] in ("bad", "good", "dull")
 
 
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    tokenizer = small_models.word_tokenizer(["a", "film"])
+    for name, given in (("with", tokenizer), ("without", None)):
+        done = hc.export(made("bert"), "transformers", tmp_path / name, tokenizer=given)
+        assert any("there is no tokenizer" in note for note in done.notes) == (given is None)
+
+
 def test_the_base_model_loads_by_itself(tmp_path: Path) -> None:
     model: Any = classifier()
     export(model, "transformers", tmp_path / "out")

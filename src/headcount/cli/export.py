@@ -95,7 +95,7 @@ def export(
             done = export_each(subject, places, source=model, force=force, **vars(settings))
     if as_json:
         print(json.dumps({"model": model, **done.to_json()}, indent=2))
-    else:
+    elif done.written:
         out.print("\n".join(str(one) for one in done.written), soft_wrap=True, markup=False)
     for _, reason in done.refused:
         typer.echo(f"headcount: {reason}", err=True)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import BadCheckpoint, CheckFailed, HeadcountError, Refused
-from ..formatting import bytes_text
+from ..formatting import bytes_text, counted
 from ..hashing import versions
 from ..model.checkpoints import load
 from ..model.discovery import unwrap
@@ -163,7 +163,7 @@ def refuse(form: Format, limits: Sequence[Limit]) -> None:
     """`Refused` with the first thing that a format cannot hold, and how many more there are; nothing if there is none."""
     if not limits:
         return
-    more = f" (and {len(limits) - 1} more)" if len(limits) > 1 else ""
+    more = f" (and {counted(len(limits) - 1, 'more limit')})" if len(limits) > 1 else ""
     raise Refused(f"{form.name} cannot hold this model: {limits[0]}{more}.")
 
 

@@ -20,6 +20,7 @@ from ..errors import BadMeasure
 from ..evaluation.evaluator import device_of
 from ..model.tensor_trees import memory_of
 from ..progress import Bar
+from .llama_cpp import runtime
 from .pipeline import export
 
 Call = Callable[..., object]
@@ -92,6 +93,10 @@ def runtime_for(
         module = import_module(row.module, __package__)
     except ModuleNotFoundError as error:
         raise BadMeasure(f"bench cannot time models in {name} here ({error.name} is missing); use another.") from error
+    if row.form == "gguf" and not runtime.is_installed():
+        raise BadMeasure(
+            f"{name} is not installed here (pip install {runtime.WHEEL}); install it, or use another --runtime."
+        )
     with tempfile.TemporaryDirectory(prefix="headcount-bench-") as folder, Bar("exporting", len(models)) as bar:
         paths, sizes, versions, notes = {}, {}, [], list[str]()
         for number, (label, model) in enumerate(models.items()):

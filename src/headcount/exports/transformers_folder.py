@@ -2,7 +2,7 @@
 
 The table is what `headcount_shapes` holds: how the cut model differs, module by module, from the stock model of the same config.
 It is read off the two models, so that every family which can be cut exactly can be written. The code that reads it is
-`model_code/modeling_headcount.py`, the same text in every folder. Where a stock config says all of it, there is no code.
+`templates/modeling_headcount.py`, the same text in every folder. Where a stock config says all of it, there is no code.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..efficiency.random_inputs import main_input
 from ..model.anatomy import MODULE_STAMPS, Site
 from ..model.checkpoints import write_into
 from ..model.cutting.per_head import HEAD_COUNTS, KV_COUNTS, NEURON_COUNTS, ConfigView
@@ -30,10 +31,11 @@ from ..model.loading.number_formats import STORED, stored_format
 from ..model.loading.quantised import is_to_be_quantised
 from ..model.loading.signpost import KEY, TABLE, TRUST
 from ..model.matrices import Bypass, Padded, is_quantised
+from ..model.model_folders import TOKENIZER_FILES
 from ..model.portable import empty_model, plain_values, portable_config, stock_differences
 from .formats import Check, Limit, Settings
 
-CODE = Path(__file__).with_name("model_code") / "modeling_headcount.py"
+CODE = Path(__file__).with_name("templates") / "modeling_headcount.py"
 FORMATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Of the largest output: the same sums of the same numbers, rounded a few hundred times in another order.
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -83,14 +85,24 @@ def write(
     with quiet(), _in_format(root, settings.dtype):
         if config is not None:
             write_into(root, target, portable=True, **along)
-            return ("a stock config holds this cut: from_pretrained needs no trust_remote_code",)
+            return (
+                "a stock config holds this cut: from_pretrained needs no trust_remote_code",
+                *_missing(root, target),
+            )
         write_into(root, target, config=folder_config(root), **along)
     shutil.copyfile(CODE, target / CODE.name)
     if sign:
         path = target / "config.json"
         values = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps(values | {KEY: TRUST}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return (f"load it with trust_remote_code=True, which runs {CODE.name}: fixed text, torch and transformers only",)
+    note = f"load it with trust_remote_code=True, which runs {CODE.name}: fixed text, torch and transformers only"
+    return (note, *_missing(root, target))
+
+
+def _missing(root: Any, target: Path) -> Iterator[str]:
+    """What a reader of texts is not usable without."""
+    if main_input(root) == "input_ids" and not any(any(target.glob(name)) for name in TOKENIZER_FILES):
+        yield "there is no tokenizer in the folder: none came with the model"
 
 
 def check(model: nn.Module, target: Path, settings: Settings, *, batch: Mapping[str, Any]) -> Check:

@@ -51,8 +51,9 @@ def limits(model: nn.Module, settings: Settings) -> list[Limit]:
     if out or not lacking:
         return out
     if removed(root).units != Plan.from_json(record(root)).units:
-        name = lacking[0].name
-        return [Limit(f"{name} needs units as zeros, and key-value heads were repeated", "use --groups pad instead")]
+        what = "heads" if lacking[0].kind == "head" else "neurons"
+        reason = f"{lacking[0].name} needs {what} of zeros, which cannot be added where key-value heads were repeated"
+        return [Limit(reason, "use --groups pad instead")]
     return _too_few(root, lacking, settings)
 
 
@@ -69,7 +70,9 @@ def write(
         kinds = {site.name: site.kind for site in find(root)}
         heads = sum(kinds[unit.site] == "head" for unit in units)
         counts = [counted(n, kind) for n, kind in ((heads, "head"), (len(units) - heads, "neuron")) if n]
-        notes += (f"{' and '.join(counts)} that had been removed are there as zeros, the same outputs",)
+        notes += (
+            f"{' and '.join(counts)} that had been removed {'is' if len(units) == 1 else 'are'} there as zeros, the same outputs",
+        )
     devices = f" --tensor-parallel-size {settings.tensor_parallel}" if settings.tensor_parallel > 1 else ""
     return (*notes, f"serve it: {COMMAND}{devices}")
 
