@@ -99,10 +99,12 @@ def model_files(name: str | Path) -> ModelFiles:
 
 
 def tokenizer_files(name: str | Path) -> ModelFiles:
-    """Where the tokenizer is that goes with a model: in an adapter's own folder where it brings one."""
+    """Where the tokenizer is that goes with a model: in an adapter's own folder, or beside a GGUF file, where it is there."""
     files = model_files(name)
     if files.adapter is not None and any(Path(files.adapter).glob("tokenizer*")):
         return ModelFiles(files.name, files.adapter)
+    if files.gguf is not None and (Path(files.folder) / "tokenizer.json").is_file():
+        return ModelFiles(files.name, files.folder)
     return files
 
 

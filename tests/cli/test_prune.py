@@ -154,6 +154,18 @@ def test_a_smaller_model_is_trained_once_more_and_both_numbers_are_told(place: P
     assert not torch.equal(smaller.classifier.weight, plain.classifier.weight)
 
 
+def test_it_recovers_by_additions_of_low_rank_for_so_many_steps(place: Path, tmp_path: Path) -> None:  # noqa: F811
+    pytest.importorskip("peft")
+    words = ("--remove", 2, "--score-data", place / "train.tsv", "--no-report")
+    recover = ("--recover", "3steps", "--lora", 2, "--recover-data", place / "train.tsv")
+    facts = _json(*_asked(place, tmp_path, *words, *recover))["recovered"]
+    assert (facts["steps"], facts["recipe"]["lora"], facts["recipe"]["lr"]) == (3, 2, 2e-4)
+    assert facts["epochs"] == pytest.approx(3 * 32 / facts["examples"])
+    smaller = hc.load(tmp_path / "smaller")
+    assert len(hc.removed(smaller)) == 2
+    assert not any("lora" in name for name in smaller.state_dict())
+
+
 @pytest.mark.parametrize(
     ("words", "about"),
     [
@@ -161,6 +173,10 @@ def test_a_smaller_model_is_trained_once_more_and_both_numbers_are_told(place: P
         (("--flops", "50%", "--recover-data", "x.tsv"), "goes with --recover"),
         (("--max-drop", "1", "--recover", "1", "--recover-data", "x.tsv"), "as it is cut"),
         (("--flops", "50%", "--recover", "0", "--recover-data", "x.tsv"), "above 0"),
+        (("--flops", "50%", "--recover", "0steps", "--recover-data", "x.tsv"), "above 0"),
+        (("--flops", "50%", "--recover", "soon", "--recover-data", "x.tsv"), "200steps"),
+        (("--flops", "50%", "--recover", "1", "--recover-data", "x.tsv", "--lora", "0"), "a rank"),
+        (("--flops", "50%", "--lora", "4"), "goes with --recover"),
         (("--flops", "50"), "such as"),
         (("--flops", "50%", "--params", "50%"), "in one way"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import says
 from helpers.fake_formats import FakeWriter, fake_format
 from helpers.small_models import ran, ran_json
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import headcount as hc
 from headcount.errors import BadCheckpoint, BadPlan, Refused
 from headcount.exports.formats import Limit
+from headcount.model.loading.number_formats import stored_format
 
 FIVE = ("--remove", 5, "--brake", "off", "--no-report", "--quiet")
 
@@ -116,3 +118,13 @@ def test_one_call_does_the_same(
     assert "not exported to files" in pruned._repr_html_()
     with says(BadCheckpoint, about="say where that goes with output"):
         hc.prune(model, data, **asked, export="folders")
+
+
+def test_an_export_is_in_the_number_format_of_the_smaller_model(
+    place: Path,  # noqa: F811
+    writers: tuple[FakeWriter, FakeWriter],
+    tmp_path: Path,
+) -> None:
+    ran_json(*_asked(place, tmp_path, *FIVE, "--export", "files"))
+    assert hc.load(tmp_path / "smaller", dtype="auto").dtype == torch.float16
+    assert stored_format(writers[1].seen[0].model) == torch.float16

@@ -24,7 +24,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from headcount.cli.app import app
-from headcount.data import task_types
+from headcount.data import kinds
 from headcount.importance import criteria, layer_orders
 from headcount.stats import paired_tests
 
@@ -145,7 +145,7 @@ def _first_cells(page: str, heading: str) -> list[list[str]]:
 
 def test_the_tables_list_what_there_is() -> None:
     shown = {row[0].strip("`"): tuple(row[2].split(", ")) for row in _first_cells("tasks.md", "Kinds")}
-    assert shown == {**task_types.KINDS, "your own": ("mean",)}
+    assert shown == {**kinds.KINDS, "your own": ("mean",)}
     assert [row[0].strip("`") for row in _first_cells("score.md", "The criteria")] == list(criteria.CRITERIA)
     tests = [re.match(r"`(\w+)`", row[0]).group(1) for row in _first_cells("statistics.md", "The tests")]  # type: ignore[union-attr]
     assert tests == list(paired_tests.TESTS)

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 import headcount as hc
 from headcount.cli.app import app
-from headcount.errors import BadCheckpoint, BadMeasure, CheckFailed, Refused
+from headcount.data.encoding import loaded_tokenizer
+from headcount.errors import BadCheckpoint, BadData, BadMeasure, CheckFailed, Refused
 from headcount.exports import gguf_file, gguf_speed
 from headcount.exports.formats import Settings
 from headcount.exports.llama_cpp import layers, runtime
@@ -594,3 +595,64 @@ def test_what_cannot_be_timed_is_said(tmp_path: Path, tokenizer: Any, monkeypatc
     monkeypatch.setattr(runtime, "is_installed", lambda: False)
     with pytest.raises(BadMeasure, match="pip install xllamacpp"):
         gguf_speed.token_speeds({"a": path})
+
+
+def test_the_tokenizer_beside_a_file_is_read_and_a_missing_one_is_asked_for(tmp_path: Path, tokenizer: Any) -> None:
+    """transformers knows no architecture `deci`, and so no tokenizer of one."""
+    model = decoder("llama")
+    hc.cut(model, UNEVEN)
+    done, _ = exported(model, tmp_path, tokenizer)
+    with pytest.raises(BadData, match=r"put tokenizer\.json and tokenizer_config\.json of the model"):
+        loaded_tokenizer(done.path)
+    tokenizer.save_pretrained(tmp_path)
+    assert loaded_tokenizer(done.path)("12 films")["input_ids"] == tokenizer("12 films")["input_ids"]
+    hc.save(hc.load(done.path), tmp_path / "saved", source=done.path)
+    assert loaded_tokenizer(tmp_path / "saved")("12 films")["input_ids"] == tokenizer("12 films")["input_ids"]
+
+
+def test_llama_cpp_has_answered_before_it_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its own loop when it is deleted, for ever if that has not begun."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    asked = []
+
+    class Server:
+        def __init__(self, params: object) -> None:
+            asked.append("made")
+
+        def handle_completions(self, request: dict[str, Any]) -> dict[str, Any]:
+            asked.append("answered")
+            return {"error": "no such token"}
+
+    monkeypatch.setattr(xllamacpp, "Server", Server)
+    with runtime.running("some.gguf", 8):
+        assert asked == ["made", "answered"]
+
+
+@pytest.mark.parametrize(
+    ("family", "to", "settings"),
+    [
+        ("llama", "transformers", {}),
+        ("qwen2", "vllm", {"groups": "pad"}),
+        ("mistral", "vllm", {"groups": "repeat"}),
+        ("llama", "gguf", {"groups": "pad"}),
+        ("llama", "gguf", {"groups": "repeat"}),
+        ("qwen2", "gguf", {"groups": "pad", "dtype": "q8_0", "multiple": 32}),
+    ],
+)
+def test_what_stands_in_for_units_is_written_as_biases_that_the_family_does_not_have(
+    family: str, to: str, settings: dict[str, Any], tmp_path: Path, tokenizer: Any
+) -> None:
+    model = decoder(family, hidden_size=64)
+    generator = torch.Generator().manual_seed(0)
+    fill = {s.name: torch.randn(len(s) * s.width, generator=generator) for s in hc.find(model)}
+    repeated = (to, settings.get("groups")) == ("vllm", "repeat")  # a folder for transformers alone, without zero units
+    hc.cut(model, "0.mlp:0-2 1:0" + ("" if repeated else " 0:* 1.mlp:* 2:* 2.mlp:*"), fill=fill)
+    place = tmp_path / ("model.gguf" if to == "gguf" else "folder")
+    done = hc.export(model, to, place, tokenizer=tokenizer, **settings)
+    assert done.check.runtime.startswith("llama.cpp" if to == "gguf" else "transformers")
+    if repeated:
+        return
+    again = hc.load(done.path, dtype=torch.float32)
+    with torch.no_grad():
+        got, wanted = again(IDS).logits, model(IDS).logits
+    assert (got - wanted).abs().max() <= (0.1 if "dtype" in settings else 1e-5) * wanted.abs().max()

@@ -383,3 +383,9 @@ def test_a_model_for_generating_says_where_texts_end() -> None:
 
 def test_limits_name_nothing_for_any_cut() -> None:
     assert onnx_graph.limits(cut_model("llama", UNEVEN), Settings()) == []
+
+
+def test_a_damaged_graph_is_one_sentence(tmp_path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with says(BadCheckpoint, about="onnxruntime cannot load model.onnx"):
+        onnx_graph.runner(tmp_path / "model.onnx")

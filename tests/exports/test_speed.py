@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import says
+from helpers.small_decoders import byte_tokenizer, decoder
 from helpers.small_models import classifier, ran, ran_json
 from torch import nn
 
@@ -176,3 +177,18 @@ def test_a_runtime_that_is_not_there_leaves_no_run(tmp_path) -> None:
     with says(BadMeasure, about="vllm bench throughput"):
         ran("bench", "a", "b", "--runtime", "vllm", "-o", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_llama_cpp_measures_a_model_with_uneven_groups_and_widths_and_says_what_was_added(int8, tmp_path) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("xllamacpp")
+    model = decoder("llama", hidden_size=64, intermediate_size=96)
+    hc.cut(model, "1:0 2.mlp:0-2")
+    hc.save(model, tmp_path / "smaller", tokenizer=byte_tokenizer())
+    sources = {"smaller": str(tmp_path / "smaller")}
+    with speed.runtime_for({"smaller": model}, "llama.cpp", int8=int8, sources=sources) as runtime:
+        assert runtime is not None
+        assert any("smaller as gguf: the groups of 1 attention were made even" in note for note in runtime.notes)
+        assert any("3 neurons of zeros are added" in note for note in runtime.notes) == int8
+        assert len(runtime.calls()["smaller"](torch.arange(5, 12)[None])) == 1

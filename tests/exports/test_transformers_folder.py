@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import small_models, zoo
 from helpers.same import close, same_weights
+from helpers.small_decoders import decoder
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -580,6 +581,13 @@ def test_a_damaged_table_is_said_in_one_sentence(what: str, code: Any) -> None:
     config.headcount_shapes = {"version": 1, "modules": BAD_TABLES[what]}
     with pytest.raises(ValueError, match=rf"headcount_shapes in config\.json cannot be used: .*{what}"):
         code.BertForSequenceClassification(config)
+
+
+def test_a_bias_that_the_stock_matrix_lacks_has_one_number_for_each_output(code: Any) -> None:
+    config = decoder("llama").config
+    config.headcount_shapes = {"version": 1, "modules": {"layers.0.mlp.down_proj": {"shapes": {"bias": [3]}}}}
+    with pytest.raises(ValueError, match="its bias has other sizes"):
+        code.LlamaForCausalLM(config)
 
 
 @pytest.mark.parametrize("table", [7, {}, {"version": 1}, {"version": 2, "modules": {}}, {"version": 1, "modules": []}])

@@ -39,7 +39,9 @@ def bench(
     runtime: Annotated[
         str, typer.Option("--runtime", help="What runs the models: torch, onnxruntime, openvino, llama.cpp (CPU).")
     ] = "torch",
-    int8: Annotated[bool, typer.Option("--int8", help="Weights in eight bits, as that runtime does them.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantise the weights to 8 bits with the runtime's own method.")
+    ] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16.")] = "float32",
     device: Annotated[
@@ -148,6 +150,8 @@ def _measured(run: Run, loaded: dict[str, Any], options: dict[str, Any]) -> Benc
     where, int8 = options.pop("runtime", "torch"), options.pop("int8", False)
     try:
         with runtime_for(loaded, where, int8=int8, sources={name: name for name in loaded}) as runtime:
+            for note in () if runtime is None else runtime.notes:
+                typer.echo(f"note: {note}", err=True)
             data = bench(loaded, **options, run=run, runtime=runtime)
     except HeadcountError:
         run.discard_if_empty()

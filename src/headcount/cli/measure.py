@@ -24,6 +24,7 @@ from .options import (
     SelectLimit,
     load_model,
     make_task,
+    names_examples,
     other_task,
     out,
     own_groups,
@@ -335,7 +336,7 @@ def curve(
     subject, task = _model_and_task(model, flags)
     fixed = Scores.read(scores) if scores else None
     if fixed is not None:
-        metrics = (task.with_metric(metric) for metric in KINDS[task.kind])
+        metrics = (task.with_metric(metric) for metric in KINDS.get(task.kind, (task.metric.name,)))
         if any(f"#{same.fingerprint[:8]}|" in fixed.signature for same in metrics):
             raise BadPlan(
                 f"{scores} was computed on the very examples of {task.name}; report on other data, or score anew."
@@ -387,11 +388,11 @@ def curve(
 
 
 def _model_and_task(name: str, flags: CommonFlags, optional: bool = False) -> tuple[Any, Any]:
-    if flags.data is None and not optional:
+    if not names_examples(flags) and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()
     model = load_model(name, flags)
-    return model, None if flags.data is None else make_task(name, model, flags)
+    return model, make_task(name, model, flags) if names_examples(flags) else None
 
 
 def _two_sets(

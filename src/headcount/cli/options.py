@@ -130,7 +130,7 @@ class CommonFlags(Running):
         flag(
             "--task",
             metavar="KIND",
-            help="classification, regression, translation, ...",
+            help="classification, multiple-choice, language-modelling, lm-eval:arc_easy,piqa, ...",
             show_default="by the model's class",
         ),
     ] = None
@@ -158,6 +158,18 @@ class CommonFlags(Running):
         ),
     ] = None
     prefix: Annotated[str, flag("--prefix", help="Prefix of every source text (T5).")] = ""
+    choices: Annotated[
+        str | None,
+        flag("--choices", help="Multiple choice: the column with a list of choices; a,b,c for one column each."),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        flag("--prompt", help="Multiple choice: what is read before a choice, with columns in braces."),
+    ] = None
+    stride: Annotated[
+        int | None,
+        flag("--stride", help="Running text: tokens that a window moves on by.", show_default="blocks side by side"),
+    ] = None
     group: Annotated[
         str | None,
         flag(
@@ -320,10 +332,12 @@ def make_task(
     """
     from ..data.checks import model_fit
     from ..data.encoding import loaded_tokenizer
+    from ..data.language.harness import of_harness
     from ..data.task_types import task
 
     source = data if data is not None else flags.data
-    if source is None:
+    by_name = of_harness(flags.task) and data is None  # other data, to score on, are text
+    if source is None and not by_name:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     options: dict[str, Any] = {
         "text": flags.text,
@@ -340,13 +354,20 @@ def make_task(
         "prefix": flags.prefix,
         "seed": flags.seed,
         "group": flags.group,
+        "choices": flags.choices,
+        "prompt": flags.prompt,
+        "stride": flags.stride,
         "tokenizer": name,
         **overrides,
     }
     sample = sample if options["limit"] is None else None
     options["limit"] = options["limit"] if sample is None else sample
     kind, notes = flags.task or kind_of(model), list[str]()
-    if options["max_length"] is None and "image" not in kind:
+    if of_harness(flags.task) and not by_name:
+        kind, options["metric"] = kind_of(model), None
+    if by_name:
+        options["max_length"] = options["max_length"] or model_fit.positions_of(model)
+    elif options["max_length"] is None and "image" not in kind:
         options["tokenizer"] = loaded_tokenizer(options["tokenizer"])
         options["max_length"], notes = model_fit.longest_input(options["tokenizer"], model)
     with progress.Bar("reading the data"):
@@ -359,6 +380,11 @@ def make_task(
     notes += [] if flags.prefix else model_fit.missing_prefix(model, built_task)
     model_fit.check_tokens(built_task, name, model)
     return replace(built_task, notes=(*built_task.notes, *notes))
+
+
+def names_examples(flags: CommonFlags) -> bool:
+    """Whether the flags say what to measure on: data, or tasks that bring their own documents."""
+    return flags.data is not None or (flags.task or "").startswith("lm-eval:")
 
 
 def other_task(

@@ -18,6 +18,7 @@ from .options import (
     SelectLimit,
     load_model,
     named_paths,
+    names_examples,
     quieten,
     scoring_with,
 )
@@ -386,7 +387,7 @@ def _sane(
     needed: list[Path],
 ) -> None:
     """What is wrong with the flags is said before any work is done."""
-    if flags.data is None:
+    if not names_examples(flags):
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     if output is None and not dry_run:
         raise typer.BadParameter("say where to write with -o FOLDER, or use --dry-run.")

@@ -36,6 +36,7 @@ TARGETS = (
     ("article", "highlights"),
     ("input", "output"),
 )
+MESSAGES = ("messages", "conversations", "conversation")  # lists of what was said, of language modelling
 IMAGES = ("image", "img", "picture", "pixel_values")
 USUAL = frozenset(name for names in (*PAIRS, SINGLES, LABELS, NUMBERS, *TARGETS, IMAGES) for name in names)
 UNMARKED = ("", "-")  # SNLI and MNLI write - where the annotators did not agree
@@ -110,7 +111,8 @@ def read_table(
     group: str | int | Path | None = None,
     limit: int | None = None,
 ) -> Table:
-    """The examples in `data`; `wants` is "label", "number", "target", "image" or "text" (which is a text alone).
+    """The examples in `data`; `wants` is "label", "number", "target", "image", "text" (a text alone) or "messages" (a text
+    alone, or a list of messages).
 
     `text` and `label` name columns, by name or by number from 1; two texts are "a,b" or a pair. `target` is the column
     of the target texts or the file that holds them, one to every line of the source. `group` is the column that names
@@ -119,7 +121,7 @@ def read_table(
     pair = _pair_of_files(data, text, target) if wants == "target" else None
     if pair is not None:
         return _parallel(*pair, group)
-    column_names = [name.lower() for names in (text, label, target, group) for name in _listed(names)]
+    column_names = [name.lower() for names in (text, label, target, group) for name in listed_names(names)]
     sheet = read_sheet(
         _columns_of_tuples(data, wants),
         split=split,
@@ -134,20 +136,28 @@ def read_table(
         )
     if wants == "target":
         columns = _target_columns(sheet, text, target)
-        missing = tuple(value is None for value in _values(sheet, columns[1]))
+        missing = tuple(value is None for value in values_of(sheet, columns[1]))
         return _table(sheet, columns, None, missing, group)
-    columns = _image_column(sheet, text) if wants == "image" else _text_columns(sheet, text, single=wants == "text")
-    if wants == "text":
-        return _table(sheet, columns, None, (), group)
+    chats = wants == "messages" and _holds_messages(sheet, text)
+    if wants == "image":
+        columns = _image_column(sheet, text)
+    elif chats:
+        columns = [
+            usual_column(sheet, MESSAGES) or "" if text is None else named_column(sheet, listed_names(text)[0], "text")
+        ]
+    else:
+        columns = _text_columns(sheet, text, single=wants in ("text", "messages"))
+    if wants in ("text", "messages"):
+        return _table(sheet, columns, None, (), group, objects=chats)
     named = _label_column(sheet, label, NUMBERS if wants == "number" else LABELS)
-    values = _values(sheet, named)
-    missing = tuple(_unmarked(value) for value in values)
+    values = values_of(sheet, named)
+    missing = tuple(unmarked(value) for value in values)
     if wants == "number":
         values = [_number(sheet, named, row, value) for row, value in enumerate(values, 1)]
-    table = _table(sheet, columns, values, missing, group, pictures=wants == "image")
+    table = _table(sheet, columns, values, missing, group, objects=wants == "image")
     if wants == "number":
         return table
-    written = [_written(value) for value in table.labels or ()]
+    written = [as_written(value) for value in table.labels or ()]
     if set(written) == {"-1"}:
         raise BadData(f"Every label of {sheet.name} is -1, which stands for no label; take a split that has labels.")
     return replace(table, labels=written, classes=Counter(written), class_names=sheet.classes.get(named))
@@ -159,21 +169,21 @@ def _table(
     labels: list[Any] | None,
     missing: Sequence[bool],
     group: str | int | Path | None,
-    pictures: bool = False,
+    objects: bool = False,
 ) -> Table:
     """The rows that are not missing, with their texts checked."""
-    texts = [_values(sheet, column) for column in columns]
+    texts = [values_of(sheet, column) for column in columns]
     kept_rows = [number for number in range(len(texts[0])) if not (missing and missing[number])]
     if not kept_rows:
         raise BadData(f"No row of {sheet.name} has a label; take a file or a split that has labels.")
     for column, values in zip(columns, texts, strict=True):
-        strange = next((number for number in kept_rows if not pictures and not isinstance(values[number], str)), None)
+        strange = next((number for number in kept_rows if not objects and not isinstance(values[number], str)), None)
         if strange is not None:
             raise BadData(
                 f"Row {strange + 1} of {sheet.name} has {values[strange]!r:.60} in column {column!r}, which is not text; "
                 "name a column of texts with text= (--text), or mend that row."
             )
-    groups = _line_groups(group, sheet.name, len(texts[0])) if sheet.plain else _column_groups(sheet, group)
+    groups = _line_groups(group, sheet.name, len(texts[0])) if sheet.plain else column_groups(sheet, group)
     rows = range(1, len(texts[0]) + 1)
     table = Table(sheet.name, tuple(texts), labels, rows, plain=sheet.plain, groups=groups, notes=sheet.notes)
     return replace(
@@ -200,7 +210,7 @@ def _columns_of_tuples(data: Any, wants: str) -> Any:
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
-def _listed(names: Any) -> list[str]:
+def listed_names(names: Any) -> list[str]:
     """The names a user gave: one, several, or several in one text with commas between."""
     if names is None or isinstance(names, Path):
         return []
@@ -209,7 +219,7 @@ def _listed(names: Any) -> list[str]:
     return [str(names)] if isinstance(names, int) else [str(name) for name in names]
 
 
-def _named(sheet: Sheet, name: str, option: str) -> str:
+def named_column(sheet: Sheet, name: str, option: str) -> str:
     """The column of that name, in whatever case, or of that number."""
     lower = {column.lower(): column for column in reversed(sheet.names)}
     if name in sheet.names or name.lower() in lower:
@@ -217,59 +227,70 @@ def _named(sheet: Sheet, name: str, option: str) -> str:
     if name.isdecimal() and 1 <= int(name) <= len(sheet.names):
         return sheet.names[int(name) - 1]
     raise BadData(
-        f"{sheet.name} has no column {name!r}; its columns are {_columns_of(sheet)}: choose with {option}= (--{option})."
+        f"{sheet.name} has no column {name!r}; its columns are {names_of(sheet)}: choose with {option}= (--{option})."
     )
 
 
-def _columns_of(sheet: Sheet) -> str:
+def names_of(sheet: Sheet) -> str:
+    """The names of the columns, for messages."""
     return ", ".join(repr(name[:40]) for name in sheet.names[:40])
 
 
-def _usual(sheet: Sheet, names: Sequence[str]) -> str | None:
+def usual_column(sheet: Sheet, names: Sequence[str]) -> str | None:
+    """The first of these names, in small letters, that a column has."""
     lower = {column.lower(): column for column in reversed(sheet.names) if column not in sheet.nested}
     return next((lower[name] for name in names if name in lower), None)
 
 
 def _text_columns(sheet: Sheet, text: Names, single: bool) -> list[str]:
     if text is not None:
-        names = _listed(text)
+        names = listed_names(text)
         if isinstance(text, str) and len(names) > 1:
             names = names[:1] if text in sheet.names else names[1:]
         if not 1 <= len(names) <= (1 if single else 2):
             raise BadData(f"text= names {len(names)} columns; {'one is' if single else 'one or two are'} needed.")
-        return [_named(sheet, name, "text") for name in names]
+        return [named_column(sheet, name, "text") for name in names]
     if not single:
         for first, second in PAIRS:
-            pair = (_usual(sheet, [first]), _usual(sheet, [second]))
+            pair = (usual_column(sheet, [first]), usual_column(sheet, [second]))
             if pair[0] and pair[1]:
                 return [pair[0], pair[1]]
-    column = _usual(sheet, SINGLES)
+    column = usual_column(sheet, SINGLES)
     if column is None:
         raise BadData(
-            f"I do not know which column of {sheet.name} holds the text; its columns are {_columns_of(sheet)}: name one "
+            f"I do not know which column of {sheet.name} holds the text; its columns are {names_of(sheet)}: name one "
             "with text= (--text), or by its number (from 1) where the file has no header."
         )
     return [column]
 
 
+def _holds_messages(sheet: Sheet, text: Names) -> bool:
+    """Whether the column that is named, or the only one that can be meant, holds conversations."""
+    names = listed_names(text)
+    column = named_column(sheet, names[0], "text") if len(names) == 1 else None
+    if text is None and usual_column(sheet, SINGLES) is None:
+        column = usual_column(sheet, MESSAGES)
+    return column is not None and any(isinstance(value, list | tuple) for value in values_of(sheet, column)[:10])
+
+
 def _label_column(sheet: Sheet, label: Names, usual: Sequence[str]) -> str:
     if label is not None:
-        return _named(sheet, str(label), "label")
-    column = _usual(sheet, usual)
+        return named_column(sheet, str(label), "label")
+    column = usual_column(sheet, usual)
     if column is None:
         raise BadData(
-            f"{sheet.name} has no column of labels that I know; its columns are {_columns_of(sheet)}: name one with "
+            f"{sheet.name} has no column of labels that I know; its columns are {names_of(sheet)}: name one with "
             "label= (--label), or give the labelled file (GLUE's test files have no labels, its dev files do)."
         )
     return column
 
 
 def _image_column(sheet: Sheet, text: Names) -> list[str]:
-    names = _listed(text)
-    column = _named(sheet, names[0], "text") if names else _usual(sheet, IMAGES)
+    names = listed_names(text)
+    column = named_column(sheet, names[0], "text") if names else usual_column(sheet, IMAGES)
     if column is None:
         raise BadData(
-            f"{sheet.name} has no column of pictures; its columns are {_columns_of(sheet)}: choose with text= (--text)."
+            f"{sheet.name} has no column of pictures; its columns are {names_of(sheet)}: choose with text= (--text)."
         )
     return [column]
 
@@ -277,29 +298,31 @@ def _image_column(sheet: Sheet, text: Names) -> list[str]:
 def _target_columns(sheet: Sheet, text: Names, target: Any) -> list[str]:
     if text is None and target is None:
         for source, goal in TARGETS:
-            pair = (_usual(sheet, [source]), _usual(sheet, [goal]))
+            pair = (usual_column(sheet, [source]), usual_column(sheet, [goal]))
             if pair[0] and pair[1]:
                 return [pair[0], pair[1]]
     if text is None or target is None:
         raise BadData(
-            f"I do not know which columns of {sheet.name} hold source and target; its columns are {_columns_of(sheet)}: "
+            f"I do not know which columns of {sheet.name} hold source and target; its columns are {names_of(sheet)}: "
             "name them with text= and target= (--text, --target)."
         )
-    return [_named(sheet, str(text), "text"), _named(sheet, str(target), "target")]
+    return [named_column(sheet, str(text), "text"), named_column(sheet, str(target), "target")]
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
-def _values(sheet: Sheet, column: str) -> list[Any]:
+def values_of(sheet: Sheet, column: str) -> list[Any]:
+    """The cells of a column, None where a table in memory has a NaN."""
     return [None if isinstance(value, float) and math.isnan(value) else value for value in sheet.column(column)]
 
 
-def _unmarked(value: Any) -> bool:
+def unmarked(value: Any) -> bool:
+    """Whether a cell says nothing."""
     return value is None or (isinstance(value, str) and value.strip() in UNMARKED)
 
 
-def _written(value: Any) -> str:
+def as_written(value: Any) -> str:
     """A label as it would stand in a text file: True, 1, 1.0 and "1" are the same."""
     if isinstance(value, str):
         return value.strip()
@@ -309,7 +332,7 @@ def _written(value: Any) -> str:
 
 
 def _number(sheet: Sheet, column: str, row: int, value: Any) -> float | None:
-    if _unmarked(value):
+    if unmarked(value):
         return None
     try:
         number = float(value)
@@ -326,12 +349,12 @@ def _number(sheet: Sheet, column: str, row: int, value: Any) -> float | None:
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-def _column_groups(sheet: Sheet, group: str | int | Path | None) -> list[str | None] | None:
+def column_groups(sheet: Sheet, group: str | int | Path | None) -> list[str | None] | None:
     """What the rows of a table belong to, by the column of that name; None where a cell is empty."""
     if group is None:
         return None
-    values = _values(sheet, _named(sheet, str(group), "group"))
-    return [None if value is None else _written(value) or None for value in values]
+    values = values_of(sheet, named_column(sheet, str(group), "group"))
+    return [None if value is None else as_written(value) or None for value in values]
 
 
 def _line_groups(group: str | int | Path | None, name: str, lines: int) -> list[str | None] | None:

@@ -87,6 +87,11 @@ def _from_pretrained(source: Any, auto: str, noun: str) -> Any:
         if damaged:
             raise BadData(f"{damaged} in {str(source)!r} is not JSON: it is damaged; fetch it again.") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if files.gguf is not None and noun == "a tokenizer":
+            raise BadData(
+                f"transformers cannot read the tokenizer in {files.name} ({reason.split('. ')[0]:.160}); put tokenizer.json and "
+                "tokenizer_config.json of the model beside the file, or give the folder that the file was made from."
+            ) from error
         raise BadData(
             f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({reason:.160}); give the object, or the folder that has it."
         ) from error
@@ -147,6 +152,12 @@ def encode(tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int, *, t
     return Encoded(token_lists, fill, side, frozenset(shortened))
 
 
+def beginning(tokenizer: Any) -> list[int]:
+    """The token that the tokenizer begins a text with (BOS), or nothing."""
+    first = list(tokenizer("", verbose=False)["input_ids"])[:1]
+    return first if first and first[0] == tokenizer.bos_token_id else []
+
+
 class Block(NamedTuple):
     """Some tokens of a running text, and the character of it with which they begin, where the tokenizer tells."""
 
@@ -154,21 +165,27 @@ class Block(NamedTuple):
     start: int | None
 
 
-def blocks(tokenizer: Any, text: str, max_length: int | None) -> list[Block]:
-    """A running text in pieces of at most `max_length` tokens, each begun as the tokenizer begins a text (BOS or nothing)."""
-    length = (
-        min(longest_input(tokenizer, None), LONGEST_BLOCK)
-        if max_length is None
-        else longest_input(tokenizer, max_length)
-    )
+def longest_block(tokenizer: Any, max_length: int | None) -> int:
+    """The number of tokens of a running text that are read at once: the user's, or the tokenizer's up to 1024."""
+    longest = longest_input(tokenizer, max_length)
+    return min(longest, LONGEST_BLOCK) if max_length is None else longest
+
+
+def running_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int] | None]:
+    """All tokens of a text, with nothing around them, and the character that each begins with, where the tokenizer tells."""
     where = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
     read = tokenizer(text, add_special_tokens=False, verbose=False, **where)
-    ids, places = read["input_ids"], read.get("offset_mapping")
-    first = list(tokenizer("", verbose=False)["input_ids"])[:1]
-    begin = first if first and first[0] == tokenizer.bos_token_id else []
-    step = length - len(begin)
+    places = read.get("offset_mapping")
+    return list(read["input_ids"]), None if places is None else [start for start, _ in places]
+
+
+def blocks(tokenizer: Any, text: str, max_length: int | None) -> list[Block]:
+    """A running text in pieces of at most `max_length` tokens, each begun as the tokenizer begins a text (BOS or nothing)."""
+    ids, places = running_tokens(tokenizer, text)
+    begin = beginning(tokenizer)
+    step = longest_block(tokenizer, max_length) - len(begin)
     cut = [
-        Block([*begin, *ids[start : start + step]], None if places is None else places[start][0])
+        Block([*begin, *ids[start : start + step]], None if places is None else places[start])
         for start in range(0, len(ids), step)
     ]
     return [block for block in cut if len(block.ids) > 1]

@@ -14,6 +14,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "translation": ("bleu", "chrf", "loss"),
     "language-modelling": ("perplexity", "loss"),
     "masked-language-modelling": ("perplexity", "loss"),
+    "multiple-choice": ("accuracy", "accuracy-norm", "loss"),
+    "last-word": ("accuracy", "loss"),
     "image-classification": ("accuracy", "f1", "matthews", "loss"),
 }
 KIND_ALIASES: Mapping[str, str] = {
@@ -29,10 +31,13 @@ KIND_ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("lm", "clm", "language-modeling", "language-model", "text-generation"), "language-modelling"),
     **dict.fromkeys(("causal-lm", "causal-language-modelling", "causal-language-modeling"), "language-modelling"),
     **dict.fromkeys(("mlm", "masked-lm", "fill-mask", "masked-language-modeling"), "masked-language-modelling"),
+    **dict.fromkeys(("mc", "multichoice", "choice", "multiple-choice-question-answering"), "multiple-choice"),
+    **dict.fromkeys(("lambada", "last-word-prediction"), "last-word"),
     **dict.fromkeys(("image", "images", "vision", "picture-classification"), "image-classification"),
 }
 METRIC_ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("acc", "accuracy-score"), "accuracy"),
+    **dict.fromkeys(("acc-norm", "accuracy-normalised", "accuracy-normalized"), "accuracy-norm"),
     **dict.fromkeys(("f1-score", "f-1"), "f1"),
     **dict.fromkeys(("mcc", "matthews-correlation", "matthews-corrcoef"), "matthews"),
     **dict.fromkeys(("pearsonr", "pearson-correlation", "pearson-r"), "pearson"),

@@ -230,13 +230,24 @@ Guessed = Callable[[nn.Module, Batch], LogitsAndTargets]
 
 def next_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
     """The tokens after the first, each read from those before it."""
-    _needs(model, encoder_decoder=False, kind="language-modelling")
+    logits = next_logits(model, batch, "language-modelling")
+    goals = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED).to(logits.device)
+    return LogitsAndTargets(logits, filled(goals[:, 1:], (0, 1), value=IGNORED))
+
+
+def labelled_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
+    """The tokens that a batch of texts has labels for, each read from all tokens before it."""
+    logits = next_logits(model, batch, "language-modelling")
+    return LogitsAndTargets(logits, filled(batch["labels"][:, 1:], (0, 1), value=IGNORED).to(logits.device))
+
+
+def next_logits(model: nn.Module, batch: Batch, kind: str) -> Tensor:
+    """What a language model says comes after every token of a batch: (rows, tokens, vocabulary)."""
+    _needs(model, encoder_decoder=False, kind=kind)
     if "MaskedLM" in type(model).__name__:
         raise BadData(f"{type(model).__name__} sees the words it would guess; use the kind masked-language-modelling.")
-    logits = logits_of(model, model_inputs(batch))
-    goals = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED).to(logits.device)
-    goals = filled(goals[:, 1:], (0, 1), value=IGNORED)
-    return _matching(model, logits, goals, "AutoModelForCausalLM")
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    return _matching(model, logits_of(model, inputs), batch["input_ids"], "AutoModelForCausalLM").logits
 
 
 def hidden_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:

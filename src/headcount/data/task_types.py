@@ -8,19 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
 
 from ..errors import BadData
-from ..stats.metrics import CLASSIFIED, TOKENS, generated_columns, metric
+from ..stats.metrics import CLASSIFIED, generated_columns, metric
 from .checks.tokenizers import counted
-from .columns import Names, Table, drawn_numbers, read_table
+from .columns import Names, read_table
 from .encoding import (
     IGNORED,
     Encoded,
-    blocks,
     encode,
     hidden_places,
     loaded_processor,
@@ -31,35 +29,37 @@ from .encoding import (
     picture_reader,
     special_tokens,
 )
-from .kinds import KINDS, alias_notes, kind_named, metric_named
+from .kinds import alias_notes, kind_named, metric_named
 from .labels import Labels
+from .language.choice_columns import read_choices
+from .language.harness import harness_task, of_harness
+from .language.last_words import last_words
+from .language.modelling import language, token_measure
+from .language.multiple_choice import multiple_choice
+from .language.request import Request, built
 from .losses import (
     Batch,
-    Guessed,
-    LogitsAndTargets,
     class_goal,
     class_loss,
     class_rows,
     hidden_tokens,
     model_inputs,
-    next_tokens,
     number_goal,
     number_loss,
     number_rows,
     target_tokens,
     token_loss,
-    token_rows,
     translation_scores,
 )
-from .running_text import grouped_blocks, grouped_lines
-from .tasks import Loss, Measure, Task, clustered
+from .running_text import grouped_lines
+from .tasks import Measure, Task
 
 LIMIT = (2, 10)  # tokens of a translation per token of its source, and besides
 
 
 def task(
     kind: str,
-    data: Any,
+    data: Any = None,
     *,
     tokenizer: Any = None,
     text: Names = None,
@@ -76,12 +76,16 @@ def task(
     prefix: str = "",
     seed: int | None = 0,
     group: str | int | Path | None = None,
+    choices: Names = None,
+    prompt: str | None = None,
+    stride: int | None = None,
 ) -> Task:
     """A task of one of `KINDS` on data from a file, a folder, a table in memory, or a data set by name.
 
     Kinds and their metrics, the first of which is the default: classification (accuracy, f1, matthews, loss), of one
     text or of a pair; regression (pearson, spearman, loss); translation (bleu, chrf, loss), which is any text-to-text;
-    language-modelling and masked-language-modelling (perplexity, loss); image-classification (as classification).
+    language-modelling and masked-language-modelling (perplexity, loss); multiple-choice (accuracy, accuracy-norm, loss);
+    last-word (accuracy, loss); image-classification (as classification).
 
     `data` is a path (TSV, CSV, JSON, JSON Lines, Parquet, plain text; also .gz and .xz; a folder with a folder of
     pictures per class), a list of dicts, a dict of columns, a data frame, a `datasets.Dataset`, the name of a data set
@@ -120,6 +124,9 @@ def task(
         prefix: Prefix of every source text.
         seed: Random seed of the sample; None takes the first.
         group: The column of the groups (clusters) of examples.
+        choices: The column of the choices of multiple choice, or "a,b,c": one for each.
+        prompt: What is read before a choice, with columns in braces: "Question: {question}".
+        stride: Tokens that a sliding window over running text or a long document moves on by.
 
     Returns:
         A task that every verb takes.
@@ -129,84 +136,52 @@ def task(
         >>> len(task)
         64
     """
+    if of_harness(kind):
+        if data is not None:
+            raise BadData(f"Tasks of lm-eval bring their own documents; leave the data ({data!r:.60}) out.")
+        options = {"metric": metric, "limit": limit, "batch_size": batch_size, "max_length": max_length, "seed": seed}
+        return harness_task(kind, tokenizer=tokenizer, **options)
+    if data is None:
+        raise BadData("The task needs data: a file, a folder, a table in memory, or the name of a data set.")
     name, kind = kind, kind_named(kind)
     notes = alias_notes(name, metric, kind)
     if batch_size < 1:
         raise BadData(f"The batch size is {batch_size}; it must be at least 1.")
+    if stride is not None and kind != "language-modelling":
+        raise BadData(f"stride (--stride) belongs to language-modelling, and the kind is {kind}.")
     wants, build = _BUILD[kind]
-    table = read_table(data, wants, text=text, label=label, target=target, split=split, group=group, limit=limit)
-    request = _Request(
-        kind, table, tokenizer, metric, labels, limit, batch_size, max_length, max_new_tokens, num_beams, prefix, seed
+    if wants == "choices":
+        table = read_choices(
+            data, text=text, choices=choices, label=label, prompt=prompt, split=split, group=group, limit=limit
+        )
+    elif choices is not None or prompt is not None:
+        raise BadData(f"choices and prompt (--choices, --prompt) belong to multiple-choice, and the kind is {kind}.")
+    else:
+        table = read_table(data, wants, text=text, label=label, target=target, split=split, group=group, limit=limit)
+    request = Request(
+        kind,
+        table,
+        tokenizer,
+        metric,
+        labels,
+        limit,
+        batch_size,
+        max_length,
+        max_new_tokens,
+        num_beams,
+        prefix,
+        seed,
+        stride,
     )
-    built = build(request)
-    tokens = "" if built.tokens is None else built.tokens.note(table.name)
-    return replace(built, notes=(*notes, *table.notes, *built.notes, *[tokens] * bool(tokens)))
-
-
-class _Request(NamedTuple):
-    """What the user asked for, together with the data."""
-
-    kind: str
-    table: Table
-    tokenizer: Any
-    metric: str | None
-    labels: str | Sequence[str] | None
-    limit: int | None
-    batch_size: int
-    max_length: int | None
-    max_new_tokens: int | None
-    num_beams: int
-    prefix: str
-    seed: int | None
-
-
-def _built(
-    request: _Request,
-    table: Table,
-    measure: Callable[[str], Measure],
-    loss: Loss,
-    goal: Callable[[nn.Module, Batch], LogitsAndTargets],
-    *,
-    collate: Callable[[Sequence[int]], dict[str, Any]],
-    example: Callable[[int], Any],
-    lengths: Sequence[int],
-    settings: Mapping[str, Any],
-    **task_options: Any,
-) -> Task:
-    groups = {} if table.groups is None else clustered(table.groups)
-    if table.texts and isinstance(table.texts[0][0], str):
-        task_options.setdefault("texts", lambda number: tuple(column[number] for column in table.texts))
-    chosen = measure(request.metric or KINDS[request.kind][0])
-    return Task(
-        kind=request.kind,
-        name=table.name,
-        size=len(lengths),
-        measure=measure,
-        metric=chosen.metric,
-        rows=chosen.rows,
-        generates=chosen.generates,
-        loss=loss,
-        goal=goal,
-        collate=collate,
-        digest=lambda number: hashlib.sha256(json.dumps(example(number)).encode()).digest(),
-        lengths=lengths,
-        batch_size=request.batch_size,
-        settings=json.dumps(settings, sort_keys=True),
-        **{
-            "available": len(request.table),
-            "inputs": model_inputs,
-            "describe": table.place,
-            "skipped": table.skipped,
-            **groups,
-            **task_options,
-        },
-    )
+    made = build(request)
+    tokens = "" if made.tokens is None else made.tokens.note(table.name)
+    return replace(made, notes=(*notes, *table.notes, *made.notes, *[tokens] * bool(tokens)))
 
 
 # --- classes and numbers --------------------------------------------------------------------------------------------
 
 
-def _labels(request: _Request) -> Labels:
+def _labels(request: Request) -> Labels:
     label_names = request.labels.split(",") if isinstance(request.labels, str) else request.labels
     names = None if label_names is None else tuple(str(name).strip() for name in label_names)
     return Labels(request.table.name, request.table.classes, names, request.table.class_names)
@@ -223,7 +198,7 @@ def _number_measure(kind: str, pad: int | None, name: str) -> Measure:
     return Measure(metric(metric_named(kind, name), columns=CLASSIFIED), partial(number_rows, pad))
 
 
-def _texts(request: _Request) -> Task:
+def _texts(request: Request) -> Task:
     """Classification and regression of texts."""
     tokenizer, labels, full_table = loaded_tokenizer(request.tokenizer), _labels(request), request.table
     table = full_table.drawn(request.limit, request.seed)
@@ -237,7 +212,7 @@ def _texts(request: _Request) -> Task:
     regression = request.kind == "regression"
     codes = {name: code for code, name in enumerate(labels.names)}
     values = torch.tensor(table.labels if regression else [codes[label] for label in table.labels or ()])
-    return _built(
+    return built(
         request,
         table,
         partial(_number_measure, request.kind, pad)
@@ -260,7 +235,7 @@ def _texts(request: _Request) -> Task:
     )
 
 
-def _pictures(request: _Request) -> Task:
+def _pictures(request: Request) -> Task:
     """Classification of pictures, which are read when they are needed."""
     processor, labels = loaded_processor(request.tokenizer), _labels(request)
     table = request.table.drawn(request.limit, request.seed)
@@ -274,7 +249,7 @@ def _pictures(request: _Request) -> Task:
         content = picture.read_bytes() if isinstance(picture, Path) else read(number).numpy().tobytes()
         return [hashlib.sha256(content).hexdigest(), (table.labels or ())[number]]
 
-    return _built(
+    return built(
         request,
         table,
         partial(_class_measure, request.kind, labels, None),
@@ -305,62 +280,7 @@ def _tokens(encoded: Encoded, number: int) -> dict[str, list[int]]:
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def _token_measure(kind: str, guessed: Guessed, name: str) -> Measure:
-    return Measure(metric(metric_named(kind, name), columns=TOKENS), partial(token_rows, guessed))
-
-
-def _language(request: _Request) -> Task:
-    """Language modelling. Batches are filled up on the right, where nothing before the end can see it."""
-    tokenizer, table = loaded_tokenizer(request.tokenizer), request.table
-    if table.plain:
-        cut = blocks(tokenizer, "\n".join(table.texts[0]), request.max_length)
-        groups, note = grouped_blocks(table, [block.start for block in cut])
-        drawn = range(len(cut)) if request.limit is None else drawn_numbers(len(cut), request.limit, request.seed)
-        ids = [cut[number].ids for number in drawn]
-        table = replace(table, groups=None if groups is None else [groups[number] for number in drawn])
-        task_options: dict[str, Any] = {
-            "describe": lambda number: f"block {number + 1} of {table.name}: '{_words(tokenizer, ids[number])}...'",
-            "texts": None,  # a table of lines, which are not the examples
-            "notes": (note,) * bool(note),
-            "available": len(cut),
-        }
-    else:
-        table = table.drawn(request.limit, request.seed)
-        encoded = encode(tokenizer, table.texts, longest_input(tokenizer, request.max_length))
-        kept_numbers = [number for number, length in enumerate(encoded.lengths) if length > 1]
-        places = {number: place for place, number in enumerate(kept_numbers)}
-        shortened = frozenset(places[number] for number in encoded.shortened)
-        ids = [list(encoded.columns["input_ids"][number]) for number in kept_numbers]
-        task_options = {"skipped": len(table) - len(kept_numbers), "shortened": shortened}
-        table = table.chosen(kept_numbers)
-    if not ids:
-        raise BadData(
-            f"{table.name} has no text of two tokens or more; a language model guesses every token but the first."
-        )
-    lists = Encoded(
-        {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}, {"input_ids": padding_token(tokenizer)}
-    )
-    return _built(
-        request,
-        table,
-        partial(_token_measure, request.kind, next_tokens),
-        partial(token_loss, next_tokens),
-        next_tokens,
-        collate=lists.padded,
-        example=ids.__getitem__,
-        lengths=lists.lengths,
-        settings={},
-        special=special_tokens(tokenizer),
-        tokens=counted(tokenizer, ids, table.name),
-        **task_options,
-    )
-
-
-def _words(tokenizer: Any, ids: Sequence[int]) -> str:
-    return " ".join(tokenizer.decode(ids[:12]).split())
-
-
-def _masked(request: _Request) -> Task:
+def _masked(request: Request) -> Task:
     """Masked language modelling: the loss is over the masked tokens."""
     tokenizer, table = loaded_tokenizer(request.tokenizer), request.table
     if tokenizer.mask_token_id is None:
@@ -393,10 +313,10 @@ def _masked(request: _Request) -> Task:
         {**columns, "input_ids": masked_ids, "labels": goals}, {**encoded.fill, "labels": IGNORED}, encoded.side
     )
     skipped, places = len(table) - len(kept_numbers), {number: place for place, number in enumerate(kept_numbers)}
-    return _built(
+    return built(
         request,
         table.chosen(kept_numbers),
-        partial(_token_measure, request.kind, hidden_tokens),
+        partial(token_measure, request.kind, hidden_tokens),
         partial(token_loss, hidden_tokens),
         hidden_tokens,
         collate=lists.padded,
@@ -410,7 +330,7 @@ def _masked(request: _Request) -> Task:
     )
 
 
-def _translation(request: _Request) -> Task:
+def _translation(request: Request) -> Task:
     """Translation, or any other text-to-text, by an encoder-decoder."""
     tokenizer, table = loaded_tokenizer(request.tokenizer), request.table.drawn(request.limit, request.seed)
     length, pad = longest_input(tokenizer, request.max_length), padding_token(tokenizer)
@@ -434,7 +354,7 @@ def _translation(request: _Request) -> Task:
     def measure(name: str) -> Measure:
         name = metric_named(request.kind, name)
         if name == "loss":
-            return _token_measure(request.kind, target_tokens, name)
+            return token_measure(request.kind, target_tokens, name)
         text_metric = metric(name, columns=generated_columns(name))
         return Measure(text_metric, partial(translation_scores, name, tokenizer, beams), generates=True)
 
@@ -445,7 +365,7 @@ def _translation(request: _Request) -> Task:
             "decoder_input_ids": batch["labels"].masked_fill(batch["labels"] == IGNORED, pad),
         }
 
-    return _built(
+    return built(
         request,
         table,
         measure,
@@ -463,11 +383,13 @@ def _translation(request: _Request) -> Task:
     )
 
 
-_BUILD: Mapping[str, tuple[str, Callable[[_Request], Task]]] = {
+_BUILD: Mapping[str, tuple[str, Callable[[Request], Task]]] = {
+    "multiple-choice": ("choices", multiple_choice),
+    "last-word": ("text", last_words),
     "classification": ("label", _texts),
     "regression": ("number", _texts),
     "translation": ("target", _translation),
-    "language-modelling": ("text", _language),
+    "language-modelling": ("messages", language),
     "masked-language-modelling": ("text", _masked),
     "image-classification": ("image", _pictures),
 }

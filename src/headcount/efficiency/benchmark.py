@@ -49,13 +49,15 @@ class Time(NamedTuple):
 
 
 class Runtime(NamedTuple):
-    """What computes in the place of torch: its name and version, the number format and bytes of each model there, and a function
-    that makes a call for each model, which takes a batch by name and computes with torch's number of threads."""
+    """What computes in the place of torch: its name and version, the number format and bytes of each model there, a function
+    that makes a call for each model, which takes a batch by name and computes with torch's number of threads, and notes of what
+    each model was turned into."""
 
     name: str
     dtype: str
     sizes: Mapping[str, int]
     calls: Callable[[], Mapping[str, Callable[..., object]]]
+    notes: tuple[str, ...] = ()
 
 
 Clock = Callable[[Callable[[], object], torch.device], Time]

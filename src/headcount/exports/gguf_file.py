@@ -21,6 +21,7 @@ from torch import nn
 from ..errors import BadCheckpoint, LoadingNote, Refused
 from ..formatting import counted
 from ..model.checkpoints import load
+from ..model.cutting.biases import RECORDED, given_biases
 from ..model.cutting.surgery import cut, record, removed
 from ..model.discovery import find, unwrap
 from ..model.loading.gguf_files import CONFIG, UNEVEN, head, idle_norms, is_empty
@@ -209,7 +210,8 @@ def _record(root: Any) -> dict[str, Any] | None:
             config.layer_types = config.layer_types[:1] * stack.of  # they are all of one type
     whole = empty_model(type(root), config)
     cut(whole, plan)
-    return record(whole)
+    names = given_biases(whole, root)
+    return {**record(whole), **({RECORDED: names} if names else {})}
 
 
 def _is_tied(root: Any) -> bool:

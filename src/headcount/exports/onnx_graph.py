@@ -70,7 +70,10 @@ def runner(path: Path, threads: int | None = None) -> comparison.Run:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no base of their own
-        raise BadCheckpoint(f"onnxruntime cannot load {path.name} ({_first_line(error)}); export it again.") from error
+        raise BadCheckpoint(
+            f"onnxruntime cannot load {path.name} ({_first_line(error)}): it has no kernel for something in the model, or "
+            "the file is damaged; export it for transformers (--to transformers) instead, or again."
+        ) from error
     names = [output.name for output in session.get_outputs()]
     read = [one.name for one in session.get_inputs()]
     return lambda batch: dict(zip(names, session.run(None, {name: batch[name] for name in read}), strict=True))

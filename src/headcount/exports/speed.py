@@ -63,7 +63,8 @@ def runtime_for(
 ) -> Iterator[Runtime | None]:
     """Within the block the models as a runtime has them, to be given to `bench`; None is torch as it is.
 
-    Each model is exported into a temporary folder and compared there with itself before it is timed.
+    Each model is exported into a temporary folder and compared there with itself before it is timed. For llama.cpp uneven groups
+    are padded with zero heads, and for eight bits the MLPs with zero neurons; the notes of the runtime say so.
 
     Args:
         models: The models by name, on the CPU.
@@ -92,17 +93,21 @@ def runtime_for(
     except ModuleNotFoundError as error:
         raise BadMeasure(f"bench cannot time models in {name} here ({error.name} is missing); use another.") from error
     with tempfile.TemporaryDirectory(prefix="headcount-bench-") as folder, Bar("exporting", len(models)) as bar:
-        paths, sizes, versions = {}, {}, []
+        paths, sizes, versions, notes = {}, {}, [], list[str]()
         for number, (label, model) in enumerate(models.items()):
             place = Path(folder) / str(number)
             how: dict[str, Any] = {"int8": int8}
             if row.form == "gguf":
-                how = {"dtype": "q8_0" if int8 else "f32", "source": (sources or {}).get(label)}
+                # uneven groups and widths are measured as they can be deployed: with zeros, which the notes count
+                how = {"dtype": "q8_0" if int8 else "f32", "groups": "pad", "multiple": 32 if int8 else None}
+                how["source"] = (sources or {}).get(label)
             exported = export(model, row.form, place / row.name if row.name else place, **how)
             paths[label], sizes[label] = exported.path, exported.size
             versions.append(exported.check.runtime)
+            notes += [f"{label} as {row.form}: {note}" for note in exported.notes]
             bar.advance()
-        yield Runtime(versions[0], row.int8 if int8 else "float32", sizes, partial(_calls, module.caller, paths))
+        calls = partial(_calls, module.caller, paths)
+        yield Runtime(versions[0], row.int8 if int8 else "float32", sizes, calls, tuple(notes))
 
 
 def _calls(caller: Callable[[Path], Call], paths: Mapping[str, Path]) -> dict[str, Call]:

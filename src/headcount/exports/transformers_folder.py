@@ -250,10 +250,17 @@ def _row(ours: nn.Module, theirs: nn.Module) -> tuple[dict[str, Any], str | None
 
 
 def _other_sizes(ours: nn.Module, theirs: nn.Module) -> dict[str, Any]:
-    """The sizes of parameters that are not as large as in the stock model; None for what is in one only, and for buffers."""
+    """The sizes of parameters that are not as large as in the stock model, and of a bias that is in ours only.
+
+    None stands for what else is in one only, and for buffers.
+    """
     mine, stock = _sizes(ours), _sizes(theirs)
     names = [name for name in dict.fromkeys((*mine, *stock)) if mine.get(name) != stock.get(name)]
     known = {name: name in mine and name in stock and name in ours._parameters for name in names}
+    if (
+        "bias" in mine and "bias" not in stock and type(theirs) is nn.Linear
+    ):  # one that makes up for units that are gone
+        known["bias"] = mine["bias"] == [theirs.out_features]
     return {name: mine[name] if known[name] else None for name in names}
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..formatting import counted
 from ..model.anatomy import Anatomy, Site
 from ..model.checkpoints import read_record, restore_config
+from ..model.cutting.biases import RECORDED, give_biases, recorded
 from ..model.cutting.per_head import uses_attention_interface
 from ..model.cutting.surgery import cut, record, removed
 from ..model.discovery import find, unwrap
@@ -156,6 +157,10 @@ def with_zeros(root: Any, units: frozenset[Unit]) -> nn.Module:
     plan, specs = read_record(record(root))
     model: Any = _whole(root)
     cut(model, Plan(plan.units - units, plan.why), specs=specs)
+    names = recorded(record(root))
+    if names:
+        give_biases(model, names, specs)
+        model.config.headcount = {**record(model), RECORDED: names}
     _fill(model, root)
     model.generation_config = getattr(root, "generation_config", None)
     setattr(model, STORED, stored_format(root))

@@ -107,7 +107,8 @@ def _obstacle(target: Path, force: bool, keep: Iterable[Path], source: Path | No
     for path in keep:
         protected = Path(os.path.realpath(path))
         if os.path.exists(protected) and place in (protected, *protected.parents):
-            return f"{target} is or holds {path}, which is still needed, so it is not replaced; choose another folder."
+            what = "is still needed" if place == protected else f"holds {path}, which is still needed"
+            return f"{target} {what}, so it is not replaced; choose another folder."
     if not place.is_dir() or not any((place / name).is_file() for name in ("config.json", RECORD, EXPORT)):
         return f"{target} is not a model folder, so it is not replaced; choose another folder."
     foreign = _foreign(place, source)

@@ -45,7 +45,7 @@ from ..model.discovery import find, unwrap
 from ..model.equivalence import differs
 from ..model.equivalence import run as outputs
 from ..model.gates import masked
-from ..model.loading.number_formats import stored_format
+from ..model.loading.number_formats import remember_format, stored_format
 from ..model.model_folders import appears_whole, disk_errors, may_be_written
 from ..model.portable import stock_differences
 from ..model_files import ADAPTER, model_files
@@ -225,6 +225,7 @@ def save_pruned(
             want = outputs(changed, batch)
         with Bar("loading what was saved"):
             smaller = load(draft, dtype=dtype, trust_remote_code=trust_remote_code).to(device)
+        remember_format(smaller, draft)
         if difference := differs(want, outputs(smaller, batch)):
             variant = "masked" if changed is None else "tuned" if recover is None else "trained"
             raise CheckFailed(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..stats.metrics import Metric
 
 JUDGED = 512  # examples on which it is decided whether tuning does good
-NEEDS_CLASSES = ("accuracy", "f1", "matthews", "pearson", "spearman")
+NEEDS_CLASSES = ("accuracy", "accuracy-norm", "f1", "matthews", "pearson", "spearman")
 DRAWS = 999  # of the test whether the model knows the selection examples
 SUSPICIOUS = 0.01  # its level
 NEEDS_VARIETY = ("f1", "matthews", "pearson", "spearman")  # undefined if the model says the same of every example

@@ -32,6 +32,9 @@ PIPELINES = {
     "regression": "text-classification",
     "translation": "translation",
     "language-modelling": "text-generation",
+    "multiple-choice": "text-generation",
+    "last-word": "text-generation",
+    "lm-eval": "text-generation",
     "masked-language-modelling": "fill-mask",
     "image-classification": "image-classification",
 }

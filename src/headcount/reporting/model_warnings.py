@@ -24,6 +24,7 @@ ZERO = (
 FALLING = ("loss", "perplexity")  # the lower, the better
 CONSTANT = {
     "accuracy": "always the most frequent label",
+    "accuracy-norm": "always the choice in the same place",
     "f1": "always the same label",
     "loss": "the same distribution every time",
     "perplexity": "the same distribution every time",

@@ -103,7 +103,8 @@ def metric(
 ) -> Metric:
     """The metric of that name (one of `METRICS`).
 
-    accuracy, f1, matthews and loss read the columns label, prediction, loss, as do pearson and spearman, whose labels
+    accuracy, f1, matthews and loss read the columns label, prediction, loss (as does accuracy-norm, the accuracy of a
+    prediction that the rows took by scores per character), as do pearson and spearman, whose labels
     are numbers. f1 and matthews must know how many `labels` there are: F1 is that of class 1 when there are two, else
     the mean over the classes that occur among labels or predictions, as in scikit-learn; matthews with more than two
     is R_K (Gorodkin, 2004). perplexity and loss over the columns loss, tokens are per token (loss with a column tokens
@@ -415,6 +416,9 @@ def _build_loss(columns: tuple[str, ...], _: int | None) -> tuple[Statistics, Of
 _BOTH = ("label", "prediction")
 _KINDS = {
     "accuracy": _Kind(CLASSIFIED, _BOTH, True, 100.0, lambda columns, _: (partial(_correct, _pair(columns)), _ratio)),
+    "accuracy-norm": _Kind(
+        CLASSIFIED, _BOTH, True, 100.0, lambda columns, _: (partial(_correct, _pair(columns)), _ratio)
+    ),
     "f1": _Kind(
         CLASSIFIED, _BOTH, True, 100.0, lambda columns, k: (partial(_f1_statistics, _pair(columns), k), _f1), True
     ),

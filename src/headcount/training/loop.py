@@ -26,6 +26,7 @@ from ..model.discovery import unwrap
 from ..model.equivalence import evaluating
 from . import state
 from .loss import must_answer, must_be_trainable
+from .low_rank import low_rank
 from .recipe import Recipe
 from .state import TrainableGates
 from .step import Work, agreed, broadcast, processes, safe_step
@@ -105,11 +106,14 @@ def train(
     root, device = unwrap(model), device_of(unwrap(model))
     must_be_trainable(task, recipe.label_smoothing, teacher)
     _must_fit(root, device, recipe, gates, teacher)
+    if recipe.lora is not None and checkpoints is not None:
+        raise Refused("With lora (--lora) the weights change when the training ends; leave checkpoints out.")
     if teacher is not None:
         must_answer(teacher, task, device)
-    trained = _trained(root, freeze, gates)
     together = processes(device)
     with ExitStack() as stack:
+        stack.enter_context(low_rank(root, recipe.lora, recipe.seed))
+        trained = _trained(root, freeze, gates)
         stack.enter_context(_training(root, trained, teacher))
         stack.enter_context(_own_randomness(device))
         work = Work(root, task, recipe, together, device, trained, gates, teacher)
@@ -179,6 +183,8 @@ def _must_fit(
         raise Refused("Gates learn from gradients that fp16 would scale; use precision bf16, or no.")
     if recipe.precision == "fp16" and device.type == "cpu":
         raise Refused("Precision fp16 needs a GPU, and the model is on the CPU; use bf16, or no.")
+    if recipe.lora is not None and gates is not None:
+        raise Refused("Gates learn with the weights themselves, or alone; leave lora (--lora) out.")
     if teacher is not None and unwrap(teacher) is root:
         raise Refused("The teacher is the model itself; give a copy of it, or another model.")
     if teacher is not None and device_of(unwrap(teacher)) != device:
@@ -246,7 +252,10 @@ class _Keeper:
         notes = None
         if path is not None:
             parts = work.recipe, work.task.fingerprint, work.gates, work.teacher
-            self.asked = state.question(work.root, asdict(parts[0]), *parts[1:])
+            recipe = asdict(parts[0])
+            if recipe["lora"] is None:  # states of earlier versions, which knew none, go on
+                del recipe["lora"]
+            self.asked = state.question(work.root, recipe, *parts[1:])
             notes = state.read(path, self.asked, work.root, work.optimizer, work.gates)
         broadcast(work)
         if notes is not None:

@@ -61,7 +61,7 @@ def must_be_trainable(task: Task, smoothing: float, teacher: nn.Module | None) -
     """Refuse what `batch_loss` could not do, or would do without saying that it has no effect, before any work."""
     if task.goal is None and teacher is not None:
         raise Refused("A teacher needs logits, and a task of one's own has only a loss; train without a teacher.")
-    if smoothing and (task.goal is None or task.kind == "regression"):
+    if smoothing and (task.goal is None or task.kind in ("regression", "multiple-choice")):
         raise Refused(f"Labels of a task of kind {task.kind} cannot be smoothed; leave label_smoothing at 0.")
 
 

@@ -29,7 +29,8 @@ class Recipe:
 
     The learning rate rises for the share `warmup` of all steps, and then falls as `schedule` says (linear, inverse-sqrt,
     constant). `steps`, where given, wins over `epochs`. `precision` is no, bf16 or fp16. `distill` is the weight of the
-    teacher's part of the loss, and `temperature` softens it, where there is a teacher.
+    teacher's part of the loss, and `temperature` softens it, where there is a teacher. `lora` is the rank of additions to the
+    linear layers (Hu et al. 2021), which alone are trained, and merged in the end.
     """
 
     epochs: float = 3.0
@@ -47,9 +48,11 @@ class Recipe:
     distill: float = 0.9
     temperature: float = 2.0
     seed: int = 0
+    lora: int | None = None
 
     def __post_init__(self) -> None:
         counts = {"batch_size": self.batch_size, "accumulate": self.accumulate, "steps": self.steps}
+        counts["lora"] = self.lora
         for name, count in counts.items():
             if count is not None and (type(count) is not int or count < 1):
                 raise Refused(f"{name} is {count!r:.40}; it must be a whole number, at least 1.")

@@ -18,7 +18,7 @@ FIRST = ""  # the group on top, which typer calls "Options"
 MORE = "More"
 Groups = Mapping[str, str]  # title of a group -> the parameters in it, separated by spaces
 
-DATA = "task text label target labels split limit metric max_length num_beams max_new_tokens prefix group"
+DATA = "task text label target labels split limit metric max_length num_beams max_new_tokens prefix choices prompt stride group"
 RUNS = "threads device dtype seed spec trust_remote_code"
 SAVED = "force run report as_json quiet"
 TRAINING = "epochs steps lr batch_size schedule warmup weight_decay label_smoothing accumulate precision max_grad_norm"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from ...data.example_sets import USES, Sets, sets_of, used_text
-from ...errors import BadPlan, BadRun
+from ...errors import BadData, BadPlan, BadRun
 from ..options import SCORED_ON, CommonFlags, make_task, other_task, out, specs_of
 from ..run_folder import question_of, running
 
@@ -207,6 +207,11 @@ def sets_from(
     seen_examples: Seen | None = None,
 ) -> Sets:
     """The sets of examples that flags ask for; `data_flags` are --score-data, its limit, --select-data and its limit."""
+    if data_flags[2] is not None and (flags.task or "").startswith("lm-eval:"):
+        raise BadData(
+            f"The guarantee is shown on documents of {flags.task}, as what is reported; leave --select-data out, and give "
+            "text to score on with --score-data."
+        )
     more = [
         None if data is None else other_task(name, model, flags, data, limit, sample=sample)
         for data, limit, sample in ((*data_flags[:2], SCORED_ON), (*data_flags[2:], None))

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ..options import Checkpointing, CommonFlags, Only, ScoreData, ScoreLimit, load_model, quieten, scoring_with
+from ..options import (
+    Checkpointing,
+    CommonFlags,
+    Only,
+    ScoreData,
+    ScoreLimit,
+    load_model,
+    names_examples,
+    quieten,
+    scoring_with,
+)
 from .front import FrontRequest, sets_from
 
 
@@ -63,7 +73,7 @@ def tradeoff(
 
         headcount prune my-model --data dev.tsv --score-data train.tsv --score-limit 2048 --row 4 -o smaller
     """
-    if flags.data is None:
+    if not names_examples(flags):
         raise typer.BadParameter("say which data the model is for with --data FILE.")
     if score_limit is not None and score_data is None:
         raise typer.BadParameter("--score-limit goes with --score-data; use --limit for --data.")

@@ -13,7 +13,7 @@ import typer
 
 from ...data import splits
 from .. import options
-from ..options import CommonFlags, load_model, other_task
+from ..options import CommonFlags, load_model, names_examples, other_task
 from ..run_folder import weights_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...training.recipe import Recipe
 
 HOW, WITH = "How to train", "With a teacher"
+LORA_RATE = 2e-4  # low-rank additions begin at zero, and take larger steps
 FRESH_RATE = 5e-4  # a learning rate for weights that begin at random; Recipe's is for pretrained ones
 SHARE, MOST = 0.1, 2000  # of --data, set aside to measure on where no other data are given
 
@@ -39,7 +40,12 @@ class TrainingOptions:
     epochs: Annotated[float, flag("--epochs", help="Epochs of training.")] = 3.0
     steps: Annotated[int | None, flag("--steps", help="Optimizer steps, instead of --epochs.")] = None
     lr: Annotated[
-        float | None, flag("--lr", help="Peak learning rate.", show_default=f"3e-5; {FRESH_RATE:g} for random weights")
+        float | None,
+        flag(
+            "--lr",
+            help="Peak learning rate.",
+            show_default=f"3e-5; {FRESH_RATE:g} for random weights, {LORA_RATE:g} with --lora",
+        ),
     ] = None
     batch_size: Annotated[int, flag("--batch-size", help="Examples per step, over all processes.")] = 32
     schedule: Annotated[str, flag("--schedule", help="Learning rate schedule: linear, inverse-sqrt or constant.")] = (
@@ -53,6 +59,10 @@ class TrainingOptions:
     accumulate: Annotated[int, flag("--accumulate", help="Gradient accumulation steps.")] = 1
     precision: Annotated[str, flag("--precision", help="Mixed precision: no, bf16 or fp16.")] = "no"
     max_grad_norm: Annotated[float, flag("--max-grad-norm", help="Clip the gradient norm at this value.")] = 1.0
+    lora: Annotated[
+        int | None,
+        flag("--lora", metavar="RANK", help="Train low-rank additions only (LoRA), and merge them in the end."),
+    ] = None
     freeze: Annotated[
         str, flag("--freeze", help="Modules to freeze, such as decoder; several separated by commas.")
     ] = ""
@@ -74,8 +84,11 @@ class TrainingOptions:
         from ...training.recipe import Recipe
 
         plain = ["epochs", "steps", "batch_size", "schedule", "warmup", "weight_decay", "label_smoothing"]
-        plain += ["accumulate", "precision", "max_grad_norm"]
-        values = {name: getattr(self, name) for name in plain} | {"lr": lr if self.lr is None else self.lr}
+        plain += ["accumulate", "precision", "max_grad_norm", "lora"]
+        values = {name: getattr(self, name) for name in plain}
+        if self.lora is not None:
+            lr = LORA_RATE
+        values |= {"lr": lr if self.lr is None else self.lr}
         softness = {"distill": self.distill, "temperature": self.temperature}
         distillation = {name: value for name, value in softness.items() if value is not None}
         return Recipe(**{**values, **distillation, "seed": seed, **overrides})
@@ -94,6 +107,10 @@ class TrainingOptions:
 
     def sane(self, flags: CommonFlags, output: Path | None, run: Path | None) -> None:
         """What is wrong with the flags is said before any work is done."""
+        if names_examples(flags) and flags.data is None:
+            raise typer.BadParameter(
+                f"{flags.task} gives no gradient to train by; train on text with --data FILE, and measure with evaluate --task."
+            )
         if flags.data is None:
             raise typer.BadParameter("say which data to train on with --data FILE.")
         if self.teacher is None and (self.distill is not None or self.temperature is not None):
@@ -138,12 +155,19 @@ _flag = partial(options.flag, panel=PANEL)
 class Recovery:
     """The flags, as they were given: how long, on what, and whether the whole model teaches."""
 
-    recover: Annotated[float | None, _flag("--recover", metavar="EPOCHS", help="Epochs of training after the cut.")] = (
-        None
-    )
+    recover: Annotated[
+        str | None,
+        _flag("--recover", metavar="EPOCHS", help="Train after the cut: epochs such as 1 or 0.5, or 200steps."),
+    ] = None
+    lora: Annotated[
+        int | None,
+        _flag("--lora", metavar="RANK", help="Recover by low-rank additions only (LoRA), merged before saving."),
+    ] = None
     recover_data: Annotated[str | None, _flag("--recover-data", metavar="FILE", help="The data to train on.")] = None
     recover_limit: Annotated[int | None, _flag("--recover-limit", help="Examples of --recover-data.")] = None
-    recover_lr: Annotated[float | None, _flag("--recover-lr", help="Peak learning rate.", show_default="3e-5")] = None
+    recover_lr: Annotated[
+        float | None, _flag("--recover-lr", help="Peak learning rate.", show_default="3e-5; 2e-4 with --lora")
+    ] = None
     distill: Annotated[
         bool | None,
         _flag("--distill/--no-distill", help="Distill from the full model while recovering.", show_default="--distill"),
@@ -156,12 +180,13 @@ class Recovery:
                 "--recover-data": self.recover_data,
                 "--recover-limit": self.recover_limit,
             }
-            recovery_flags |= {"--recover-lr": self.recover_lr, "--distill": self.distill}
+            recovery_flags |= {"--recover-lr": self.recover_lr, "--distill": self.distill, "--lora": self.lora}
             for name in (flag for flag, value in recovery_flags.items() if value is not None):
                 raise typer.BadParameter(f"{name} goes with --recover EPOCHS.")
             return
-        if self.recover <= 0:
-            raise typer.BadParameter(f"--recover is a number of epochs above 0; I got {self.recover:g}.")
+        self.length()
+        if self.lora is not None and self.lora < 1:
+            raise typer.BadParameter(f"--lora is a rank, a whole number from 1 on; I got {self.lora}.")
         if self.recover_data is None:
             raise typer.BadParameter("--recover needs data to train on: --recover-data FILE.")
         if promised:
@@ -171,6 +196,23 @@ class Recovery:
             )
         if dry_run:
             raise typer.BadParameter("--dry-run cuts nothing that could be trained: leave --recover out.")
+
+    def length(self) -> dict[str, Any]:
+        """How long to train, as a recipe has it: `epochs`, or `steps`."""
+        text = str(self.recover).strip()
+        number = text.removesuffix("steps").removesuffix("step").strip()
+        try:
+            if number != text:
+                steps = int(number)
+                if steps > 0:
+                    return {"steps": steps}
+            elif 0 < float(number) < float("inf"):
+                return {"epochs": float(number)}
+        except ValueError:
+            pass
+        raise typer.BadParameter(
+            f"--recover is a number of epochs above 0, or steps such as 200steps; I got {text:.40}."
+        )
 
     def task(self, name: str, model: Any, flags: CommonFlags, report: Task) -> tuple[Task | None, str]:
         """The examples to train on, without those that are reported on, and a sentence about what was left out."""
@@ -189,13 +231,14 @@ class Recovery:
         from ...training.loop import train
         from ...training.recipe import Recipe
 
-        assert self.recover is not None
-        recipe = Recipe(epochs=self.recover, lr=self.recover_lr or Recipe.lr, seed=flags.seed)
+        lr = self.recover_lr or (Recipe.lr if self.lora is None else LORA_RATE)
+        recipe = Recipe(**self.length(), lr=lr, lora=self.lora, seed=flags.seed)
         distilled = self.distill is not False
 
         def recovered(smaller: nn.Module) -> dict[str, Any]:
             training = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
-            facts = {"epochs": self.recover, "examples": task.size, "distilled": distilled, "steps": training.steps}
+            facts = {"epochs": training.steps * recipe.batch_size / task.size if recipe.steps else recipe.epochs}
+            facts |= {"examples": task.size, "distilled": distilled, "steps": training.steps}
             return {**facts, "recipe": asdict(recipe)}
 
         return recovered

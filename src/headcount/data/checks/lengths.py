@@ -22,6 +22,6 @@ def notes(tasks: Mapping[str, Task]) -> list[str]:
             )
             sentences[text] = task.truncated > MANY * task.size
         if task.skipped:
-            what = "two tokens" if task.kind == "language-modelling" else "a label or a text"
+            what = "two tokens (or an answer)" if task.kind == "language-modelling" else "a label or a text"
             sentences[f"{task.skipped:,} rows of {task.name} without {what} were skipped"] = False
     return sorted(sentences, key=lambda text: not sentences[text])

@@ -50,6 +50,8 @@ def running(path: str | Path, context: int, *, threads: int = 1, exact: bool = F
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckFailed(f"{name()} does not load {Path(path).name} ({first[:200]}).") from error
+    # A server that is given up before its loop has begun waits for it for ever; one that has answered has begun.
+    server.handle_completions({"prompt": [0], "n_predict": 1, "temperature": 0.0})
     yield server
 
 

@@ -6,7 +6,7 @@ nothing of the model: what was pruned is data, `headcount_shapes` in config.json
 usual, and then the modules in the table get smaller before the weights are loaded:
 
     {"version": 1, "modules": {PATH IN THE BASE MODEL: {
-        "shapes": {"weight": [24, 32]},               parameters that have other sizes
+        "shapes": {"weight": [24, 32]},               parameters that have other sizes, and a bias that the stock matrix lacks
         "numbers": {"out_features": 24},              whole numbers that the module keeps about itself
         "outputs": 8,                                 a matrix with nothing left: it gives its bias, in this many numbers
         "rows": [0, 1, 4], "in_all": 6,               a matrix with some rows left, whose code counts on all: zeros stand in
@@ -169,6 +169,11 @@ def resized(path: str, module: nn.Module, name: str, sizes: Any) -> nn.Parameter
     old = module._parameters.get(name)
     need(isinstance(sizes, list), f"the sizes of {path}.{name} are no list")
     sizes = [whole(path, size) for size in sizes]
+    if old is None and name == "bias" and type(module) is nn.Linear:  # which makes up for units that are gone
+        need(
+            sizes == [module.out_features], f"{path} gives {module.out_features} numbers, and its bias has other sizes"
+        )
+        return nn.Parameter(module.weight.detach().new_zeros(sizes), requires_grad=module.weight.requires_grad)
     need(old is not None and old.dim() == len(sizes), f"{path} has no parameter {name!r:.40} of {len(sizes)} axes")
     assert old is not None
     fits = all(size <= MOST * had for size, had in zip(sizes, old.shape, strict=True))

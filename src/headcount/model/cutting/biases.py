@@ -103,6 +103,12 @@ def give_biases(model: nn.Module, names: Iterable[str], specs: Iterable[ModuleSp
         setattr(site.writer, "bias", nn.Parameter(bias, requires_grad=weight.requires_grad))  # noqa: B010
 
 
+def given_biases(before: nn.Module, after: nn.Module) -> list[str]:
+    """The sites whose writers have no bias in one model, and one in another of the same sites."""
+    sites = {site.name: site for site in find(after)}
+    return [site.name for site in find(before) if not _has_bias(site) and _has_bias(sites[site.name])]
+
+
 def _has_bias(site: Site) -> bool:
     return site.columns is not None and site.columns.bias_name is not None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BadCheckpoint
-from ...model_files import MODULES, model_files
+from ...model_files import MODULES, model_files, tokenizer_files
 from ...plans import read_json
 
 
@@ -16,9 +16,10 @@ def companions(source: str | Path) -> tuple[tuple[Path, ...], dict[str, Any]]:
     """The folders whose files go along, nearest first; without one, keywords by which `from_pretrained` makes them."""
     try:
         files = model_files(source)
+        reads = tokenizer_files(source) if files.gguf is not None else files
     except BadCheckpoint:  # a folder of nothing but a tokenizer, say
         return ((Path(source),) if Path(source).is_dir() else ()), {"pretrained_model_name_or_path": str(source)}
-    keywords = {"pretrained_model_name_or_path": files.folder, **files.keywords}
+    keywords = {"pretrained_model_name_or_path": reads.folder, **reads.keywords}
     return (files.folders if files.gguf is None else ()), keywords
 
 

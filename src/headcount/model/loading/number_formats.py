@@ -6,8 +6,10 @@ loaded in float32, which holds every one of them exactly, and go back into their
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,15 @@ def is_widened(keywords: dict[str, Any]) -> bool:
 def stored_format(model: nn.Module) -> torch.dtype | None:
     """The half precision that weights were stored in and have been widened from, or None."""
     return getattr(model, STORED, None)
+
+
+def remember_format(model: nn.Module, folder: Path) -> None:
+    """Have a model that was loaded in float32 from a folder in half precision written in the format of the folder again."""
+    config = folder / "config.json"
+    name = json.loads(config.read_text(encoding="utf-8")).get("dtype") if config.is_file() else None
+    dtype = next((half for half in HALVES if str(half) == f"torch.{name}"), None)
+    if dtype is not None and all(p.dtype == torch.float32 for p in model.parameters()):
+        setattr(model, STORED, dtype)
 
 
 def widen(loaded: Callable[[Any], tuple[Any, Any]], config: Any) -> tuple[Any, Any]:

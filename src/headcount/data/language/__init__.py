@@ -1,0 +1,1 @@
+"""Tasks for language models: running text, conversations, multiple choice, last words."""
