@@ -141,6 +141,21 @@ def test_a_budget_goes_with_a_largest_drop_and_with_a_runtime() -> None:
     assert sorted(len(site) for site in hc.find(cut_copy(model, held)).heads) == [2, 2]
 
 
+@pytest.mark.parametrize("gone", ["0:0 0:2-3", "0:7 1:0-4", "0:0-7"])
+def test_a_budget_is_kept_where_groups_are_uneven_already(gone: str) -> None:
+    """What is reckoned is a bound then, and what is measured decides."""
+    model, _ = zoo.build("llama")
+    hc.cut(model, gone)
+    costs = cache_costs(model)
+    for seed in range(4):
+        plan = some_groups(model, seed, layers=False)
+        assert costs.of(plan) >= (bytes_per_token(cut_copy(model, plan)) or 0)
+    choice = choose(model, kv_cache="70%", units="kv-groups", by="random")
+    assert choice.budget is not None
+    assert choice.budget.measured == bytes_per_token(cut_copy(model, choice.plan))
+    assert choice.budget.measured <= 0.7 * costs.whole
+
+
 def test_half_of_the_heads_at_random_free_little_of_the_cache() -> None:
     """Why budgets take whole groups: a kv head stays for the last of its queries."""
     model, task = zoo_task("llama")

@@ -135,6 +135,24 @@ def test_scores_of_groups_are_written_and_read(tmp_path: Any) -> None:
     )
 
 
+def test_heads_share_the_score_of_their_group_in_equal_parts() -> None:
+    model, task = zoo_task("llama")
+    hc.cut(model, "0:2 1:0-1")  # groups of one, two and no heads
+    scores = hc.score(model, task, "fisher", units="kv-groups,neurons")
+    heads = scores.by_heads()
+    assert heads.members == {}
+    assert {unit for unit in heads if heads.kinds[unit.site] == "head"} == {
+        u for s in hc.find(model).heads for u in s.units
+    }
+    for unit in scores:
+        members = scores.removing([unit])
+        assert sum(heads[head] for head in members) == pytest.approx(scores[unit], rel=1e-6)
+        assert len({heads[head] for head in members}) == 1
+    alone = hc.score(model, task, "fisher", units="kv-groups").by_heads()
+    assert alone.samples is not None
+    close(alone.samples.mean(0), alone.raw, float(alone.raw.max()))
+
+
 @pytest.mark.parametrize("by", ["fisher", "wanda", "random"])
 def test_a_share_of_the_groups_are_the_ones_with_the_lowest_scores(by: str) -> None:
     model, task = zoo_task("llama")

@@ -141,8 +141,8 @@ def _table(site: Site) -> np.ndarray:
     """The numbers that a token takes in the cache with 0, 1, ... all units; whole kv groups, the smallest ones first."""
     if site.attention not in CACHED:
         return np.zeros(len(site) + 1)
-    # an attention without heads still caches one of zeros
-    return _by_groups(site, lambda keep: float(site_effect(site, keep).kv_left * _width(site)))
+    # an attention without heads still caches one of zeros, also where it has lost them before
+    return _by_groups(site, lambda keep: float(max(1, site_effect(site, keep).kv_left) * _width(site)))
 
 
 def _by_groups(site: Site, cost: Callable[[tuple[int, ...]], float]) -> np.ndarray:
@@ -156,7 +156,7 @@ def _by_groups(site: Site, cost: Callable[[tuple[int, ...]], float]) -> np.ndarr
 
 def _width(site: Site) -> int:
     """Numbers of one key and one value."""
-    return sum(site.widths[1:]) if len(site.widths) == 3 else 2 * site.width
+    return sum(site.widths[1:]) if len(site.widths) == 3 and len(site) else 2 * site.width
 
 
 def _takes_cache(root: nn.Module) -> bool:
