@@ -11,11 +11,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import __version__
 from .errors import BadRun
 
 WHOLE = 1 << 29  # bytes up to which a fingerprint reads all of a file; of a larger one, as many, spread evenly
 BLOCK = 1 << 20
-PACKAGES = ("headcount", "numpy", "scipy", "torch", "transformers", "sacrebleu")
+PACKAGES = ("numpy", "scipy", "torch", "transformers", "sacrebleu")
 
 
 def fingerprint(data: Any) -> str:
@@ -39,7 +40,7 @@ def fingerprint_of_files(paths: Iterable[Path | str]) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that numbers depend on, without importing them."""
-    package_versions = {"python": platform.python_version()}
+    package_versions = {"python": platform.python_version(), "headcount": __version__}
     for name in PACKAGES:
         try:
             package_versions[name] = metadata.version(name)

@@ -251,6 +251,7 @@ def test_block_influence_after_norms_is_of_the_sums_that_are_normed() -> None:
         assert scores.at([name]).raw.sum() == pytest.approx(torch.cat(turned[name]).mean().item(), rel=1e-4)
 
 
+@pytest.mark.exact  # shaken digits of the stream are more than the nothing that is written
 def test_an_attention_that_writes_nothing_has_no_influence_and_goes_first() -> None:
     model, task = made("decoder")
     model.model.layers[1].self_attn.o_proj.weight.data *= 1e-4

@@ -36,7 +36,7 @@ def test_contributions_are_the_same(name: str) -> None:
     for kind in PARTS:
         for part in parts:
             one, other = getattr(plain, kind)[part.name], getattr(twice, kind)[part.name]
-            assert close(np.nan_to_num(one), np.nan_to_num(other)), (kind, part.name)
+            assert close(np.nan_to_num(one), np.nan_to_num(other), 1e-4), (kind, part.name)  # sums of float32
     if name in ("bert", "gpt2", "bart"):  # others keep what they saw last
         assert before.changed() == []
 
