@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import headcount as hc
+from headcount.cli.training.options import Recovery
 from headcount.errors import NotFound, Refused
 from headcount.learned_gates.gates import learning
 from headcount.runs import Run
@@ -159,3 +160,16 @@ def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(low_rank_module, "find_spec", lambda _: None)
     with says(Refused, about="pip install"):
         hc.train(model, task, RECIPE)
+
+
+def test_without_it_a_question_is_the_one_of_earlier_versions() -> None:
+    """So that their run folders and states are found again."""
+    assert "lora" not in Recipe().facts()
+    assert Recipe(lora=4).facts()["lora"] == 4
+    assert "lora" not in Recovery(recover="1").question()
+    assert Recovery(recover="1").question()["recover"] == 1.0
+    assert Recovery(recover="200steps", lora=4).question() == {
+        **Recovery().question(),
+        "recover": "200steps",
+        "lora": 4,
+    }

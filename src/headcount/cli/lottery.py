@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +109,7 @@ def lottery(
         "step": share,
         "magnitude": magnitude,
         "retrain": retrain,
-        "recipe": {key: value for key, value in asdict(recipe).items() if key != "seed"},
+        "recipe": {key: value for key, value in recipe.facts().items() if key != "seed"},
         "freeze": regimen.frozen,
         "new_head": new_head,
         "lot": lot.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -324,7 +323,7 @@ def prune(
         **how_much,
         **settings,
         "plan": None if wanted is None else wanted.to_json(),
-        "recovery": asdict(recovery),
+        "recovery": recovery.question(),
         "brake": None if brake == "50%" else brake,
     }
     options |= targets.question()

@@ -93,7 +93,8 @@ def _from_pretrained(source: Any, auto: str, noun: str) -> Any:
                 "tokenizer_config.json of the model beside the file, or give the folder that the file was made from."
             ) from error
         raise BadData(
-            f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({reason:.160}); give the object, or the folder that has it."
+            f"There is no {noun.split(' ', 1)[1]} in {str(source)!r} ({reason.split('. ')[0]:.160}); copy its files there from "
+            "the model that it came from, or give the object or a folder that has it (in Python)."
         ) from error
 
 

@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -114,7 +114,7 @@ def lottery(
             draws.append(draw)
             constants.append(constant)
             gc.collect()  # modules and their hooks refer to each other
-    settings = {name: value for name, value in asdict(recipe).items() if name not in ("seed", "distill", "temperature")}
+    settings = {name: value for name, value in recipe.facts().items() if name not in ("seed", "distill", "temperature")}
     about = TaskSettings(
         name=lot.name,
         metric=lot.report.metric.name,

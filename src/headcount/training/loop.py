@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -252,10 +252,7 @@ class _Keeper:
         notes = None
         if path is not None:
             parts = work.recipe, work.task.fingerprint, work.gates, work.teacher
-            recipe = asdict(parts[0])
-            if recipe["lora"] is None:  # states of earlier versions, which knew none, go on
-                del recipe["lora"]
-            self.asked = state.question(work.root, recipe, *parts[1:])
+            self.asked = state.question(work.root, parts[0].facts(), *parts[1:])
             notes = state.read(path, self.asked, work.root, work.optimizer, work.gates)
         broadcast(work)
         if notes is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Refused
 
@@ -66,6 +66,13 @@ class Recipe:
         for name, choices in (("schedule", tuple(SCHEDULES)), ("precision", PRECISIONS)):
             if getattr(self, name) not in choices:
                 raise Refused(f"There is no {name} {getattr(self, name)!r:.40}; choose one of {', '.join(choices)}.")
+
+    def facts(self) -> dict[str, Any]:
+        """The recipe as plain data; without `lora` where there is none, as run folders of earlier versions have it."""
+        values = asdict(self)
+        if self.lora is None:
+            del values["lora"]
+        return values
 
     def lr_at(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0, of so many."""

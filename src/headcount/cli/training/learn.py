@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -205,8 +205,8 @@ def learn(
     }
     options = {**how, **settings, "plan": None if wanted is None else wanted.to_json(), "teacher": told_teacher}
     options |= {
-        "recipe": None if recipe is None else asdict(recipe),
-        "recover": None if again is None else asdict(again),
+        "recipe": None if recipe is None else recipe.facts(),
+        "recover": None if again is None else again.facts(),
     }
     options |= {"scored_on": pipeline.scored_on(wish, train, flags.seed)}
     work = {
@@ -288,7 +288,7 @@ def learned_document(
 
     (full, after, compared), (recipe, extra) = results, how
     history: Sequence[Any] = () if outcome.trained is None else outcome.trained.history
-    trained = None if recipe is None or outcome.trained is None else {**asdict(recipe), "steps": outcome.trained.steps}
+    trained = None if recipe is None or outcome.trained is None else {**recipe.facts(), "steps": outcome.trained.steps}
     if trained is not None:  # what had no say is left out
         silent = ["epochs"] * (recipe.steps is not None) + ["distill", "temperature"] * (extra["teacher"] is None)
         trained = {name: value for name, value in trained.items() if name not in silent}

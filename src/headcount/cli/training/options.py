@@ -197,6 +197,13 @@ class Recovery:
         if dry_run:
             raise typer.BadParameter("--dry-run cuts nothing that could be trained: leave --recover out.")
 
+    def question(self) -> dict[str, Any]:
+        """What was asked, as run folders of earlier versions have it."""
+        values = asdict(self)
+        if self.lora is None:
+            del values["lora"]
+        return {**values, "recover": None if self.recover is None else self.length().get("epochs", self.recover)}
+
     def length(self) -> dict[str, Any]:
         """How long to train, as a recipe has it: `epochs`, or `steps`."""
         text = str(self.recover).strip()
@@ -239,6 +246,6 @@ class Recovery:
             training = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
             facts = {"epochs": training.steps * recipe.batch_size / task.size if recipe.steps else recipe.epochs}
             facts |= {"examples": task.size, "distilled": distilled, "steps": training.steps}
-            return {**facts, "recipe": asdict(recipe)}
+            return {**facts, "recipe": recipe.facts()}
 
         return recovered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,7 +132,7 @@ def train(
     loop.frozen_by(lesson.model, regimen.frozen)  # what is wrong is said before any work is done
     tutor, about_tutor = regimen.loaded_teacher(flags)
     options = {
-        "recipe": asdict(recipe),
+        "recipe": recipe.facts(),
         "freeze": regimen.frozen,
         "scratch": scratch,
         "new_head": new_head,
@@ -152,7 +152,7 @@ def train(
             how |= {"checkpoints": folder.folder / "checkpoints", "tokenizer": _reader(model, lesson)}
         trained = loop.train(lesson.model, lesson.train, recipe, run=folder, **how)
         after = _measured(lesson.model, lesson.dev, folder, "after")
-        document = training_document(lesson, asdict(recipe), trained, before, after)
+        document = training_document(lesson, recipe.facts(), trained, before, after)
         folder.write_json(document.NAME, document.to_json(), replace=True)
         source = None if model == NEW else model
         folders.save(lesson.model, output, tokenizer=lesson.tokenizer, source=source, force=force)
