@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -119,9 +118,6 @@ def test_the_help_names_every_format(name: str) -> None:
     assert name in ran("export", "--help").output
 
 
-@pytest.mark.skipif(
-    find_spec("headcount.exports.transformers_folder") is None, reason="this format is not part of the package yet"
-)
 def test_an_ordinary_folder_loads_as_it_was(folder: Path, tmp_path: Path) -> None:
     told = ran_json("export", folder, "--to", "transformers", "-o", tmp_path / "portable", "--groups", "pad")
     check = told["exports"][0]["check"]
