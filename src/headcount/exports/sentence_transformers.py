@@ -67,11 +67,24 @@ def write(
             "SentenceTransformer reads texts, and no tokenizer came along: give the folder of the model, or a tokenizer."
         )
     if (target / MODULES).is_file():
+        _refuse_code(target)
         return notes
     pooling = {"word_embedding_dimension": encoder.config.hidden_size, "pooling_mode_mean_tokens": True}
     _write(target / MODULES, list(MEAN))
     _write(target / "1_Pooling" / "config.json", pooling | {"pooling_mode_cls_token": False})
     return (*notes, "the embedding of a text is the mean over its tokens: the model says nothing about pooling")
+
+
+def _refuse_code(folder: Path) -> None:
+    """Refuse modules with code of their own: sentence-transformers would import it while the folder is compared."""
+    rows = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    kinds = [str(row.get("type")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else [str(rows)]
+    strange = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
+    if strange:
+        raise Refused(
+            f"{MODULES} asks for {strange[0]:.80}, which is code that comes with the model, and headcount runs none: "
+            "use --to transformers."
+        )
 
 
 def check(model: nn.Module, target: Path, settings: Settings, *, batch: Mapping[str, Any]) -> Check:
@@ -82,10 +95,19 @@ def check(model: nn.Module, target: Path, settings: Settings, *, batch: Mapping[
         from sentence_transformers import SentenceTransformer, __version__
     except ImportError:
         return done._replace(notes=("sentence-transformers is not installed: outputs were compared, not embeddings",))
-    options = {"model_kwargs": {"dtype": next(encoder.parameters()).dtype}, "device": "cpu", "local_files_only": True}
+    # Trust is for the fixed file alone: not for code that a tokenizer or a module of the source may name.
+    trust = {"trust_remote_code": transformers_folder.has_own_code(target)}
+    options = {"model_kwargs": {"dtype": next(encoder.parameters()).dtype, **trust}, "local_files_only": True}
     features = {"attention_mask": torch.ones_like(batch["input_ids"]), **batch}
     with transformers_folder.quiet():
-        embedder = SentenceTransformer(str(target), trust_remote_code=True, **options).eval()
+        try:
+            embedder = SentenceTransformer(str(target), device="cpu", **options).eval()
+        except ValueError as error:
+            if "custom code" not in str(error):
+                raise
+            raise Refused(
+                "The tokenizer or a module of it comes with code, and headcount runs none: use --to transformers."
+            ) from error
         name = "model" if "model" in embedder[0]._modules else "auto_model"
         transformers_folder.forget_code(getattr(embedder[0], name))
         got = _embeddings(embedder, features)

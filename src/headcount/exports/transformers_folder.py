@@ -85,6 +85,7 @@ def write(
     with quiet(), _in_format(root, settings.dtype):
         if config is not None:
             write_into(root, target, portable=True, **along)
+            _without_code(target)
             return (
                 "a stock config holds this cut: from_pretrained needs no trust_remote_code",
                 *_missing(root, target),
@@ -92,11 +93,34 @@ def write(
         write_into(root, target, config=folder_config(root), **along)
     shutil.copyfile(CODE, target / CODE.name)
     if sign:
-        path = target / "config.json"
-        values = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps(values | {KEY: TRUST}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        _write_config(target, _config(target) | {KEY: TRUST})
     note = f"load it with trust_remote_code=True, which runs {CODE.name}: fixed text, torch and transformers only"
     return (note, *_missing(root, target))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What config.json of a folder says."""
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return values
+
+
+def _write_config(folder: Path, values: Mapping[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _without_code(folder: Path) -> None:
+    """Take the code that the source named out of config.json: a stock class has the model, and no other is meant."""
+    values = _config(folder)
+    if values.pop("auto_map", None) is not None:
+        _write_config(folder, values)
+
+
+def has_own_code(folder: Path) -> bool:
+    """Whether the code that config.json names is the fixed file, and that file is as it was written: it alone may run."""
+    named = _config(folder).get("auto_map") or {}
+    own = all(isinstance(name, str) and name.rpartition(".")[0] == CODE.stem for name in named.values())
+    there = folder / CODE.name
+    return bool(named) and own and there.is_file() and there.read_bytes() == CODE.read_bytes()
 
 
 def _missing(root: Any, target: Path) -> Iterator[str]:
@@ -316,7 +340,7 @@ def _loaded(model: nn.Module, folder: Path, dtype: torch.dtype) -> Iterator[nn.M
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     root: Any = unwrap(model)
-    code = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
+    code = _config(folder)["auto_map"] if has_own_code(folder) else {}
     wanted = f"{CODE.stem}.{type(root).__name__}"
     name = next((auto for auto, value in code.items() if value == wanted), None)
     kind: Any = type(root)
