@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,32 @@ def test_a_cut_says_how_to_load_what_it_wrote(tmp_path: Path) -> None:
     zoo.build("bert")[0].save_pretrained(tmp_path / "whole")
     done = run("cut", tmp_path / "whole", "0:1", "-o", tmp_path / "smaller")
     line = next(line for line in done.stdout.splitlines() if line.startswith("in Python: "))
-    assert "a stock from_pretrained refuses it" in line
+    assert "a stock from_pretrained refuses it; headcount export writes it for other programs" in line
     names: dict[str, Any] = {}
     exec(line.removeprefix("in Python: "), names)
     assert hc.removed(names["model"]) == hc.Plan.of("0:1")
     done = run("cut", tmp_path / "whole", "layers:1", "-o", tmp_path / "stock", "--portable")
     assert "without headcount" in done.stdout
+
+
+def test_what_a_stock_loader_says_of_a_cut_model_can_be_done(tmp_path: Path) -> None:
+    """Both ways that its error names: the call, and the command."""
+    import transformers
+
+    zoo.build("bert")[0].save_pretrained(tmp_path / "whole")
+    assert run("cut", tmp_path / "whole", "0:1", "-o", tmp_path / "smaller").exit_code == 0
+    with pytest.raises(Exception, match="THIS MODEL WAS CUT BY HEADCOUNT") as caught:
+        transformers.AutoModel.from_pretrained(tmp_path / "smaller")
+    said = str(caught.value)
+    call = re.search(r"headcount\.load\(.*?\)", said)
+    command = re.search(r'headcount (export "THIS FOLDER" --to transformers -o EXPORTED)', said)
+    assert call is not None and command is not None
+    smaller, exported = str(tmp_path / "smaller"), str(tmp_path / "exported")
+    loaded = eval(call[0].replace("THIS FOLDER", smaller), {"headcount": hc})
+    words = command[1].replace('"THIS FOLDER"', smaller).replace("EXPORTED", exported).split()
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    assert hc.removed(loaded) == hc.removed(hc.load(exported)) == hc.Plan.of("0:1")
 
 
 def test_inspect_says_how_weights_are_stored(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,16 @@ def word_tokenizer(words: Sequence[str]) -> Any:
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=marks)
     names = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token"), special, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=16, eos_token="[SEP]", **names)
+
+
+def folder_and_data(folder: Path, layers: int) -> Path:
+    """The folder, with a classifier (`model`) and 60 sentences with labels (`data.tsv`) in it."""
+    tokenizer = word_tokenizer(WORDS)
+    classifier(layers, vocab_size=len(tokenizer), num_labels=2).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = [f"{WORDS[n % 16]} {WORDS[n * 7 % 15]} {WORDS[n * 3 % 13]}\t{n % 2}" for n in range(60)]
+    (folder / "data.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    return folder
 
 
 def ran(*arguments: object) -> Any:

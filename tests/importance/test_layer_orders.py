@@ -17,6 +17,7 @@ from helpers.small_models import (
     class_loss,
     class_task,
     classifier,
+    folder_and_data,
     padded_task,
     ragged_pairs,
     ragged_texts,
@@ -437,15 +438,7 @@ def test_the_criteria_are_there_for_every_verb() -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a classifier of four layers and its data."""
-    from helpers.small_models import WORDS, word_tokenizer
-
-    folder = tmp_path_factory.mktemp("layers")
-    tokenizer = word_tokenizer(WORDS)
-    classifier(4, vocab_size=len(tokenizer), num_labels=2).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    rows = [f"{WORDS[n % 16]} {WORDS[n * 7 % 15]} {WORDS[n * 3 % 13]}\t{n % 2}" for n in range(60)]
-    (folder / "data.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    return folder
+    return folder_and_data(tmp_path_factory.mktemp("layers"), layers=4)
 
 
 def test_the_commands_drop_layers_by_place(place: Path, tmp_path: Path) -> None:

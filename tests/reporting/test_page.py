@@ -102,6 +102,14 @@ def test_a_section_appears_only_when_the_run_has_it(name, runs) -> None:
     assert made.answer.endswith((".", "%"))
 
 
+def test_what_to_do_next_names_the_smaller_model_and_how_other_programs_get_it(runs) -> None:
+    (part,) = gather([runs[0] / "prune"])
+    commands = [step.command for step in report_page._chapter(part, 1).steps]
+    assert "headcount export smaller --to transformers -o exported" in commands
+    assert "import headcount; model = headcount.load('smaller')" in commands
+    assert "headcount train smaller --data TRAIN -o better" in commands
+
+
 def test_all_sections_stand_on_one_page_with_the_sentence_of_prune_on_top(runs, page) -> None:
     keys = set().union(*SECTIONS.values())
     assert {f"m1-{key}" for key in keys} | {"m1-map", "m1-again"} <= page.ids()

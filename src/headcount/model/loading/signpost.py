@@ -15,7 +15,8 @@ TABLE = "headcount_shapes"  # of an exported folder, for the code in it
 START = "THIS MODEL WAS CUT BY HEADCOUNT"
 SENTENCE = (
     f"{START}, and stock classes cannot hold it: pip install headcount, then in Python "
-    'headcount.load("THIS FOLDER") in the place of from_pretrained("THIS FOLDER")'
+    'headcount.load("THIS FOLDER") in the place of from_pretrained("THIS FOLDER"); or once in a shell '
+    'headcount export "THIS FOLDER" --to transformers -o EXPORTED, which from_pretrained reads without headcount'
 )
 # and on folders that bring the code that can hold them
 TRUST = "THIS MODEL COMES WITH CODE THAT STOCK CLASSES NEED: pass trust_remote_code=True to from_pretrained of an Auto class"

@@ -27,9 +27,9 @@ class Step(NamedTuple):
 
 
 def next_steps(part: Part, warned: bool) -> list[Step]:
-    """What a reader is likely to want next: at most three steps."""
+    """What a reader is likely to want next: at most four steps."""
     if part.prune is not None:
-        return _after_pruning(part, part.prune, warned)[:3]
+        return _after_pruning(part, part.prune, warned)[:4]
     data = _data(part)
     model = shlex.quote(part.model) if part.model else "MODEL"
     out = []
@@ -61,6 +61,12 @@ def _after_pruning(part: Part, data: PruneDocument, warned: bool) -> list[Step]:
         )
     else:
         out.append(Step("Use it in Python:", f"import headcount; model = headcount.load({folder!r})"))
+        out.append(
+            Step(
+                "Write it for programs that do not have headcount (transformers, gguf, onnx, ...):",
+                f"headcount export {smaller} --to transformers -o exported",
+            )
+        )
         if data.guarantee is None:
             out.append(
                 Step(
