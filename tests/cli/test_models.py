@@ -83,7 +83,8 @@ def test_what_a_stock_loader_says_of_a_cut_model_can_be_done(tmp_path: Path) -> 
     said = str(caught.value)
     call = re.search(r"headcount\.load\(.*?\)", said)
     command = re.search(r'headcount (export "THIS FOLDER" --to transformers -o EXPORTED)', said)
-    assert call is not None and command is not None
+    assert call is not None
+    assert command is not None
     smaller, exported = str(tmp_path / "smaller"), str(tmp_path / "exported")
     loaded = eval(call[0].replace("THIS FOLDER", smaller), {"headcount": hc})
     words = command[1].replace('"THIS FOLDER"', smaller).replace("EXPORTED", exported).split()
