@@ -311,6 +311,7 @@ def _spawned(script: Sequence[str], count: int) -> None:
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     """13 examples in batches of 4: the last batch is one example, and the second process has none of it."""
     _spawned([str(TESTS / "helpers" / "reader_model.py"), "split", str(tmp_path)], 2)
+    assert [(tmp_path / f"connected-{rank}").read_text() for rank in range(2)] == ["False"] * 2
     for method in (None, "layerdrop", "subset"):
         model, trained, _, seen = lesson(None, recipe=QUICK, method=method)
         history = torch.tensor([[entry["loss"], entry["dev"] or 0.0] for entry in trained.history])

@@ -6,6 +6,7 @@ and the gates' step after it. It depends on the weights, the seed and its number
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import math
 import os
@@ -60,12 +61,21 @@ def processes(device: torch.device) -> Processes:
         return Processes(1, 0)
     from accelerate import PartialState
 
+    connected = torch.distributed.is_initialized()
     state = PartialState(cpu=device.type == "cpu", timeout=PATIENCE)
+    if not connected and torch.distributed.is_initialized():
+        atexit.register(_disconnect)
     if state.num_processes > 1 and device.type != "cpu" and device != state.device:
         raise Refused(
             f"This process was given {state.device} and the model is on {device}; move the model there first."
         )
     return Processes(state.num_processes, state.process_index)
+
+
+def _disconnect() -> None:
+    """End the connection while Python still runs: threads of gloo that outlive it may abort the process at its very end."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @dataclass(eq=False)
