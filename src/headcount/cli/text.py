@@ -394,10 +394,29 @@ def bench_text(bench: Bench) -> str:
         for a, size, batch, length, speed, quartiles, times, span, *others in cells
     ]
     lines = columns_text([[cell.strip() for cell in line] for line in table], "<>", keys=3)
+    if bench.decoding:
+        lines += ["", *_decoding_lines(bench)]
     where = f"torch {bench.torch}" if bench.runtime == "torch" else bench.runtime
-    how = f"{bench.device} · {bench.dtype}{' · compiled' * bench.compile} · {where}"
+    launched = f" · {bench.launched}" if bench.launched else ""
+    how = f"{bench.device} · {bench.dtype}{launched} · {where}"
     head = f"{how} · medians and quartiles of {bench.repeats} repetitions in turns"
     return "\n".join([head, "", *lines, "", *bench.sentences(), *bench.notes]).rstrip()
+
+
+def _decoding_lines(bench: Bench) -> list[str]:
+    """A table of what decoders write: a line per model at each batch size and length of the prompts."""
+    cells = [("model", "batch", "prompt", "new", "tokens/s (quartiles)", "ratio (quartiles)", "cache")]
+    for row in bench.decoding:
+        digits = 0 if row.low >= 100 else 1 if row.low >= 10 else 2
+        speeds = [f"{n:,.{digits}f}" for n in (row.tokens_per_second, row.low, row.high)]
+        doubt = "?" if row.why_not_timed else ""
+        ratio = f"{row.ratio:.2f}{doubt} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
+        numbers = (f"{row.batch:,}", f"{row.length:,}", f"{row.tokens:,}")
+        speed = f"{speeds[0]} ({speeds[1]} to {speeds[2]})"
+        cache = f"{row.cache / 2**20:,.1f} MiB"
+        name = end_of(row.model, max(12, terminal_width() - 56))
+        cells.append((name, *numbers, speed, "" if row.model == bench.reference else ratio, cache))
+    return columns_text([list(line) for line in cells], "<>", keys=3)
 
 
 def _band(curves: Sequence[Curve]) -> list[str]:
