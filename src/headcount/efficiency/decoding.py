@@ -44,7 +44,7 @@ class Writer:
         step: Callable[..., Any] | None = None,
         launching: Launching | None = None,
     ) -> None:
-        self.model, self.prompts, self.tokens, self.step = model, prompts, tokens, step or model
+        self.model, self.prompts, self.tokens, self.step = model, prompts, tokens, model if step is None else step
         self.launching = launching or Launching()
         last = "logits_to_keep" in inspect.signature(unwrap(model).forward).parameters
         self.only_last = {"logits_to_keep": 1} if last else {}

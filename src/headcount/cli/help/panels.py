@@ -81,8 +81,8 @@ GROUPS: dict[str, Groups] = {
         WRITTEN: SAVED,
     },
     "bench": {
-        FIRST: "batch_size length runtime int8 repeats output",
-        RUN_AS: "seconds compile threads device dtype seed trust_remote_code",
+        FIRST: "batch_size length generate runtime repeats output",
+        RUN_AS: "int8 seconds compile cuda_graphs threads device dtype seed trust_remote_code",
         WRITTEN: "as_json quiet",
     },
     "reproduce": {

@@ -39,13 +39,14 @@ def attend(
     if kv_of is None:
         return kernel(module, query, key, value, attention_mask, **kwargs)
     if name == "sdpa" and bias is None and _is_one_position(query, attention_mask):
-        slots, places = side_by_side(kv_of)
+        # a cache of Python's is passed over while compiling, with a warning
+        arrange = side_by_side.__wrapped__ if torch.compiler.is_compiling() else side_by_side
+        slots, places = arrange(kv_of)
         # (batch, heads, 1, width) -> (batch, kv heads, heads of the largest group, width)
-        query = heads_at(query, slots).unflatten(1, (key.shape[1], -1)).squeeze(3)
+        query = heads_at(query, slots).view(query.shape[0], key.shape[1], -1, query.shape[3])
         output, weights = kernel(module, query, key, value, attention_mask, **{**kwargs, "is_causal": False})
         # (batch, heads of a group, kv heads, width) -> (batch, 1, heads, width)
-        output = heads_at(output.transpose(1, 2).flatten(1, 2), places)
-        return output.unsqueeze(1), weights
+        return heads_at(output.flatten(1, 2), places).unsqueeze(1), weights
     return kernel(module, query, heads_at(key, kv_of), heads_at(value, kv_of), attention_mask, **kwargs)
 
 
@@ -62,18 +63,20 @@ def _is_one_position(query: Tensor, mask: Tensor | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def side_by_side(kv_of: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The query head in each slot of a table of kv heads by heads of the largest group, and the slot of each query head.
+    """The query head in each slot of a table of kv heads by heads of the largest group, and where each head is in the output.
 
-    Slots that are left over hold a head of the same group once more, whose output nobody reads.
+    The output has the slots in the other order, heads of a group by kv heads. Slots that are left over hold a head of the same
+    group once more, whose output nobody reads.
 
     Examples:
         >>> side_by_side((0, 1, 1))
-        ((0, 0, 1, 2), (0, 2, 3))
+        ((0, 0, 1, 2), (0, 1, 3))
     """
     groups = [[head for head, kv in enumerate(kv_of) if kv == group] for group in range(max(kv_of) + 1)]
     size = max(map(len, groups))
     slots = [head for heads in groups for head in [*heads, *heads[:1] * (size - len(heads))]]
-    return tuple(slots), tuple(slots.index(head) for head in range(len(kv_of)))
+    places = [groups[kv].index(head) * len(groups) + kv for head, kv in enumerate(kv_of)]
+    return tuple(slots), tuple(places)
 
 
 def heads_at(tensor: Tensor, places: Sequence[int]) -> Tensor:
