@@ -89,10 +89,8 @@ def main(words: Sequence[str] | None = None) -> None:
         "rows": [],
         "notes": [],
     }
-    launched = [name for name in given.launched.split(",") if device.type == "cuda" or name == "eager"]
-    later: list[Callable[[], None]] = []
-    for shape in given.shapes.split(","):
-        models = variants(shape, device, getattr(torch, given.dtype))
+    every = {shape: variants(shape, device, getattr(torch, given.dtype)) for shape in given.shapes.split(",")}
+    for shape, models in every.items():
         whole = sum(p.numel() for p in models["whole"].parameters())
         for name, model in models.items():
             count = sum(p.numel() for p in model.parameters())
@@ -100,26 +98,35 @@ def main(words: Sequence[str] | None = None) -> None:
             found["models"].append(
                 {"shape": shape, "name": name, "parameters": count, "removed": 1 - count / whole, "heads": heads}
             )
-        for launch in launched:
-            for batch in map(int, given.batch.split(",")):
-                for what in ("prefill", "decode"):
-                    if launch == "compiled":
-                        some = {name: models[name] for name in COMPILED_ONLY}
-                        later.append(partial(_measure, found, given, shape, some, launch, batch, what))
-                    else:
-                        _measure(found, given, shape, models, launch, batch, what)
     cost = COMPILING * len(COMPILED_ONLY)
-    for number, measure in enumerate(sorted(later, key=lambda one: (one.args[-1] == "prefill", one.args[-2]))):  # type: ignore[attr-defined]
+    for launch, what, batch, shape in _cells(given, device):
         left = given.limit - (time.perf_counter() - started)
-        if left < cost:
-            found["notes"].append(f"{len(later) - number} compiled measurements were left out for time.")
-            break
-        before = time.perf_counter()
-        measure()
-        cost = max(time.perf_counter() - before, 1.0)
+        if left < (cost if launch == "compiled" else 0):
+            found["notes"].append(f"{shape}, {what}, batch {batch}, {launch}: left out for time (--limit).")
+            continue
+        before, models = time.perf_counter(), every[shape]
+        if launch == "compiled":
+            models = {name: models[name] for name in COMPILED_ONLY}
+        _measure(found, given, shape, models, launch, batch, what)
+        if launch == "compiled":
+            cost = time.perf_counter() - before
     found["seconds"] = round(time.perf_counter() - started)
     _write(found, given.output)
     print(table(found))
+
+
+def _cells(given: argparse.Namespace, device: torch.device) -> list[tuple[str, str, int, str]]:
+    """What is measured, the most telling first: how launched, reading or writing, batch size, shape."""
+    launched = [name for name in given.launched.split(",") if device.type == "cuda" or name == "eager"]
+    quick, batches = [name for name in launched if name != "compiled"], [int(part) for part in given.batch.split(",")]
+    cells = [(launch, "decode", batch) for batch in batches for launch in quick]
+    # the passes of a large batch keep a GPU busy however they are launched
+    cells += [
+        (launch, "prefill", batch) for batch in batches for launch in (quick if batch == batches[0] else quick[:1])
+    ]
+    if "compiled" in launched:
+        cells += [("compiled", what, batches[0]) for what in ("decode", "prefill")]
+    return [(*cell, shape) for cell in cells for shape in reversed(given.shapes.split(","))]
 
 
 def _asked(words: Sequence[str] | None) -> argparse.Namespace:
@@ -128,11 +135,11 @@ def _asked(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", default="1,32")
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--eager-tokens", type=int, default=24, help="tokens written eagerly, at most")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--eager-tokens", type=int, default=10, help="tokens written eagerly, at most")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--eager-repeats", type=int, default=5)
     parser.add_argument("--launched", default="eager,CUDA graphs,compiled")
-    parser.add_argument("--limit", type=float, default=165.0, help="seconds after which nothing more is compiled")
+    parser.add_argument("--limit", type=float, default=160.0, help="seconds after which nothing more begins")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="on a CPU")
@@ -323,7 +330,8 @@ def _write(found: dict[str, Any], path: Path) -> None:
 def table(found: dict[str, Any]) -> str:
     """The measurements as Markdown: a table for each shape and way of launching, a line per model."""
     lines = []
-    keys = dict.fromkeys((row["shape"], row["launched"]) for row in found["rows"])
+    pairs = {(row["shape"], row["launched"]) for row in found["rows"]}
+    keys = sorted(pairs, key=lambda pair: (list(SHAPES).index(pair[0]), list(LAUNCHED).index(pair[1])))
     about = {(model["shape"], model["name"]): model for model in found["models"]}
     for shape, launch in keys:
         rows = [row for row in found["rows"] if (row["shape"], row["launched"]) == (shape, launch)]

@@ -20,10 +20,11 @@ import headcount as hc
 from headcount.cli.app import app
 from headcount.cli.text import bench_text
 from headcount.documents.bench import Bench, Decoding, Ratio
-from headcount.efficiency import contention
+from headcount.efficiency import contention, decoding
 from headcount.efficiency.benchmark import Runtime, Time, bench
 from headcount.efficiency.decoding import Writer
-from headcount.efficiency.launching import Launching
+from headcount.efficiency.kv_cache import keys_and_values
+from headcount.efficiency.launching import WARM_UPS, Launching
 from headcount.errors import BadMeasure
 from headcount.reporting.findings import gather
 from headcount.reporting.sections import pruning
@@ -82,6 +83,36 @@ def test_compiled_steps_write_the_same_into_a_cache_of_a_fixed_size() -> None:
         assert fixed.cache_bytes == plain.cache_bytes
     finally:
         torch.compiler.reset()
+
+
+def test_a_recorded_step_goes_on_in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no GPU a recording is the step itself: what it reads and writes lies where it lay when it was recorded."""
+    model = decoder(CUTS["uneven"])
+    prompts = torch.randint(1, zoo.VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
+
+    def recorded(run: Any, device: torch.device) -> Any:
+        for _ in range(WARM_UPS):
+            run()
+        return run
+
+    monkeypatch.setattr(decoding, "recorded", recorded)
+    # transformers leaves out the mask of a cache of a fixed size unless it sees that a step is recorded
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    with torch.no_grad():
+        plain, writer = Writer(model, prompts, 6), Writer(model, prompts, 6, launching=Launching(cuda_graphs=True))
+        plain.both()
+        writer.record()
+        memory = [tensor.data_ptr() for tensor in (writer.token, *keys_and_values(writer.cache))]
+        for _ in range(2):
+            writer.read()
+            for token in plain.written[1:]:
+                assert writer.replay is not None
+                writer.replay()
+                assert torch.equal(writer.token, token)
+        writer.both()
+        assert torch.equal(writer.token, plain.written[-1])
+        assert memory == [tensor.data_ptr() for tensor in (writer.token, *keys_and_values(writer.cache))]
+    assert writer.cache_bytes == plain.cache_bytes
 
 
 @pytest.mark.parametrize("name", [name for name in CUTS if name])
@@ -326,7 +357,7 @@ def test_the_benchmark_runs_in_its_smallest_form(tmp_path: Path, capsys: pytest.
     assert {(row["what"], row["batch"]) for row in found["rows"]} == {
         (w, b) for w in ("prefill", "decode") for b in (1, 2)
     }
-    assert [row["model"] for row in found["rows"]] == names * 4
+    assert [row["model"] for row in found["rows"]] == names * 4, "the rest is for a GPU"
     removed = {model["name"]: model["removed"] for model in found["models"]}
     for name in names:
         assert name in printed
