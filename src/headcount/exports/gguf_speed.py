@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..documents.bench import Ratio
-from ..efficiency.benchmark import FEWEST, MOST, orders_of, quartiles
+from ..efficiency.in_turns import FEWEST, MOST, orders_of, quartiles
 from ..efficiency.contention import is_busy, waited
 from ..efficiency.contention import threads as torch_threads
 from ..errors import BadMeasure

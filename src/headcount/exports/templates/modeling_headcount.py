@@ -286,7 +286,8 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
 
 def is_one_position(query: Tensor, mask: Tensor | None) -> bool:
     """Whether there is one position to compute, under a mask that is the same for all heads; a trace does not ask."""
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if traced or torch.compiler.is_exporting():
         return False
     return query.shape[2] == 1 and (mask is None or (mask.dim() == 4 and mask.shape[1:3] == (1, 1)))
 
