@@ -26,7 +26,7 @@ from .discovery import find, unwrap
 from .matrices import Padded, index_on
 from .multihead import opened
 from .positions import At, Examples, batch_of
-from .stand_ins import Fill, StandIn, checked_stand_ins, placed
+from .stand_ins import Fill, StandIn, checked_stand_ins, data_fill, placed
 
 
 @contextmanager
@@ -71,15 +71,10 @@ def masked(
     anatomy = find(model, specs)
     plan = anatomy.plan(units)
     examples = Examples(unwrap(model), anatomy)
-    if isinstance(fill, Fill):
-        fill = fill.stand_ins(model, anatomy, plan)
-    if isinstance(fill, str):
-        if fill != "zero":
-            raise BadPlan(
-                f'{short(fill)} comes from data: give fill=hc.interventions.Fill({short(fill)}, reference), "zero", or tensors.'
-            )
-        fill = None
-    stand_ins = checked_stand_ins(anatomy, plan, fill or {}, at, examples)
+    if not isinstance(fill, Mapping):
+        from_data = data_fill(fill)
+        fill = {} if from_data is None else from_data.stand_ins(model, anatomy, plan)
+    stand_ins = checked_stand_ins(anatomy, plan, fill, at, examples)
     with ExitStack() as stack:
         if any(isinstance(one, StandIn) for one in stand_ins.values()):
             stack.enter_context(_watched(examples))

@@ -7,12 +7,12 @@ A layer adds to the residual stream: what stands in for it takes the place of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import BadPlan, Refused
 from ..plans import Plan
@@ -44,12 +44,41 @@ class StandIn:
         return values, where
 
 
+class StandIns(Protocol):
+    """What stands in for the units of some parts, batch by batch."""
+
+    def of(self, numbers: Sequence[int], batch: Mapping[str, Any], draw: int) -> Mapping[str, Tensor | StandIn]:
+        """What stands in on the examples of these numbers, by the names of `parts_masked`."""
+
+
 @runtime_checkable
 class Fill(Protocol):
     """What stands in for units, where it comes from data: see `headcount.interventions.Fill`."""
 
+    draws: int  # how many times it is drawn anew; what is measured is the mean over the draws
+    signature: str
+    constant: bool  # whether it is the same everywhere
+
     def stand_ins(self, model: Any, anatomy: Anatomy, plan: Plan) -> Mapping[str, Tensor]:
-        """What stands in for the units of a plan in whatever the model is given."""
+        """What stands in for the units of a plan, whatever the model is given."""
+
+    def prepare(
+        self, root: nn.Module, anatomy: Anatomy, task: Any, plan: Plan, *, run: Any = None, name: str = "fill"
+    ) -> StandIns:
+        """What stands in for the units of a plan on the examples of a task; what it takes is measured here."""
+
+
+def data_fill(fill: object) -> Fill | None:
+    """A fill that comes from data, or None for zero; `BadPlan` for what is neither."""
+    if fill is None or fill == "zero":
+        return None
+    if isinstance(fill, Fill):
+        return fill
+    if isinstance(fill, str):
+        raise BadPlan(
+            f'{short(fill)} comes from data: give fill=hc.interventions.Fill({short(fill)}, reference), or "zero".'
+        )
+    raise BadPlan(f'What stands in is "zero" or an hc.interventions.Fill here; I got {short(fill)}: tensors are for `masked`.')
 
 
 def parts_masked(anatomy: Anatomy, plan: Plan) -> dict[str, Site | Stack]:
