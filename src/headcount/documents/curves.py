@@ -9,6 +9,7 @@ from ..errors import BadPlan
 from ..plans import Plan
 from ..stats.results import Comparison
 from .bench import Ratio
+from .fills import FillDocument
 from .prune import ExampleSet
 from .reading import SOMETIMES, JsonDocument
 from .results import ResultDocument
@@ -55,6 +56,7 @@ class CurvesDocument(JsonDocument):
     NAME: ClassVar[str] = "curves"
 
     sets: str = ""
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)
     curves: tuple[Curve, ...]
 
     @property
@@ -84,6 +86,7 @@ class OverDocument(JsonDocument):
     NAME: ClassVar[str] = "over"
 
     sets: str = ""
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)
     checkpoints: tuple[Checkpoint, ...]
     skipped: tuple[str, ...] = ()
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__, runs
+from ..documents.fills import FillDocument
 from ..errors import HeadcountError, NotFinite, OutOfMemory
 from ..model.anatomy import Anatomy, Site
 from ..model.architectures import ModuleSpec
@@ -141,6 +142,7 @@ class Filled(NamedTuple):
     """What stands in for masked units in some measurements: prepared, drawn so many times, and how it was made."""
 
     stand_ins: StandIns
+    document: FillDocument
     draws: int = 1
     constant: bool = True  # whether it is the same at every position of every example
 
@@ -164,7 +166,7 @@ def filled(
         return task, None
     anatomy, units = find(model, specs), Plan(frozenset(unit for plan in plans for unit in plan.units))
     stand_ins = from_data.prepare(unwrap(model), anatomy, task, units, run=run, name=name)
-    ready = Filled(stand_ins, from_data.draws, from_data.constant)
+    ready = Filled(stand_ins, from_data.document, from_data.draws, from_data.constant)
     if from_data.draws == 1:
         return task, ready
     metric, rows = averaged(task.metric), task.rows

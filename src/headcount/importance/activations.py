@@ -6,7 +6,7 @@ back for units that are gone. Padding is left out, so that the numbers do not de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..documents.fills import DRAWN, KINDS, FillDocument
 from ..errors import BadData, BadPlan, Refused
 from ..model.anatomy import Anatomy
 from ..model.discovery import unwrap
@@ -33,17 +35,6 @@ from .references import Parts, Reference, checked_reference, lengths_of, refuse_
 if TYPE_CHECKING:
     from ..data.tasks import Task
     from ..runs import Run
-
-# What stands in, in words; {of} is the reference set
-KINDS = {
-    "zero": "zero",
-    "mean": "their mean over {of}",
-    "mean-per-position": "their mean at each position over {of}",
-    "resample": "what they are at the same position of another example of {of}",
-    "counterfactual": "what they are on the counterpart of each example among {of}",
-    "noise": "Gaussian noise with their mean and standard deviation over {of}",
-}
-DRAWN = ("resample", "noise")
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,9 @@ class Fill:
                 f"There are {self.draws} draws of fill {self.kind}: at least 1 of {' and '.join(DRAWN)}, and 1 of all others."
             )
         if self.originals is not None and self.kind != "counterfactual":
-            raise BadPlan(f"Only counterfactual has originals, which its reference is aligned with; {self.kind} has none.")
+            raise BadPlan(
+                f"Only counterfactual has originals, which its reference is aligned with; {self.kind} has none."
+            )
         if self.at is not None:
             checked_at(self.at)
 
@@ -102,19 +95,27 @@ class Fill:
         """Whether it is the same at every position of every example, so that it can be cut as well."""
         return self.kind in ("zero", "mean") and self.at is None
 
+    @cached_property
+    def document(self) -> FillDocument:
+        """How it was made, as documents have it."""
+        of = self.reference
+        return FillDocument(
+            kind=self.kind,
+            reference="" if of is None else of.name,
+            fingerprint="" if of is None else of.fingerprint,
+            n=0 if of is None else of.size,
+            draws=self.draws,
+            seed=self.seed if self.kind in DRAWN else None,
+            at="" if self.at is None else _at_text(self.at),
+        )
+
     @property
     def signature(self) -> str:
         """How it was made, for signatures of results: "resample(train.tsv#1a2b3c4d,draws:10,seed:0)"."""
-        parts = [] if self.reference is None else [f"{self.reference.name}#{self.reference.fingerprint[:8]}"]
-        parts += [f"draws:{self.draws}", f"seed:{self.seed}"] if self.kind in DRAWN else []
-        parts += [f"at:{_at_text(self.at)}"] if self.at is not None else []
-        return f"{self.kind}({','.join(parts)})" if parts else self.kind
+        return self.document.signature
 
     def __str__(self) -> str:
-        of = "" if self.reference is None else f"{self.reference.size} examples of {self.reference.name}"
-        drawn = f" (mean of {self.draws} draws)" if self.draws > 1 else ""
-        at = "" if self.at is None else f", at {_at_words(self.at)}"
-        return KINDS[self.kind].format(of=of) + drawn + at
+        return self.document.words
 
     def stand_ins(self, model: nn.Module, anatomy: Anatomy, plan: Plan) -> Mapping[str, Tensor]:
         """What stands in for the units of a plan, whatever the model is given; `BadPlan` where that depends on the examples."""
@@ -161,7 +162,7 @@ class Fill:
         prepared = _Prepared(self, root, anatomy, parts, task, reference)
         if self.kind not in ("zero", "counterfactual"):
             assert reference is not None
-            reference.sums  # noqa: B018: now, and not in the middle of a pass
+            reference.summed()  # now, and not in the middle of a pass
         return prepared
 
 
@@ -269,7 +270,9 @@ class _Prepared:
         assert self.reference is not None
         theirs = [self._counterpart(number) for number in numbers]
         other, found = self.reference.passed(theirs)
-        pairs = zip(numbers, theirs, lengths_of(examples.batch, len(numbers)), lengths_of(other.batch, len(theirs)), strict=True)
+        pairs = zip(
+            numbers, theirs, lengths_of(examples.batch, len(numbers)), lengths_of(other.batch, len(theirs)), strict=True
+        )
         for number, their, own_length, their_length in pairs:
             if own_length != their_length:
                 raise BadData(
@@ -340,9 +343,3 @@ def _at_text(at: At) -> str:
     if isinstance(at, str | int):
         return str(at)
     return f"{len(at)}x{hashlib.sha256(repr(list(at)).encode()).hexdigest()[:8]}"
-
-
-def _at_words(at: At) -> str:
-    if not isinstance(at, str | int):
-        return "positions of each example's own"
-    return f"the {at} position" if at in ("last", "first") else f"position{'s' * (':' in str(at))} {at}"

@@ -105,7 +105,9 @@ def activations(model: nn.Module, units: Units, batch: Mapping[str, Any], **opti
         found = recorded(root, parts, lambda: root(**fresh(dict(batch))), size)
     for name, calls in found.items():
         if len(calls) != 1:
-            raise Refused(f"{name} runs {len(calls)} times in one pass, so it has no one activation; look at another part.")
+            raise Refused(
+                f"{name} runs {len(calls)} times in one pass, so it has no one activation; look at another part."
+            )
     return {name: calls[0] for name, calls in found.items()}
 
 
@@ -133,9 +135,7 @@ class Reference:
         """One ordinary pass over these examples: the batch, and what every part was given."""
         batch = to_device(self.task.collate(numbers), device_of(self.root))
         examples = Examples(self.root, self.anatomy, batch, len(numbers))
-        return examples, recorded(
-            self.root, self.parts, lambda: self.task.rows(self.root, fresh(batch)), len(numbers)
-        )
+        return examples, recorded(self.root, self.parts, lambda: self.task.rows(self.root, fresh(batch)), len(numbers))
 
     def of_each(self, numbers: Sequence[int]) -> dict[int, dict[str, list[Tensor]]]:
         """For each of these examples what every part was given, call by call, without padding: (positions, columns)."""
@@ -160,9 +160,15 @@ class Reference:
 
     # -- summed ------------------------------------------------------------------------------------------------------------
 
+    def summed(self) -> dict[str, dict[str, np.ndarray]]:
+        """For each part, by position: how many there were, (positions,), sums and squares of columns, (positions, columns).
+
+        Computed the first time, in an ordinary pass over the whole reference set.
+        """
+        return self._sums_of_parts
+
     @cached_property
-    def sums(self) -> dict[str, dict[str, np.ndarray]]:
-        """For each part, by position: how many there were, (positions,), sums and squares of columns, (positions, columns)."""
+    def _sums_of_parts(self) -> dict[str, dict[str, np.ndarray]]:
         size = None if all(part.per_example for part in self.parts.values()) else 1
         out: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.parts}
         names, mark = list(self.parts), fingerprint(list(self.parts))[:8]
@@ -236,7 +242,7 @@ class Reference:
         return out
 
     def _of(self, name: str) -> dict[str, np.ndarray]:
-        found = self.sums[name]
+        found = self.summed()[name]
         if not found or not found["count"].sum():
             raise Refused(
                 f"{name} does not run on {self.task.name}, so it has no mean there; take reference data that it sees."

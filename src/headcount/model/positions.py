@@ -23,7 +23,6 @@ class Unclear(Exception):
     """Raised where padding cannot be told from text in a batch: each of its examples is then run alone."""
 
 
-
 def in_decoder(root: nn.Module, anatomy: Anatomy, part: Site | Stack) -> bool:
     """Whether the positions of a part are those of the targets: in the decoder of an encoder-decoder."""
     if not getattr(getattr(root, "config", None), "is_encoder_decoder", False):
@@ -73,8 +72,8 @@ class Examples:
         mask = self.batch.get("decoder_attention_mask" if of_targets else "attention_mask")
         if isinstance(mask, Tensor) and mask.shape[0] != self.size:
             raise Refused(
-                f"An example is {mask.shape[0] // max(1, self.size)} rows of a batch here, as in multiple choice, so its positions "
-                "have no order: take a fill that is the same at every position (zero or mean)."
+                f"An example is {mask.shape[0] // max(1, self.size)} rows of a batch here, as in multiple choice, so its "
+                "positions have no order: take a fill that is the same at every position (zero or mean)."
             )
         try:
             return real_positions(self.batch, of_targets, x, self.size)
@@ -112,14 +111,18 @@ def chosen(at: At, real: Tensor) -> Tensor:
     """
     each = [at] * len(real) if isinstance(at, str | int) else list(at)
     if len(each) != len(real):
-        raise BadPlan(f"Positions are named for {len(each)} examples, and there are {len(real)}; name them for every one.")
+        raise BadPlan(
+            f"Positions are named for {len(each)} examples, and there are {len(real)}; name them for every one."
+        )
     out = torch.zeros_like(real)
     for row, (own, one) in enumerate(zip(real, each, strict=True)):
         there = own.nonzero()[:, 0]
         for each_of in [one] if isinstance(one, str | int) else one:
             meant = there[_bounds(each_of)]
             if not len(meant) and ":" not in str(each_of):
-                raise BadPlan(f"Position {each_of} is not there in an example of {len(there)} positions: name another one.")
+                raise BadPlan(
+                    f"Position {each_of} is not there in an example of {len(there)} positions: name another one."
+                )
             out[row, meant] = True
     return out
 
@@ -132,7 +135,9 @@ def _bounds(one: object) -> slice:
         return slice(number, None if number == -1 else number + 1)
     found = re.fullmatch(r"(-?\d{1,9})?:(-?\d{1,9})?", text)
     if found is None:
-        raise BadPlan(f'A position is "last", "first", a number such as 3 or -1, or a slice such as "0:5"; I got {short(one)}.')
+        raise BadPlan(
+            f'A position is "last", "first", a number such as 3 or -1, or a slice such as "0:5"; I got {short(one)}.'
+        )
     start, stop = (None if bound is None else int(bound) for bound in found.groups())
     return slice(start, stop)
 

@@ -56,6 +56,7 @@ class Fill(Protocol):
     """What stands in for units, where it comes from data: see `headcount.interventions.Fill`."""
 
     draws: int  # how many times it is drawn anew; what is measured is the mean over the draws
+    document: Any  # how it was made, as JSON documents have it
     signature: str
     constant: bool  # whether it is the same everywhere
 
@@ -78,7 +79,9 @@ def data_fill(fill: object) -> Fill | None:
         raise BadPlan(
             f'{short(fill)} comes from data: give fill=hc.interventions.Fill({short(fill)}, reference), or "zero".'
         )
-    raise BadPlan(f'What stands in is "zero" or an hc.interventions.Fill here; I got {short(fill)}: tensors are for `masked`.')
+    raise BadPlan(
+        f'What stands in is "zero" or an hc.interventions.Fill here; I got {short(fill)}: tensors are for `masked`.'
+    )
 
 
 def parts_masked(anatomy: Anatomy, plan: Plan) -> dict[str, Site | Stack]:
@@ -94,7 +97,7 @@ def parts_masked(anatomy: Anatomy, plan: Plan) -> dict[str, Site | Stack]:
 def checked_stand_ins(
     anatomy: Anatomy, plan: Plan, fill: Mapping[Any, Any], at: At | None, examples: Examples
 ) -> dict[str, Tensor | StandIn]:
-    """What stands in for units by the names of `parts_masked`, from tensors of the user's own; `BadPlan` for what does not fit."""
+    """What stands in for units by the names of `parts_masked`, from tensors of one's own; `BadPlan` for what does not fit."""
     names = {_name(anatomy, name): value for name, value in fill.items()}
     constant = {name: value for name, value in names.items() if torch.as_tensor(value).dim() < 2 and ":" not in name}
     out: dict[str, Tensor | StandIn] = {**checked_fill(anatomy, constant)}

@@ -101,7 +101,9 @@ def averaged(of: Metric) -> Metric:
     Predictions of several draws have no mean, but what each adds to the sums has.
     """
     if of.statistics is None or of.of_totals is None or of.name == "pearson":
-        raise BadMeasure(f"{of.name} is no function of sums over single examples, so draws have no mean: take one draw.")
+        raise BadMeasure(
+            f"{of.name} is no function of sums over single examples, so draws have no mean: take one draw."
+        )
     width = of.statistics(np.zeros((1, len(of.columns)))).shape[1]
     return replace(of, columns=tuple(f"{AVERAGED} {n}" for n in range(width)), statistics=np.asarray)
 
