@@ -415,8 +415,8 @@ def curve(
                 fill=fill,
                 specs=rows,
             )
-            found, left_out = tuple(map(curves.checkpoint_of, stages)), tuple(skipped)
-            every = OverDocument(sets=how, fill=how_filled, checkpoints=found, skipped=left_out)
+            found, others = tuple(map(curves.checkpoint_of, stages)), tuple(skipped)
+            every = OverDocument(sets=how, fill=how_filled, checkpoints=found, skipped=others)
             keep(run, every, flags, f"{how}\n{fill_line(how_filled)}" + over_text(stages) + note)
         return
     with scoring, running("curve", model, subject, flags, tasks, **options) as run:

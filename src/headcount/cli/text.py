@@ -10,8 +10,8 @@ from .tables import columns_text, end_of, terminal_width
 if TYPE_CHECKING:
     from ..documents.bench import Bench
     from ..documents.curves import TradeoffDocument
-    from ..documents.fills import FillDocument
     from ..documents.prune import PruneDocument
+    from ..documents.results import FillDocument
     from ..documents.roles import Head, Relation, RolesDocument
     from ..documents.scores import Scores, Stability
     from ..evaluation.ablation import Ablation, OneHead, Transfer

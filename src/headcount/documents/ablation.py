@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from ..stats.paired_tests import Correlation
 from ..stats.results import Comparison
-from .fills import FillDocument
 from .reading import FLAT, SOMETIMES, JsonDocument
-from .results import ResultDocument
+from .results import FillDocument, ResultDocument
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,9 @@ from ..errors import BadPlan
 from ..plans import Plan
 from ..stats.results import Comparison
 from .bench import Ratio
-from .fills import FillDocument
 from .prune import ExampleSet
 from .reading import SOMETIMES, JsonDocument
-from .results import ResultDocument
+from .results import FillDocument, ResultDocument
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from .. import notebook
-from ..documents.fills import FillDocument
+from ..documents.results import FillDocument
 from ..documents.scores import GROUPS, Scores
 from ..errors import BadPlan
 from ..model.anatomy import Anatomy

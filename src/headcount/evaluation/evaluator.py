@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__, runs
-from ..documents.fills import FillDocument
+from ..documents.results import FillDocument
 from ..errors import HeadcountError, NotFinite, OutOfMemory
 from ..model.anatomy import Anatomy, Site
 from ..model.architectures import ModuleSpec

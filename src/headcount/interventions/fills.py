@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..documents.fills import DRAWN, KINDS, FillDocument
+from ..documents.results import DRAWN, KINDS, FillDocument
 from ..errors import BadData, BadPlan, Refused
 from ..model.anatomy import Anatomy
 from ..model.discovery import unwrap
