@@ -279,7 +279,17 @@ class _Prepared:
                     f"{self.task.describe(number)} has {_tokens(own_length)}, and its counterpart "
                     f"({self.reference.task.describe(their)}) {_tokens(their_length)}: they must be aligned token by token."
                 )
-        return {name: as_recorded(name, calls, examples) for name, calls in found.items()}
+
+        def aligned(name: str, recorded: StandIn) -> Make:
+            def make(x: Tensor, call: int) -> tuple[Tensor, Tensor | None]:
+                examples.real(self.parts[name], x)  # refused where an example is several rows
+                return recorded.make(x, call)
+
+            return make
+
+        return {
+            name: StandIn(examples, aligned(name, as_recorded(name, calls, examples))) for name, calls in found.items()
+        }
 
     def _counterpart(self, number: int) -> int:
         """The number of an example's counterpart."""
