@@ -430,7 +430,7 @@ def test_results_say_what_stood_in_and_others_are_not_compared() -> None:
         (FillDocument(kind="mean", reference="a", n=3), "their mean over 3 examples of a"),
         (
             FillDocument(kind="resample", reference="a", n=3, draws=2, seed=0, at="0:2"),
-            "what they are at the same position of another example of 3 examples of a, mean of 2 draws, at positions 0:2 only",
+            "what they are at the same position of another of 3 examples of a, mean of 2 draws, at positions 0:2 only",
         ),
     ],
 )

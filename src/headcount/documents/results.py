@@ -40,7 +40,7 @@ KINDS = {
     "zero": "zero",
     "mean": "their mean over {of}",
     "mean-per-position": "their mean at each position over {of}",
-    "resample": "what they are at the same position of another example of {of}",
+    "resample": "what they are at the same position of another of {of}",
     "counterfactual": "what they are on the counterpart of each example among {of}",
     "noise": "Gaussian noise with their mean and standard deviation over {of}",
 }
