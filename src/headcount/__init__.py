@@ -56,6 +56,7 @@ _NAMESPACES = [
     "exports",
     "head_roles",
     "importance",
+    "interventions",
     "learned_gates",
     "lottery_ticket",
     "model",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from . import exports as exports
     from . import head_roles as head_roles
     from . import importance as importance
+    from . import interventions as interventions
     from . import learned_gates as learned_gates
     from . import lottery_ticket as lottery_ticket
     from . import model as model

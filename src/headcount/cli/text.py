@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..documents.bench import Bench
     from ..documents.curves import TradeoffDocument
     from ..documents.prune import PruneDocument
+    from ..documents.results import FillDocument
     from ..documents.roles import Head, Relation, RolesDocument
     from ..documents.scores import Scores, Stability
     from ..evaluation.ablation import Ablation, OneHead, Transfer
@@ -55,7 +56,7 @@ def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
 
 def ablation_text(ablation: Ablation, comparisons: Sequence[Comparison]) -> str:
     """A map of the differences in points, marked where they are significant, and a count of those that are."""
-    lines = [str(ablation.base), ""]
+    lines = [str(ablation.base), *([] if ablation.fill is None else [ablation.fill.sentence]), ""]
     cells: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
     largest = max(abs(comparison.difference * comparison.points) for comparison in comparisons)
@@ -90,6 +91,11 @@ def limit_notes(ended: Mapping[str, int | None], n: int) -> str:
     return "".join(
         f"\nnote: the length limit ended {count:,} of {n:,} translations{whose}" for whose, count in nonzero_counts
     )
+
+
+def fill_line(fill: FillDocument | None) -> str:
+    """A line that says what stood in for masked units; nothing where it was zero."""
+    return "" if fill is None else f"{fill.sentence}\n"
 
 
 def roles_text(document: RolesDocument) -> str:
@@ -169,6 +175,7 @@ def transfer_text(transfer: Transfer) -> str:
     """Both baselines, both correlations, and what the noise of the damages leaves room for."""
     count = len(transfer.one.names)
     lines = [f"one:   {transfer.one.base}", f"other: {transfer.other.base}"]
+    lines += [] if transfer.one.fill is None else [transfer.one.fill.sentence]
     lines.append(f"damage over {count} units: {transfer.pearson}, {transfer.spearman}")
     room = f"{transfer.ceiling:.2f} [{transfer.ceiling_low:.2f}, {transfer.ceiling_high:.2f}]"
     return "\n".join([*lines, f"noise leaves room for {room}, if units mattered alike on both"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ UNFINISHED = (
 )
 LARGEST_EXPONENT = 700.0  # e to that is still finite: a ruined model gets a huge perplexity, never an infinite one
 IN_CACHE = 100_000  # numbers per array where several passes are made over it
+AVERAGED = "statistic"  # columns of rows that are means over draws
 CONSTANT = 1e-12  # variance over mean square below which a column counts as constant, being rounding error
 
 
@@ -92,6 +93,19 @@ class Metric:
     def per_example(self, rows: np.ndarray) -> np.ndarray | None:
         """What one example adds to the sum that is averaged (accuracy, loss, mean); None for other metrics."""
         return self.statistics(rows)[:, 0] if self.statistics and self.of_totals is _ratio else None
+
+
+def averaged(of: Metric) -> Metric:
+    """The same metric of rows that are means over draws: its columns are the numbers that the metric adds up.
+
+    Predictions of several draws have no mean, but what each adds to the sums has.
+    """
+    if of.statistics is None or of.of_totals is None or of.name == "pearson":
+        raise BadMeasure(
+            f"{of.name} is no function of sums over single examples, so draws have no mean: take one draw."
+        )
+    width = of.statistics(np.zeros((1, len(of.columns)))).shape[1]
+    return replace(of, columns=tuple(f"{AVERAGED} {n}" for n in range(width)), statistics=np.asarray)
 
 
 def metric(

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from ..errors import BadMeasure
-from .metrics import Metric, metric
+from .metrics import AVERAGED, Metric, metric
 
 TESTS = ("randomization", "bootstrap", "mcnemar", "t")
 ALTERNATIVES = ("two-sided", "less", "greater")
@@ -406,6 +406,10 @@ def _check_fits(measure: Metric, test: str, clusters: Any) -> None:
         raise BadMeasure(
             "McNemar's test takes every example for itself, and these are in groups; use test='randomization', which "
             "swaps whole groups."
+        )
+    if test == "mcnemar" and measure.columns[0].startswith(AVERAGED):
+        raise BadMeasure(
+            "McNemar's test counts right and wrong, and means over several draws are neither; use test='randomization'."
         )
     if test == "mcnemar" and not measure.name.startswith("accuracy"):
         raise BadMeasure(f"McNemar's test counts right and wrong; for {measure.name} use test='randomization'.")
