@@ -20,7 +20,7 @@ from rich.table import Table
 from .. import __version__
 from ..errors import HeadcountError
 from ..formatting import counted, short_count
-from . import bench, export, lottery, measure, prune, report, reproduce, roles
+from . import bench, export, generate, lottery, measure, prune, report, reproduce, roles
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
@@ -257,6 +257,7 @@ def cut(
 app.command()(doctor.doctor)
 app.command()(arranged(bench.bench))
 app.command()(export.export)
+app.command()(generate.generate)
 app.command()(report.report)
 app.command()(arranged(reproduce.reproduce))
 app.command()(arranged(with_data(prune.prune)))
