@@ -14,6 +14,7 @@ from conftest import says
 from helpers.contrasts import FAMILIES, MASKED, ROWS, alone, family, small_bert, small_gpt2, words_tokenizer
 from helpers.language import byte_tokenizer, small_llama
 from helpers.same import close
+from helpers.small_models import ran, ran_json
 
 import headcount as hc
 from headcount.data.contrast import generate, values_of, with_reference
@@ -155,7 +156,7 @@ def test_columns_are_guessed_or_named(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"corrupted": "when mary went"},
-        "have 10 and 3 tokens (when·mary·and·john·went·john·gave·a·book·to / when·mary·went\)",
+        "have 10 and 3 tokens (when·mary·and·john·went·john·gave·a·book·to / when·mary·went)",
     ),
     ({"corrupted": ROWS[0]["clean"]}, "are the same tokens"),
     ({"wrong": ["john", "mary"]}, "both begin with the token 'mary'"),
@@ -233,6 +234,24 @@ def test_ablation_is_replayed_as_ordinary_passes(metric: str) -> None:
     fast, slow = (hc.ablate(model, task, replay=replay) for replay in (True, False))
     assert close(fast.rows, slow.rows, 1e-4)
     assert len(fast.comparisons(test="t" if metric not in ("normalised",) else "randomization")) == 8
+
+
+def test_commands_take_them(tmp_path: Path) -> None:
+    """A generated file, the same without a file, and a metric that is measured against the whole model."""
+    model, tokenizer = tmp_path / "model", words_tokenizer()
+    small_gpt2().save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    done = ran("generate", "induction", model, "-o", tmp_path / "rows.jsonl", "--size", 12)
+    assert "12 examples of induction" in done.stdout
+    asked = ["evaluate", model, "--task", "contrast", "--data", tmp_path / "rows.jsonl", "--metric", "normalised"]
+    found = ran_json(*asked, "--run", tmp_path / "a")
+    assert found["value"] == pytest.approx(1, abs=1e-5)
+    made = ran_json("evaluate", model, "--task", "contrast:induction", "--limit", 12, "--metric", "accuracy")
+    assert made["n"] == 12
+    ablated = ran_json(
+        "ablate", model, "--task", "contrast:induction", "--limit", 12, "--metric", "kl", "--run", tmp_path / "b"
+    )
+    assert all(one["after"] > 0 for one in ablated["ablations"])
 
 
 # --- generated ------------------------------------------------------------------------------------------------------
