@@ -8,6 +8,7 @@ from .claims import ClaimsDocument
 from .curves import CurvesDocument, OverDocument, TradeoffDocument
 from .learned import LearnedDocument
 from .lottery import LotteryDocument
+from .patch import PatchDocument
 from .prune import PruneDocument
 from .reading import JsonDocument
 from .results import ResultDocument
@@ -20,6 +21,6 @@ KINDS: dict[str, type[JsonDocument]] = {
     for kind in (
         *(PruneDocument, LearnedDocument, CurvesDocument, OverDocument, TrainingDocument, ScoresDocument),
         *(AblationDocument, AllButOneDocument, TransferDocument, Bench, LotteryDocument, ResultDocument),
-        *(RolesDocument, ClaimsDocument, TradeoffDocument),
+        *(RolesDocument, ClaimsDocument, TradeoffDocument, PatchDocument),
     )
 }
