@@ -19,7 +19,7 @@ from helpers.small_models import ran, ran_json
 from torch import nn
 
 import headcount as hc
-from headcount.documents.patch import PatchDocument
+from headcount.documents.interventions.patch import PatchDocument
 from headcount.errors import BadData, BadPlan
 from headcount.interventions import patching as patching_module
 from headcount.interventions.patches import At, residual_patches

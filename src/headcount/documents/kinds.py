@@ -6,9 +6,9 @@ from .ablation import AblationDocument, AllButOneDocument, TransferDocument
 from .bench import Bench
 from .claims import ClaimsDocument
 from .curves import CurvesDocument, OverDocument, TradeoffDocument
+from .interventions.patch import PatchDocument
 from .learned import LearnedDocument
 from .lottery import LotteryDocument
-from .patch import PatchDocument
 from .prune import PruneDocument
 from .reading import JsonDocument
 from .results import ResultDocument

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import notebook
-from ..documents.patch import PatchDocument, PatchedUnit
+from ..documents.interventions.patch import PatchDocument, PatchedUnit
 from ..documents.results import ResultDocument
 from ..stats.metrics import CLASSIFIED, Metric, metric
 from ..stats.paired_tests import resample_counts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..stats.results import Comparison
-from .reading import FLAT, SOMETIMES, JsonDocument
-from .results import ResultDocument
+from ...stats.results import Comparison
+from ..reading import FLAT, SOMETIMES, JsonDocument
+from ..results import ResultDocument
 
 
 @dataclass(frozen=True, kw_only=True)
