@@ -24,6 +24,11 @@ OfTotals = Callable[[np.ndarray], np.ndarray]
 CLASSIFIED = ("label", "prediction", "loss")
 TOKENS = ("loss", "tokens")
 NORMALISED = ("value", "corrupted", "clean")
+DIFFERENCES = (
+    "logit-difference",
+    "probability-difference",
+    "kl",
+)  # means of a value per example that has no bounds known here
 BLEU_ORDER = 4
 UNFINISHED = (
     "unfinished"  # a column that is counted and not scored: 1 where a translation was ended by the length limit
@@ -456,7 +461,7 @@ _KINDS = {
     "loss": _Kind(TOKENS, ("loss",), False, 1.0, _build_loss),
     **{
         name: _Kind(("value",), ("value",), name != "kl", 1.0, lambda columns, _: _build_mean(columns))
-        for name in ("logit-difference", "probability-difference", "kl")
+        for name in DIFFERENCES
     },
     "normalised": _Kind(
         NORMALISED,

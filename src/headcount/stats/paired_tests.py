@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from ..errors import BadMeasure
-from .metrics import Metric, metric
+from .metrics import DIFFERENCES, Metric, metric
 
 TESTS = ("randomization", "bootstrap", "mcnemar", "t")
 ALTERNATIVES = ("two-sided", "less", "greater")
@@ -28,7 +28,7 @@ CHUNK = 4_000_000  # numbers per array: 32 MB, whatever the number of examples, 
 TOGETHER = 32  # resamples come in such lots, so that the stream of random bits does not depend on the chunks
 ROUNDING = 1e-12  # relative: differences closer than this are the same difference, added up in another order
 SMALLEST = float(np.finfo(np.float64).tiny)  # a p-value is never zero
-MEANS = ("accuracy", "accuracy-norm", "loss", "mean", "logit-difference", "probability-difference", "kl")
+MEANS = ("accuracy", "accuracy-norm", "loss", "mean", *DIFFERENCES)
 SAME_FOR_ALL = (
     "label",
     "tokens",

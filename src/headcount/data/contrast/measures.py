@@ -30,7 +30,7 @@ REFERRING = ("kl", "normalised")  # metrics that compare with the whole model
 
 
 def asked_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """The logits at the position where each example is asked, in float32: (examples, vocabulary)."""
+    """The logits at the position where each example is asked, in float32 at least: (examples, vocabulary)."""
     if bool(batch["masked"].any()):
         logits = _masked_logits(model, batch)
     elif "MaskedLM" in type(model).__name__:
@@ -41,7 +41,8 @@ def asked_logits(model: nn.Module, batch: Batch) -> Tensor:
     else:
         logits = next_logits(model, batch, "contrast")
     rows = torch.arange(len(logits), device=logits.device)
-    return logits[rows, batch["at"].to(logits.device)].float()
+    asked = logits[rows, batch["at"].to(logits.device)]
+    return asked if asked.dtype == torch.float64 else asked.float()
 
 
 def _masked_logits(model: nn.Module, batch: Batch) -> Tensor:
