@@ -40,6 +40,7 @@ _HOMES = {
     "plan": ".documents.scores",
     "ablate": ".evaluation.ablation",
     "curve": ".pruning.curves",
+    "patch": ".interventions.patching",
     "export": ".exports.pipeline",
     "prune": ".pruning.one_call",
     "learn": ".learned_gates.pipeline",
@@ -84,6 +85,7 @@ __all__ = [
     "learn",
     "load",
     "masked",
+    "patch",
     "plan",
     "prune",
     "removed",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from .exports.pipeline import export
     from .head_roles.analysis import roles
     from .importance.criteria import score
+    from .interventions.patching import patch
     from .learned_gates.pipeline import learn
     from .model.checkpoints import load, save
     from .model.cutting.surgery import cut, removed

@@ -18,7 +18,10 @@ FIRST = ""  # the group on top, which typer calls "Options"
 MORE = "More"
 Groups = Mapping[str, str]  # title of a group -> the parameters in it, separated by spaces
 
-DATA = "task text label target labels split limit metric max_length num_beams max_new_tokens prefix choices prompt stride group"
+DATA = (
+    "task text label target labels split limit metric max_length num_beams max_new_tokens prefix choices prompt stride "
+)
+DATA += "unaligned group"
 RUNS = "threads device dtype seed spec trust_remote_code"
 SAVED = "force run report as_json quiet"
 TRAINING = (
