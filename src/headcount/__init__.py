@@ -40,6 +40,7 @@ _HOMES = {
     "plan": ".documents.scores",
     "ablate": ".evaluation.ablation",
     "curve": ".pruning.curves",
+    "patch": ".interventions.patching",
     "export": ".exports.pipeline",
     "prune": ".pruning.one_call",
     "learn": ".learned_gates.pipeline",
@@ -56,6 +57,7 @@ _NAMESPACES = [
     "exports",
     "head_roles",
     "importance",
+    "interventions",
     "learned_gates",
     "lottery_ticket",
     "model",
@@ -83,6 +85,7 @@ __all__ = [
     "learn",
     "load",
     "masked",
+    "patch",
     "plan",
     "prune",
     "removed",
@@ -103,6 +106,7 @@ if TYPE_CHECKING:
     from . import exports as exports
     from . import head_roles as head_roles
     from . import importance as importance
+    from . import interventions as interventions
     from . import learned_gates as learned_gates
     from . import lottery_ticket as lottery_ticket
     from . import model as model
@@ -121,6 +125,7 @@ if TYPE_CHECKING:
     from .exports.pipeline import export
     from .head_roles.analysis import roles
     from .importance.criteria import score
+    from .interventions.patching import patch
     from .learned_gates.pipeline import learn
     from .model.checkpoints import load, save
     from .model.cutting.surgery import cut, removed

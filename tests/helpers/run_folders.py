@@ -12,6 +12,7 @@ import numpy as np
 from headcount.documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from headcount.documents.bench import Bench
 from headcount.documents.curves import CurvesDocument, OverDocument, TradeoffDocument
+from headcount.documents.interventions.patch import PatchDocument
 from headcount.documents.learned import LearnedDocument
 from headcount.documents.lottery import LotteryDocument
 from headcount.documents.prune import PruneDocument
@@ -99,6 +100,29 @@ def ablation(names: Sequence[str], base: float = 0.9, seed: int = 1, metric: str
             after, p, holm = base - 0.012, 0.02, 0.22
         rows.append({"closed": name, **comparison(base, after, p, holm, metric=metric)})
     return _as(AblationDocument, {"base": result(base, metric=metric), "test": "randomization", "ablations": rows})
+
+
+def patching(
+    shape: tuple[int, int] = (2, 3), units: str = "residual", direction: str = "denoising", seed: int = 1
+) -> dict[str, Any]:
+    """Layers x positions, or x heads, of which some lead far from no patch; the first is significant, the second is not."""
+    drawn, base = np.random.default_rng(seed).normal(0, 0.15, shape), 0.0 if direction == "denoising" else 1.0
+    rows = []
+    for layer, place in np.ndindex(*shape):
+        value = (
+            base + (0.9 if direction == "denoising" else -0.9) * ((layer + place) % 5 == 0) + float(drawn[layer, place])
+        )
+        places = {"site": "layers", "layer": layer, "position": str(place - shape[1])}
+        where = places if units == "residual" else {"site": str(layer)}
+        name = f"layers:{layer}@{place - shape[1]}" if units == "residual" else f"{layer}:{place}"
+        numbers = {"normalised": value, "normalised_low": value - 0.1, "normalised_high": value + 0.1}
+        tested = comparison(
+            -2.0, -2.0 + 5 * value, 0.001, 0.01 if (layer + place) % 5 == 0 else 1.0, metric="logit-difference"
+        )
+        rows.append({"patched": name, **where, **numbers, **tested})
+    sides = {"clean": result(3.0, metric="logit-difference"), "corrupted": result(-2.0, metric="logit-difference")}
+    head = {"direction": direction, "units": units, "at": "all", **sides, "test": "randomization"}
+    return _as(PatchDocument, {**head, "patches": rows})
 
 
 def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str = "taylor") -> dict[str, Any]:

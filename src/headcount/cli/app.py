@@ -20,10 +20,11 @@ from rich.table import Table
 from .. import __version__
 from ..errors import HeadcountError
 from ..formatting import counted, short_count
-from . import bench, export, generate, lottery, measure, prune, report, reproduce, roles
+from . import bench, export, lottery, measure, prune, report, reproduce, roles
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
+from .interventions import generate, patch
 from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
 from .pruning import tradeoff
 from .training import learn, train
@@ -48,6 +49,7 @@ app = typer.Typer(
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
+    "    headcount patch my-model --task contrast:ioi       # which activations carry the answer\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
@@ -267,7 +269,7 @@ app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
 app.command()(arranged(with_data(measure.curve)))
-for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer):
+for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, patch.patch):
     app.command()(with_data(command))
 
 

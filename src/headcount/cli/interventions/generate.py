@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import out, quieten
+from ..options import out, quieten
 
 
 def generate(
@@ -31,7 +31,7 @@ def generate(
         headcount evaluate my-model --task contrast --data ioi.jsonl
     """
     quieten()
-    from ..data.contrast.generation import generated, write
+    from ...data.contrast.generation import generated, write
 
     rows, notes = generated(kind, model, size, seed)
     write(rows, output)
