@@ -12,6 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["EdgeScores", "circuit", "score_edges"]
 
-__getattr__ = lazy_attributes(
-    __name__, {"EdgeScores": ".edges", "circuit": ".pipeline", "score_edges": ".edges"}
-)
+__getattr__ = lazy_attributes(__name__, {"EdgeScores": ".edges", "circuit": ".pipeline", "score_edges": ".edges"})

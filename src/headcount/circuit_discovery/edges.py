@@ -179,7 +179,6 @@ def _batch(
     scores = torch.zeros(len(numbers), len(graph.nodes), len(graph.readers), device=drops.device)
     with _noting(graph) as notes:
         for start, values in _started(pair, anatomy, method):
-            notes.clear()
             values.sum().backward()
             total, first = torch.zeros_like(start), 0
             assert start.grad is not None
@@ -191,6 +190,7 @@ def _batch(
                 scores[:, : place.before, first:last] += product.to(scores) / len(method.shares)
                 first = last
             _nothing_lost(graph, total, start.grad)
+            notes.clear()
     return scores.double().cpu().numpy()
 
 
@@ -250,13 +250,17 @@ def _noting(graph: Graph) -> Iterator[dict[tuple[str, nn.Module], Tensor]]:
     notes: dict[tuple[str, nn.Module], Tensor] = {}
 
     def given(module: nn.Module, args: Any, kwargs: Any) -> None:
-        notes.setdefault(("stream", module), next(tensors((args, kwargs))).detach())  # and not those that we give it
+        stream = next(tensors((args, kwargs)))
+        if stream.requires_grad:
+            notes.setdefault(("stream", module), stream.detach())  # and not those that we give it ourselves
 
     def gave(module: nn.Module, _: Any, output: Any) -> None:
         def back(gradient: Tensor) -> None:
             notes["gradient", module] = gradient.detach()
 
-        next(tensors(output)).register_hook(back)
+        result = next(tensors(output))
+        if result.requires_grad:
+            result.register_hook(back)
 
     with ExitStack() as stack:
         for place in graph.places:

@@ -110,13 +110,16 @@ def graph_of(root: nn.Module, anatomy: Anatomy, pair: Pair) -> Graph:
             before = counted
         else:
             raise _refused(
-                anatomy, f"what {site.name} reads is not the sum of the embeddings and of what heads and MLPs wrote before"
+                anatomy,
+                f"what {site.name} reads is not the sum of the embeddings and of what heads and MLPs wrote before",
             )
         places.append(Place(norm, source, tuple(_readers(site, anatomy)), before))
         total = total + written
         nodes += [str(unit) for unit in site.units] if site.kind == "head" else [site.name]
     if not _same(end, total):
-        raise _refused(anatomy, "what leaves the last layer is not the sum of the embeddings and of what heads and MLPs wrote")
+        raise _refused(
+            anatomy, "what leaves the last layer is not the sum of the embeddings and of what heads and MLPs wrote"
+        )
     places.append(Place(None, stack.blocks[-1], (Reader(LOGITS, (), (LOGITS,)),), len(nodes), at_end=True))
     return Graph(tuple(nodes), tuple(site for site, _ in seen.wrote), tuple(places), anatomy.model_name)
 

@@ -70,10 +70,12 @@ def attributions(
     batch_size: int | None = None,
     run: Run | None = None,
     name: str = "score",
+    whole: bool = False,
 ) -> dict[str, np.ndarray]:
     """For each part (rows, units): the drop of the metric that patching would cause, estimated; the mean over rows is the score.
 
-    A row is an example, or of neurons a block of 32 of them. Where less of the metric is better, its rise.
+    A row is an example, or of neurons a block of 32 of them. Where less of the metric is better, its rise. With `whole`, MLPs are
+    one unit each, and not one per neuron.
     """
     task = contrasted(task, method.by)
     check_parts(root, parts)
@@ -81,7 +83,7 @@ def attributions(
     with ready(root), Bar(method.by, total=task.size) as bar:
         for start in range(0, task.size, CHUNK):
             some = task.subset(range(start, min(start + CHUNK, task.size)))
-            compute = partial(_chunk, root, anatomy, parts, some, method, batch_size)
+            compute = partial(_chunk, root, anatomy, parts, some, method, batch_size, whole)
             pieces.append(runs.piece(run, f"{name}-{method.by}-{len(method.shares)}-{start:06d}", compute))
             bar.advance(some.size)
     out = {}
@@ -99,18 +101,24 @@ def _chunk(
     task: Task,
     method: Method,
     batch_size: int | None,
+    whole: bool,
 ) -> dict[str, np.ndarray]:
-    found = {part.name: np.zeros((task.size, len(part)), np.float32) for part in parts}
+    units = {part.name: 1 if whole and part.kind == "neuron" else len(part) for part in parts}
+    found = {name: np.zeros((task.size, count), np.float32) for name, count in units.items()}
     for numbers in task.batches(batch_size):
-        for some, values in in_parts(partial(_batch, root, anatomy, parts, task, method), "gradients", task, numbers):
+        for some, values in in_parts(
+            partial(_batch, root, anatomy, parts, task, method, units), "gradients", task, numbers
+        ):
             for part in parts:
                 found[part.name][list(some)] = values[part.name]
-    return {part.name: _folded(found[part.name], part) for part in parts}
+    return {part.name: _folded(found[part.name], part, whole) for part in parts}
 
 
-def _folded(values: np.ndarray, part: Site | Stack) -> np.ndarray:
+def _folded(values: np.ndarray, part: Site | Stack, whole: bool) -> np.ndarray:
     """The rows of neurons summed over blocks of examples."""
-    return values if part.kind != "neuron" else np.add.reduceat(values, np.arange(0, len(values), BLOCK), axis=0)
+    return (
+        values if part.kind != "neuron" or whole else np.add.reduceat(values, np.arange(0, len(values), BLOCK), axis=0)
+    )
 
 
 def _batch(
@@ -119,14 +127,15 @@ def _batch(
     parts: Sequence[Site | Stack],
     task: Task,
     method: Method,
+    units: Mapping[str, int],
     numbers: Sequence[int],
 ) -> dict[str, np.ndarray]:
     """Estimated drops (examples, units) of one batch: two passes that are recorded, and one with a gradient for each step."""
     pair = Pair(task, root, tuple(numbers))
     clean, corrupted = pair.recorded(pair.clean, parts), pair.recorded(pair.corrupted, parts)
     drops = {spot: clean[spot] - corrupted[spot] for spot in clean}
-    counts = {part.name: len(part) if isinstance(part, Site) else 1 for part in parts}
-    sums = {spot: torch.zeros(len(numbers), counts[spot[0]], device=value.device) for spot, value in drops.items()}
+    columns = {part.name: units[part.name] if isinstance(part, Site) else 1 for part in parts}
+    sums = {spot: torch.zeros(len(numbers), columns[spot[0]], device=value.device) for spot, value in drops.items()}
     with gradients_times(pair, parts, drops, sums):
         for _, values in along(pair, anatomy, method):
             values.sum().backward()
