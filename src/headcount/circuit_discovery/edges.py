@@ -1,9 +1,9 @@
 """Edge attribution patching: what it would do to the metric if one part read what another writes on the corrupted prompts.
 
 The score of an edge from u to v is (what u writes on the clean prompt, less that on the corrupted one) times the gradient of the
-metric with respect to the stream as v alone reads it, before v's norm, summed over positions and features (Syed et al. 2023; with
-the mean gradient between corrupted and clean embeddings it is EAP-IG, Hanna et al. 2024). Nothing is repeated for an edge: gradients
-come from one backward pass, and all edges into a place are one product of matrices.
+metric with respect to the stream as v alone reads it, before v's norm, summed over positions and features (Syed et al. 2023;
+with the mean gradient between corrupted and clean embeddings it is EAP-IG, Hanna et al. 2024). Nothing is repeated for an edge:
+gradients come from one backward pass, and all edges into a place are one product of matrices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MISSED = 0.01  # of the gradient at the embeddings: as much may be lost between 
 
 
 class Edge(NamedTuple):
-    """An edge with its estimated effect: the drop of the metric if the reader read what the writer writes on corrupted prompts."""
+    """An edge and its estimated effect: the drop of the metric if the reader read what is written on corrupted prompts."""
 
     writer: str
     reader: str

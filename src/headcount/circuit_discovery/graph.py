@@ -1,9 +1,9 @@
 """The graph of a decoder: who writes into the residual stream, and who reads it. Found by running it, and proved by sums.
 
 Nodes that write are the embeddings, every head and every MLP. Readers are the queries of each head, the keys and values of each
-key-value head, every MLP and the logits; each reads a norm of the stream, which is the sum of what was written before. That holds
-for pre-norm decoders (GPT-2, Llama, Qwen, GPT-NeoX, ...), also those whose MLP runs beside the attention; it is checked on a batch,
-and models for which it does not hold are refused.
+key-value head, every MLP and the logits; each reads a norm of the stream, which is the sum of what was written before. That
+holds for pre-norm decoders (GPT-2, Llama, Qwen, GPT-NeoX, ...), also those whose MLP runs beside the attention; it is checked on
+a batch, and models for which it does not hold are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LETTERS = {"sharded": "qvk"}  # the order of a layout's tables, where it is anot
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """What reads the stream: rows of matrices behind a norm. `heads` are the units that it belongs to; none of an MLP or the logits."""
+    """What reads the stream: rows of matrices behind a norm."""
 
     name: str  # "5:2.q", "5.kv:1.k", "5.mlp", "logits"
     matrices: tuple[tuple[nn.Module, Tensor | None], ...] = ()  # each with its rows; None: all of them

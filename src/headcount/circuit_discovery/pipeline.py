@@ -107,11 +107,11 @@ def circuit(
     run: Run | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> CircuitDocument:
-    """A circuit: the heads and MLPs that a behaviour needs, where all others are as on the corrupted prompts; and its faithfulness.
+    """A circuit: the heads and MLPs that a behaviour needs, all others being as on the corrupted prompts; and its faithfulness.
 
-    Units are ranked on one half of the examples, and the smallest circuit that is faithful there is taken; faithfulness is reported
-    on the other half: (m(circuit) - m(nothing)) / (m(model) - m(nothing)) over sizes, with CPR, the area under that curve, and CMD,
-    the area between it and 1 (Mueller et al. 2025). Embeddings belong to every circuit.
+    Units are ranked on one half of the examples, and the smallest circuit that is faithful there is taken; faithfulness is
+    reported on the other half: (m(circuit) - m(nothing)) / (m(model) - m(nothing)) over sizes, with CPR, the area under that
+    curve, and CMD, the area between it and 1 (Mueller et al. 2025). Embeddings belong to every circuit.
 
     Args:
         model: The model; it is as it was afterwards.

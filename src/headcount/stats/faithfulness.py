@@ -66,14 +66,14 @@ def over_sizes(
 ) -> Faithfulness:
     """Faithfulness at every size with bootstrap intervals over the examples, and CPR and CMD with theirs.
 
-    `clean` and `nothing` (examples,) and `values` (examples, sizes) are drawn together. There are no intervals where the examples do
-    not show that the model and nothing differ: a ratio has none then.
+    `clean` and `nothing` (examples,) and `values` (examples, sizes) are drawn together. There are no intervals where the
+    examples do not show that the model and nothing differ: a ratio has none then.
     """
     curve = faithfulness(clean.mean(), nothing.mean(), values.mean(0))
     if not np.isfinite(curve).all():
         raise BadMeasure(
-            "The metric is the same with all units as on the corrupted prompts, so there is nothing that a circuit could explain: "
-            "look at the prompts and at the metric."
+            "The metric is the same with all units as on the corrupted prompts, so there is nothing that a circuit could "
+            "explain: look at the prompts and at the metric."
         )
     drawn, gaps = [], []
     for counts in resample_counts(resamples, len(clean), seed, grouped(clusters, len(clean))):

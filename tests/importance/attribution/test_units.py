@@ -200,7 +200,7 @@ def test_a_model_without_one_stack_has_attribution_patching_only() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_eap_ig_is_complete_at_the_embeddings(name: str) -> None:
-    """All paths begin at the embeddings, so what is attributed to them is the whole difference; 200 steps miss it by a few percent, 400 by half of that."""
+    """All paths begin at the embeddings: what is attributed to them is the whole difference, but for O(1/steps)."""
     from headcount.importance.attribution.pairs import Pair, ready
     from headcount.importance.attribution.units import Method, along
 

@@ -141,8 +141,8 @@ def circuit_text(document: CircuitDocument) -> str:
     clean, corrupted, nothing = document.clean, document.corrupted, document.nothing
     lines = [
         document.sets,
-        f"{clean.metric}: {clean.value:.3f} on clean prompts, {corrupted.value:.3f} on corrupted ones, {nothing.value:.3f} with no "
-        f"unit kept (n={clean.n})",
+        f"{clean.metric}: {clean.value:.3f} on clean prompts, {corrupted.value:.3f} on corrupted ones, {nothing.value:.3f} with "
+        f"no unit kept (n={clean.n})",
         "",
     ]
     rows = [["kept", "share", clean.metric, "faithfulness", "95 % interval", "random"]]
@@ -162,13 +162,15 @@ def circuit_text(document: CircuitDocument) -> str:
         )
     lines += columns_text(rows, ">>>>>>")
     random_cpr = "" if document.random_cpr is None else f" (random circuits {document.random_cpr:.3f})"
+    named = " ".join(document.kept[:NAMED]) + (" ..." if len(document.kept) > NAMED else "")
     lines += [
         "",
-        f"CPR {document.cpr.value:.3f} {_span(document.cpr, 3)}{random_cpr}, CMD {document.cmd.value:.3f} {_span(document.cmd, 3)}",
+        f"CPR {document.cpr.value:.3f} {_span(document.cpr, 3)}{random_cpr}, "
+        f"CMD {document.cmd.value:.3f} {_span(document.cmd, 3)}",
         "",
-        f"* the circuit: {document.size} of {len(document.units)} units, the fewest with faithfulness {document.reach:g} where they "
-        "were found",
-        "  " + (" ".join(document.kept[:NAMED]) + (" ..." if len(document.kept) > NAMED else "") or "no unit"),
+        f"* the circuit: {document.size} of {len(document.units)} units, the fewest with faithfulness {document.reach:g} where "
+        "they were found",
+        f"  {named or 'no unit'}",
     ]
     if document.edges:
         lines += ["", f"strongest of {document.of_edges:,} edges: drop of the metric, estimated (exact)"]
@@ -181,7 +183,7 @@ def circuit_text(document: CircuitDocument) -> str:
     if document.cpr.low is None:
         lines += [
             "",
-            "these examples do not show that the model does better than nothing: shares of that difference say nothing",
+            "these examples do not show that the model differs from nothing: shares of that difference say nothing",
         ]
     return "\n".join(lines)
 

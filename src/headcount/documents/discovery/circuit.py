@@ -54,8 +54,8 @@ class CircuitEdge:
 class CircuitDocument(JsonDocument):
     """What `circuit` found: on some examples, and how faithful it is on others.
 
-    `plan` has the units that are not in the circuit: masked with their counterfactuals, the circuit is left. `nothing` is the metric
-    with every unit masked like that.
+    `plan` has the units that are not in the circuit: masked with their counterfactuals, the circuit is left. `nothing` is the
+    metric with every unit masked like that.
     """
 
     NAME: ClassVar[str] = "circuit"
