@@ -184,6 +184,10 @@ def test_everything_patched_is_clean_and_nothing_is_corrupted(case: Any, metric:
     assert close(found.clean, clean)
     assert close(found.corrupted, corrupted)
     assert close(found.values[0], corrupted)
+    (row,) = found.rows(resamples=50)
+    assert row.normalised == pytest.approx(0, abs=1e-5)
+    assert row.comparison.metric == metric
+    assert row.comparison.p == 1
     assert not close(clean, corrupted, 1e-3) or metric == "accuracy"
     anatomy = hc.find(model)
     (lowest, *_) = residual_patches(anatomy, task.lengths)

@@ -27,7 +27,7 @@ from ..evaluation.ablation import plans_of
 from ..evaluation.call_order import NOTHING, SITES, CallOrder, learn
 from ..evaluation.evaluator import MEMORY, TOKENS_AT_ONCE, device_of, fresh, in_parts, signature, tiled, to_device
 from ..evaluation.replay import Memory, Start
-from ..model.anatomy import Anatomy
+from ..model.anatomy import Anatomy, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
@@ -46,7 +46,7 @@ RESIDUAL = "residual"
 def patch(
     model: nn.Module,
     task: Task,
-    units: str | Mapping[str, Plan] = "heads",
+    units: str | Mapping[str, Units] = "heads",
     *,
     direction: str = "denoising",
     at: str | int | None = None,
@@ -84,7 +84,7 @@ def patch(
         >>> task = hc.task("contrast:induction", tokenizer="my-decoder", limit=16)
         >>> patching = hc.patch(model, task, units="layers")
         >>> patching.names
-        ('transformer.h:0', 'transformer.h:1')
+        ('layers:0', 'layers:1')
     """
     task = _prepared(task, model, direction)
     root, rows = unwrap(model), tuple(specs)
@@ -124,7 +124,7 @@ def _prepared(task: Task, model: nn.Module, direction: str) -> Task:
 
 
 def _patches(
-    anatomy: Anatomy, task: Task, units: str | Mapping[str, Plan], at: str | int | None, block: int | None
+    anatomy: Anatomy, task: Task, units: str | Mapping[str, Units], at: str | int | None, block: int | None
 ) -> list[Patch]:
     if units == RESIDUAL:
         if at is not None:

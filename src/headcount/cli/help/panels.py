@@ -76,11 +76,11 @@ GROUPS: dict[str, Groups] = {
         WRITTEN: SAVED,
     },
     "circuit": {
-        FIRST: "data task by ranked limit metric output",
+        FIRST: "data task by ranked metric output",
         "How big": "sizes reach",
         "How units and edges are scored": "steps edges check",
         "Examples": "select_data select_limit random_seeds",
-        MEASURED: DATA.replace("task ", "").replace("limit metric ", ""),
+        MEASURED: DATA.replace("task ", "").replace("metric ", ""),
         RUN_AS: f"batch_size {RUNS}",
         WRITTEN: SAVED,
     },

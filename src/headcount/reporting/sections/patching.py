@@ -28,16 +28,12 @@ COLOURS = "Blue leads away from no patch towards the other prompt, orange the ot
 
 def patchings(part: Part) -> list[Section]:
     """A section for every run of `patch`."""
-    documents = part.of(PatchDocument)
-    return [
-        _section(document, f"patching-{number}" if len(documents) > 1 else "patching", number == 1)
-        for number, document in enumerate(documents, 1)
-    ]
+    return [_section(document) for document in part.of(PatchDocument)]
 
 
-def _section(document: Document[PatchDocument], name: str, first: bool) -> Section:
+def _section(document: Document[PatchDocument]) -> Section:
     data = document.data
-    what = f"before layer and at position, {data.units} stream" if data.units == RESIDUAL else data.units
+    what = "residual stream, before layer x at position" if data.units == RESIDUAL else data.units
     rows = checked(document, _rows)
     found = sum(beyond_chance(one.comparison) for one in data.patches)
     sides = " and ".join(
@@ -54,12 +50,12 @@ def _section(document: Document[PatchDocument], name: str, first: bool) -> Secti
             "These examples do not show that clean and corrupted prompts differ, so the scale from 0 to 1 says nothing."
         )
     return Section(
-        "patching" if first else name,
+        "patching",
         f"Activation patching, {data.direction}: {what}{where}",
         about,
         METHOD,
-        (_chart(name, data, rows),) if 0 < len(rows) <= MOST_CELLS else (),
-        (_table(name, data),),
+        (_chart(data, rows),) if 0 < len(rows) <= MOST_CELLS else (),
+        (_table(data),),
         tuple(notes),
     )
 
@@ -105,7 +101,7 @@ def _index(name: str, number: int) -> str:
     return str(index_of(name)) if last.isdecimal() else str(number)
 
 
-def _chart(name: str, data: PatchDocument, rows: Sequence[Mapping[str, Any]]) -> Chart:
+def _chart(data: PatchDocument, rows: Sequence[Mapping[str, Any]]) -> Chart:
     """The map: a cell is the stronger in colour the further it leads from no patch."""
     import altair as alt
 
@@ -137,10 +133,10 @@ def _chart(name: str, data: PatchDocument, rows: Sequence[Mapping[str, Any]]) ->
             base_chart.mark_text(fontSize=size, opacity=opacity, baseline="middle").encode(text=f"{field}:N", color=ink)
         )
     words = f"Normalised {data.clean.metric} of every patch ({data.direction}), {data.units}"
-    return finished(name, words, alt.layer(*layers), max(46, 22 * len(down)))
+    return finished("patching", words, alt.layer(*layers), max(46, 22 * len(down)))
 
 
-def _table(name: str, data: PatchDocument) -> Table:
+def _table(data: PatchDocument) -> Table:
     """Patches by how far they lead from no patch."""
     base = 0.0 if data.direction == "denoising" else 1.0
     ordered = sorted(data.patches, key=lambda one: -abs(one.normalised - base))[:MOST_ROWS]
@@ -164,4 +160,4 @@ def _table(name: str, data: PatchDocument) -> Table:
         for one in ordered
     )
     caption = f"{data.units} patched ({data.direction}), the furthest from no patch first; differences in {data.clean.metric}."
-    return Table(name, caption, columns, cells)
+    return Table("patching", caption, columns, cells)
