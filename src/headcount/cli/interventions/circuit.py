@@ -180,6 +180,12 @@ def circuit_text(document: CircuitDocument) -> str:
     lines += [""] if document.check or document.edge_check else []
     lines += [f"units: {document.check.text}"] if document.check else []
     lines += [f"edges: {document.edge_check.text}"] if document.edge_check else []
+    less_is_better = clean.metric in ("kl", "loss")
+    if document.ranked == "signed" and (clean.value < nothing.value) != less_is_better:
+        lines += [
+            "",
+            "the whole model does worse than nothing here, and what helps was put first: try --ranked absolute",
+        ]
     if document.cpr.low is None:
         lines += [
             "",
