@@ -31,6 +31,7 @@ BELOW = {
     "training": "evaluation",
     "head_roles": "importance",
     "interventions": "evaluation",
+    "circuit_discovery": "importance",
     "pruning": "importance exports reporting",
     "learned_gates": "pruning training",
     "lottery_ticket": "pruning training",

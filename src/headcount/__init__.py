@@ -35,6 +35,7 @@ _HOMES = {
     "task": ".data.task_types",
     "custom_task": ".data.tasks",
     "evaluate": ".evaluation.evaluator",
+    "circuit": ".circuit_discovery.pipeline",
     "compare": ".stats.results",
     "score": ".importance.criteria",
     "plan": ".documents.scores",
@@ -49,6 +50,7 @@ _HOMES = {
     "report": ".reporting.page",
 }
 _NAMESPACES = [
+    "circuit_discovery",
     "data",
     "documents",
     "efficiency",
@@ -74,6 +76,7 @@ __all__ = [
     "Unit",
     "__version__",
     "ablate",
+    "circuit",
     "compare",
     "curve",
     "custom_task",
@@ -98,6 +101,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from . import circuit_discovery as circuit_discovery
     from . import data as data
     from . import documents as documents
     from . import efficiency as efficiency
@@ -116,6 +120,7 @@ if TYPE_CHECKING:
     from . import runs as runs
     from . import stats as stats
     from . import training as training
+    from .circuit_discovery.pipeline import circuit
     from .data.task_types import task
     from .data.tasks import custom_task
     from .documents.scores import plan

@@ -14,7 +14,7 @@ from headcount.cli.app import app
 from headcount.cli.help import panels
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-ONLY_A_RUN = ["evaluate", "score", "ablate", "transfer", "curve", "roles", "lottery", "bench"]
+ONLY_A_RUN = ["evaluate", "score", "ablate", "transfer", "curve", "roles", "lottery", "bench", "circuit"]
 
 
 def _flags(name: str, group: str | None = None) -> list[str]:

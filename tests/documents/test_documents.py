@@ -45,6 +45,7 @@ def documents() -> dict[str, dict[str, Any]]:
         "result": run_folders.result(0.9),
         "tradeoff": run_folders.tradeoff(),
         "patch": run_folders.patching(),
+        "circuit": run_folders.circuit(),
         "roles": run_folders.roles(SMALL, sentences=1),
         "claims": {**about, "claims": [claim], "sheets": [sheet], "commands": ["headcount demo"], "left_out": []},
     }

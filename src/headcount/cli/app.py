@@ -24,7 +24,7 @@ from . import bench, export, lottery, measure, prune, report, reproduce, roles
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
-from .interventions import generate, patch
+from .interventions import circuit, generate, patch
 from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
 from .pruning import tradeoff
 from .training import learn, train
@@ -50,6 +50,7 @@ app = typer.Typer(
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
     "    headcount patch my-model --task contrast:ioi       # which activations carry the answer\n\n"
+    "    headcount circuit my-model --task contrast:ioi     # which heads and MLPs are enough for it\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
@@ -269,6 +270,7 @@ app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
 app.command()(arranged(with_data(measure.curve)))
+app.command()(arranged(with_data(circuit.circuit)))
 for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, patch.patch):
     app.command()(with_data(command))
 

@@ -15,6 +15,7 @@ from ..hashing import fingerprint
 from .fills import FillFlags, fill_of, option_of
 from .options import (
     SCORED_ON,
+    Check,
     Checkpointing,
     CommonFlags,
     Criterion,
@@ -23,6 +24,7 @@ from .options import (
     ScoreData,
     ScoreLimit,
     SelectLimit,
+    Steps,
     load_model,
     make_task,
     names_examples,
@@ -104,8 +106,13 @@ def score(
         ),
     ] = "heads",
     checkpointing: Checkpointing = False,
+    steps: Steps = None,
+    check: Check = None,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
+
+    attribution-patching and eap-ig estimate, on contrast tasks, what activation patching does; some units are patched exactly to
+    see how well they do.
 
     Examples:
 
@@ -114,12 +121,28 @@ def score(
         headcount score my-model --data train.tsv --by ablation --run runs/ablation
 
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
+
+        headcount score my-decoder --task contrast:ioi --limit 100 --by eap-ig
     """
     from ..importance import criteria
+    from ..importance.attribution.exact import patch_check
+    from ..importance.attribution.units import METHODS
+
+    if check is not None and by not in METHODS:
+        raise typer.BadParameter(
+            f"--check compares {' and '.join(METHODS)} with exact patches; {by} has none: leave it out."
+        )
 
     subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA)
     tasks = {} if task is None else {"data": task}
-    options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units}
+    options = {
+        "by": by,
+        "granularity": granularity,
+        "normalize": normalize,
+        "units": units,
+        "steps": steps,
+        "check": check,
+    }
     with running("score", model, subject, flags, tasks, **options) as run:
         scores = criteria.score(
             subject,
@@ -130,6 +153,7 @@ def score(
             normalize=None if normalize == "none" else normalize,
             seed=flags.seed,
             checkpointing=checkpointing,
+            steps=steps,
             run=run,
             specs=specs_of(flags.spec),
         )
@@ -139,7 +163,12 @@ def score(
         document = scores.document(stability)
         if task is not None:  # a curve by these scores is not reported on them
             document = replace(document, seen=seen_examples.to_note({"score": seen_examples.marks(task)}))
-        keep(run, document, flags, scores_text(scores, stability))
+        text = scores_text(scores, stability)
+        if by in METHODS and check != 0:
+            how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
+            patching = patch_check(subject, task, scores, check, **how)
+            document, text = replace(document, patching=patching), f"{text}\n\n{patching.text}"
+        keep(run, document, flags, text)
 
 
 def ablate(

@@ -38,9 +38,9 @@ Criterion = Annotated[
     str,
     typer.Option(
         "--by",
-        help="taylor, fisher, ablation, wanda, flap, activation, block-influence, gradient-activation, lrp-epsilon, "
-        "lrp-alpha-beta, confidence, entropy, magnitude or random; of layers also contribution, top, bottom, alternate, "
-        "alternate-top or symmetric.",
+        help="taylor, fisher, attribution-patching, eap-ig, ablation, wanda, flap, activation, block-influence, "
+        "gradient-activation, lrp-epsilon, lrp-alpha-beta, confidence, entropy, magnitude or random; of layers also "
+        "contribution, top, bottom, alternate, alternate-top or symmetric.",
     ),
 ]
 Checkpointing = Annotated[
@@ -48,6 +48,19 @@ Checkpointing = Annotated[
     typer.Option(
         "--checkpointing",
         help="Gradient checkpointing: run layers twice when scoring instead of keeping their activations.",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option("--steps", help="eap-ig: runs between corrupted and clean embeddings.", show_default="5"),
+]
+Check = Annotated[
+    int | None,
+    typer.Option(
+        "--check",
+        metavar="N",
+        help="attribution-patching, eap-ig: units that are patched exactly to compare, drawn by --seed; 0 for none.",
+        show_default="24",
     ),
 ]
 ScoreData = Annotated[

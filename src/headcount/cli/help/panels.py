@@ -75,6 +75,15 @@ GROUPS: dict[str, Groups] = {
         RUN_AS: f"batch_size {RUNS}",
         WRITTEN: SAVED,
     },
+    "circuit": {
+        FIRST: "data task by ranked metric output",
+        "How big": "sizes reach",
+        "How units and edges are scored": "steps edges check",
+        "Examples": "select_data select_limit random_seeds",
+        MEASURED: DATA.replace("task ", "").replace("metric ", ""),
+        RUN_AS: f"batch_size {RUNS}",
+        WRITTEN: SAVED,
+    },
     "lottery": {
         FIRST: "data dev_data task seeds epochs output",
         "The lottery": "threshold step magnitude retrain name join",
