@@ -30,6 +30,7 @@ BELOW = {
     "exports": "efficiency",
     "training": "evaluation",
     "head_roles": "importance",
+    "circuits": "importance",
     "pruning": "importance exports reporting",
     "learned_gates": "pruning training",
     "lottery_ticket": "pruning training",

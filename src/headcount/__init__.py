@@ -27,6 +27,7 @@ _HOMES = {
     "HeadcountError": ".errors",
     "find": ".model.discovery",
     "masked": ".model.gates",
+    "cached": ".circuits.activations",
     "gated": ".model.gates",
     "cut": ".model.cutting.surgery",
     "removed": ".model.cutting.surgery",
@@ -48,6 +49,7 @@ _HOMES = {
     "report": ".reporting.page",
 }
 _NAMESPACES = [
+    "circuits",
     "data",
     "documents",
     "efficiency",
@@ -72,6 +74,7 @@ __all__ = [
     "Unit",
     "__version__",
     "ablate",
+    "cached",
     "compare",
     "curve",
     "custom_task",
@@ -95,6 +98,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from . import circuits as circuits
     from . import data as data
     from . import documents as documents
     from . import efficiency as efficiency
@@ -112,6 +116,7 @@ if TYPE_CHECKING:
     from . import runs as runs
     from . import stats as stats
     from . import training as training
+    from .circuits.activations import cached
     from .data.task_types import task
     from .data.tasks import custom_task
     from .documents.scores import plan
