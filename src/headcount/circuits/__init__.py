@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from ..documents.attribution import Attribution
+    from ..documents.circuits import Composition, HeadCircuits, TokenCircuits
+    from ..documents.logit_attribution import Attribution
     from .activations import ByUnit, Cache, cached
-    from .logit_attribution import direct_logit_attribution, prompt_pairs
+    from .composition import composition_scores
+    from .logit_attribution import direct_logit_attribution
+    from .prompts import prompt_pairs, read_prompts
+    from .token_circuits import token_circuits
 
 __all__ = [
     "Attribution",
     "ByUnit",
     "Cache",
+    "Composition",
+    "HeadCircuits",
+    "TokenCircuits",
     "cached",
+    "composition_scores",
     "direct_logit_attribution",
     "prompt_pairs",
+    "read_prompts",
+    "token_circuits",
 ]
 
 __getattr__ = lazy_attributes(
@@ -26,8 +36,14 @@ __getattr__ = lazy_attributes(
         "ByUnit": ".activations",
         "Cache": ".activations",
         "cached": ".activations",
-        "Attribution": "..documents.attribution",
+        "Attribution": "..documents.logit_attribution",
         "direct_logit_attribution": ".logit_attribution",
-        "prompt_pairs": ".logit_attribution",
+        "prompt_pairs": ".prompts",
+        "read_prompts": ".prompts",
+        "Composition": "..documents.circuits",
+        "HeadCircuits": "..documents.circuits",
+        "TokenCircuits": "..documents.circuits",
+        "composition_scores": ".composition",
+        "token_circuits": ".token_circuits",
     },
 )

@@ -181,7 +181,9 @@ def _chosen(anatomy: Anatomy, kinds: Sequence[str], units: Units | None) -> Chos
     return chosen
 
 
-def _places(anatomy: Anatomy, of_parts: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, Site | Stack, Sequence[int]]]:
+def _places(
+    anatomy: Anatomy, of_parts: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, Site | Stack, Sequence[int]]]:
     """The names under which things are kept: sites, and each layer by itself."""
     for name, indices in of_parts.items():
         part = anatomy[name]

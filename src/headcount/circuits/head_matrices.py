@@ -8,7 +8,6 @@ position and are left out, as are biases where it is not said otherwise.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,19 +57,16 @@ def probe(root: nn.Module, anatomy: Anatomy, batch: Any) -> Probe:
     return Probe(traced.trace, given)
 
 
-def head_matrices(site: Site, seen: Probe) -> HeadMatrices:
-    """The matrices of all heads of an attention; `Refused` where it has no such matrices."""
+def head_matrices(site: Site, seen: Probe, matching: bool = True) -> HeadMatrices:
+    """The matrices of all heads of an attention; `Refused` where it has no such matrices. Queries and keys only with `matching`."""
     norm = _norm_in_front(site, seen)
     folded = None if norm is None else norm[1]
-    queries, keys, values = (_folded(_rows(site, which), folded) for which in range(3))
-    if queries.shape != keys.shape:
-        raise Refused(
-            f"The queries of {site.name} have {queries.shape[1]} rows for each head and its keys {keys.shape[1]}: something besides "
-            "queries is made by that matrix, such as gates, so its circuits cannot be read off the weights."
-        )
-    scales = [_own_norm(site, names) for names in ("q|query", "k|key")]
-    queries, keys = (m if w is None else m * w[:, None] for m, w in zip((queries, keys), scales, strict=True))
-    outputs = writer_weight(site).double().cpu().unflatten(1, (len(site), site.width)).movedim(1, 0)  # (heads, hidden, width)
+    elsewhere = site.attention == "cross"  # keys and values read another stream
+    values = _folded(_rows(site, 2), None if elsewhere else folded)
+    queries, keys = _matching(site, folded) if matching else (values[:, :0], values[:, :0])
+    outputs = (
+        writer_weight(site).double().cpu().unflatten(1, (len(site), site.width)).movedim(1, 0)
+    )  # (heads, hidden, width)
     behind = _norm_behind(site, seen)
     if behind is not None:
         outputs = behind.weight[:, None] * outputs
@@ -78,17 +74,30 @@ def head_matrices(site: Site, seen: Probe) -> HeadMatrices:
     return HeadMatrices(site, queries, keys, values, outputs, None if norm is None else norm[0])
 
 
-def projected(site: Site, which: int, x: Tensor) -> Tensor:
-    """Queries (0) or keys (1) of vectors (tokens, hidden), biases and norms included, not rotated: (heads, tokens, width)."""
-    weight, bias = _rows(site, which), _biases(site, which)
-    made = x @ weight.transpose(1, 2)  # (heads, tokens, width)
-    made = made if bias is None else made + bias[:, None]
+def _matching(site: Site, folded: FrozenNorm | None) -> tuple[Tensor, Tensor]:
+    """The matrices of queries and of keys."""
+    queries = _folded(_rows(site, 0), folded)
+    keys = _folded(_rows(site, 1), None if site.attention == "cross" else folded)
+    if queries.shape != keys.shape:
+        raise Refused(
+            f"The queries of {site.name} have {queries.shape[1]} rows for each head and its keys {keys.shape[1]}: something besides "
+            "queries is made by that matrix, such as gates, so its circuits cannot be read off the weights."
+        )
+    scales = [_own_norm(site, names) for names in ("q|query", "k|key")]
+    queries, keys = (m if w is None else m * w[:, None] for m, w in zip((queries, keys), scales, strict=True))
+    return queries, keys
+
+
+def projected(site: Site, which: int, x: Tensor, position: int) -> Tensor:
+    """Queries (0) or keys (1) of one head for vectors (tokens, hidden), biases and norms included, not rotated: (tokens, width)."""
+    bias = _biases(site, which)
+    made = x @ _rows(site, which)[position].T.to(x)
+    made = made if bias is None else made + bias[position].to(x)
     norm = _norm_module(site, ("q|query", "k|key")[which])
     if norm is None:
         return made
     with torch.no_grad():
-        weight = next(norm.parameters())
-        return norm(made.to(weight)).double().cpu()
+        return norm(made.to(next(norm.parameters()))).to(x).cpu()
 
 
 def _rows(site: Site, which: int) -> Tensor:
@@ -116,7 +125,7 @@ def _owned(site: Site, which: int) -> tuple[nn.Module, str, int, Tensor, str | N
 
 
 def _folded(rows: Tensor, norm: FrozenNorm | None) -> Tensor:
-    if norm is None or norm.weight.shape[0] != rows.shape[-1]:  # keys and values of cross-attention read the encoder
+    if norm is None:
         return rows
     rows = rows * norm.weight
     return rows - rows.mean(-1, keepdim=True) if norm.centred else rows
@@ -126,7 +135,9 @@ def _norm_in_front(site: Site, seen: Probe) -> tuple[nn.Module, FrozenNorm] | No
     """The norm that gives what an attention is given, or None where it is given the stream itself."""
     given = seen.given.get(site.name)
     if given is None:
-        raise Refused(f"{site.name} does not run on a few tokens, so where its norms stand cannot be seen; give batch=.")
+        raise Refused(
+            f"{site.name} does not run on a few tokens, so where its norms stand cannot be seen; give batch=."
+        )
     for norm, calls in seen.trace.norms.items():
         for x, y in calls:
             if y.shape == given.shape and torch.equal(y, given):
@@ -183,11 +194,3 @@ def small_batch(root: nn.Module) -> dict[str, Tensor]:
     device = next(root.parameters()).device
     ids = torch.arange(1, 7, device=device)[None] % size
     return {"input_ids": ids, **({"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {})}
-
-
-Made = Mapping[str, HeadMatrices]
-
-
-def all_matrices(sites: Iterable[Site], seen: Probe) -> dict[str, HeadMatrices]:
-    """The matrices of several attentions, by name."""
-    return {site.name: head_matrices(site, seen) for site in sites if len(site)}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import runs
 from ..data.encoding import IGNORED
-from ..documents.attribution import AGAINST, BIASES, EMBEDDINGS, REST, Attribution
+from ..documents.logit_attribution import AGAINST, BIASES, EMBEDDINGS, REST, Attribution
 from ..errors import BadPlan, Refused
 from ..evaluation.evaluator import device_of, fresh, signature, to_device
 from ..importance.attention import halved
@@ -25,6 +25,7 @@ from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
 from ..progress import Bar
+from .recording import writer_weight
 from .stream import Addend, Stream, read_stream, tracing
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ def direct_logit_attribution(
     batches = task.batches(batch_size or min(task.batch_size, TOGETHER))
     with evaluating(root), torch.no_grad(), Bar("attribution", total=task.size) as bar:
         for number, numbers in enumerate(batches):
-            compute = partial(halved, partial(_batch, root, anatomy, task, units, against), "attribution", task, numbers)
+            compute = partial(
+                halved, partial(_batch, root, anatomy, task, units, against), "attribution", task, numbers
+            )
             arrays = runs.piece(run, f"attribution-{number:06d}", compute)
             values[list(numbers)], totals[list(numbers)] = arrays["values"], arrays["totals"]
             notes |= dict.fromkeys(str(note) for note in arrays["notes"])
@@ -106,53 +109,6 @@ def direct_logit_attribution(
         signature=signature(root, task, metric="direct logit attribution", of=difference),
         clusters=None if task.clusters is None else np.array(task.clusters),
     )
-
-
-def prompt_pairs(
-    pairs: Sequence[tuple[Sequence[int], int, int | None]], *, name: str = "prompts", batch_size: int = TOGETHER
-) -> Task:
-    """A task of prompts, each with the right token after it and a wrong one (or None), as tokens.
-
-    Args:
-        pairs: (tokens of the prompt, right token, wrong token or None), all of them with a wrong token or none.
-        name: Name of the task in texts.
-        batch_size: Examples per pass, of one length each.
-
-    Returns:
-        A task for `direct_logit_attribution`.
-
-    Examples:
-        >>> task = hc.circuits.prompt_pairs([([5, 9, 8], 7, 6), ([4, 4, 3], 2, 1)])
-        >>> task.size
-        2
-    """
-    from dataclasses import replace
-
-    from ..data.losses import LogitsAndTargets, logits_of, summed_losses
-    from ..data.tasks import custom_task
-
-    if not pairs or any(not len(ids) for ids, _, _ in pairs) or len({wrong is None for _, _, wrong in pairs}) != 1:
-        raise BadPlan("Prompts are triples (tokens, right token, wrong token); all of them have a wrong token, or none has.")
-
-    def batch(ids: Sequence[int], right: int, wrong: int | None) -> dict[str, Tensor]:
-        ahead = [IGNORED] * (len(ids) - 1)
-        made = {"input_ids": [list(ids)], "attention_mask": [[1] * len(ids)], "labels": [[*ahead, right]]}
-        made |= {} if wrong is None else {"wrong": [[*ahead, wrong]]}
-        return {key: torch.tensor(value) for key, value in made.items()}
-
-    def goal(model: nn.Module, batch: Any) -> LogitsAndTargets:
-        logits = logits_of(model, {key: batch[key] for key in ("input_ids", "attention_mask")})
-        return LogitsAndTargets(logits, batch["labels"].to(logits.device))
-
-    by_length: dict[int, list[int]] = {}
-    for number, (ids, _, _) in enumerate(pairs):
-        by_length.setdefault(len(ids), []).append(number)
-    batches = []
-    for numbers in by_length.values():
-        rows = [batch(*pairs[number]) for number in numbers]
-        batches.append({key: torch.cat([row[key] for row in rows]) for key in rows[0]})
-    task = custom_task(batches, loss=lambda model, batch: summed_losses(*goal(model, batch)), name=name, batch_size=batch_size)
-    return replace(task, goal=goal, kind="prompts")
 
 
 def _names(anatomy: Anatomy, units: str) -> list[str]:
@@ -187,7 +143,9 @@ def _batch(
     names = _names(anatomy, units)
     zero = torch.zeros(len(right), dtype=torch.float64)
     table = torch.stack([by_name.get(name, zero) for name in names], 1)
-    per_example = torch.zeros(len(numbers), len(names), dtype=torch.float64).index_add_(0, owner, table) / counts[:, None]
+    per_example = (
+        torch.zeros(len(numbers), len(names), dtype=torch.float64).index_add_(0, owner, table) / counts[:, None]
+    )
     notes = [*stream.notes, *(["right - wrong"] if wrong is not None else [])]
     return {"values": per_example.numpy(), "totals": per_example.sum(1).numpy(), "notes": np.array(notes, dtype=str)}
 
@@ -205,8 +163,6 @@ def attributed(stream: Stream, right: Tensor, against: Tensor | str, units: str)
 
 def _units(addend: Addend, direction: Tensor, units: str) -> dict[str, Tensor]:
     """What the units of one site add, or the site as a whole."""
-    from .recording import writer_weight
-
     site = addend.site
     columns = addend.x * (addend.back(direction) @ writer_weight(site).double().cpu())  # (positions, columns)
     if (site.kind == "head") != (units == "heads"):

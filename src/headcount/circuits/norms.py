@@ -49,7 +49,9 @@ def frozen_norm(norm: nn.Module, x: Tensor, y: Tensor) -> FrozenNorm | None:
         inner = x - x.mean(-1, keepdim=True) if centred else x
         for weight in weights:
             direction = weight * inner
-            scale = (wanted * direction).sum(-1, keepdim=True) / (direction * direction).sum(-1, keepdim=True).clamp(min=1e-30)
+            scale = (wanted * direction).sum(-1, keepdim=True) / (direction * direction).sum(-1, keepdim=True).clamp(
+                min=1e-30
+            )
             if is_close(scale * direction, wanted):
                 return FrozenNorm(scale, weight, bias, centred)
     return None
@@ -58,7 +60,11 @@ def frozen_norm(norm: nn.Module, x: Tensor, y: Tensor) -> FrozenNorm | None:
 def is_close(got: Tensor, wanted: Tensor) -> bool:
     """Whether computed tensors are equal up to rounding of single precision, or of what the model computes in."""
     size = float(wanted.abs().max()) if wanted.numel() else 0.0
-    return got.shape == wanted.shape and bool((got - wanted).abs().max() <= 1e-3 * size + 1e-12) if wanted.numel() else True
+    return (
+        got.shape == wanted.shape and bool((got - wanted).abs().max() <= 1e-3 * size + 1e-12)
+        if wanted.numel()
+        else True
+    )
 
 
 def factor(got: Tensor, of: Tensor) -> float | None:

@@ -67,6 +67,12 @@ def recorded(
 
             stack.enter_context(watched(root, sites, see))
         run(root, batch)
+    if "head_outputs" in notes.kinds:
+        for name, given in notes.inputs.items():
+            site = anatomy[name]
+            assert isinstance(site, Site)
+            outputs = [head_outputs(site, x, site.positions(chosen["head"][name])) for x in given]
+            notes.seen["head_outputs", name] = outputs
     for name, runs in notes.parts.items():
         site = anatomy[name]
         assert isinstance(site, Site)
@@ -113,7 +119,9 @@ def head_outputs(site: Site, x: Tensor, positions: Sequence[int]) -> Tensor:
     """What heads write, (..., heads, length, hidden), from what their writer is given, (..., length, columns)."""
     weight = writer_weight(site).to(x.dtype)
     blocks = weight.unflatten(1, (len(site), site.width))[:, list(positions)]  # (hidden, heads, width)
-    given = x.unflatten(-1, (len(site), site.width))[..., list(positions), :].transpose(-3, -2)  # (..., heads, length, width)
+    given = x.unflatten(-1, (len(site), site.width))[..., list(positions), :].transpose(
+        -3, -2
+    )  # (..., heads, length, width)
     return given @ blocks.permute(1, 2, 0)
 
 
@@ -125,10 +133,8 @@ def _hooks(notes: _Notes, site: Site, indices: Sequence[int]) -> Iterable[Any]:
         x = writer_input(site, args, kwargs).detach()
         if site.kind == "neuron" and "neurons" in notes.kinds:
             notes.note("neurons", site.name, x[..., positions])
-        if site.kind == "head" and "head_outputs" in notes.kinds:
-            notes.note("head_outputs", site.name, head_outputs(site, x, positions))
-        if site.kind == "head" and notes.kinds & set(INSIDE):
-            notes.inputs.setdefault(site.name, []).append(x)
+        if site.kind == "head" and notes.kinds & {"head_outputs", *INSIDE}:
+            notes.inputs.setdefault(site.name, []).append(x.clone())  # multiplied later: here it would be watched
 
     def after(_: nn.Module, __: Any, output: Tensor) -> None:
         y = output.movedim(1, -1) if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else output
@@ -187,7 +193,9 @@ def _inside(notes: _Notes, site: Site, indices: Sequence[int], parts: AttentionP
     positions = site.positions(indices)
     if parts.values is None:
         if notes.kinds & set(INSIDE) != {"patterns"}:
-            raise Refused(f"{site.name} ({type(site.module).__name__}) hands out its patterns and nothing else of what it multiplies.")
+            raise Refused(
+                f"{site.name} ({type(site.module).__name__}) hands out its patterns and nothing else of what it multiplies."
+            )
         notes.note("patterns", site.name, parts.patterns[:, positions])
         return
     inputs = notes.inputs.get(site.name, [])
@@ -206,7 +214,9 @@ def _inside(notes: _Notes, site: Site, indices: Sequence[int], parts: AttentionP
 def _value_weighted(site: Site, parts: AttentionParts, weighted: Tensor, x: Tensor | None) -> Tensor:
     """Patterns times the norm of what a head would write from each key alone: (batch, heads, queries, keys)."""
     if x is None:
-        raise Refused(f"{site.name} never calls its output projection, so what is written of each value cannot be seen.")
+        raise Refused(
+            f"{site.name} never calls its output projection, so what is written of each value cannot be seen."
+        )
     orders = (weighted, weighted.transpose(0, 1))  # some have the time first
     close = 1e-3 * float(x.abs().max())
     if not any(torch.allclose(w.reshape(-1), x.reshape(-1), rtol=1e-3, atol=close) for w in orders):
@@ -241,5 +251,3 @@ def stream_of(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
     """The residual stream among the arguments of a layer."""
     given = args if args else (kwargs.get("hidden_states", next(iter(kwargs.values()), None)),)
     return next(tensors(given))
-
-

@@ -147,11 +147,15 @@ def read_stream(root: nn.Module, anatomy: Anatomy, trace: Trace, logits: Tensor,
         x, y = trace.norms[norm][-1]
         frozen = frozen_norm(norm, rows(x), rows(y))
         if frozen is None:
-            raise Refused(f"The final norm ({type(norm).__name__}) is neither a LayerNorm nor an RMSNorm, so logits cannot be split.")
+            raise Refused(
+                f"The final norm ({type(norm).__name__}) is neither a LayerNorm nor an RMSNorm, so logits cannot be split."
+            )
         notes.append(f"through the final norm ({type(norm).__name__}) with its scale frozen")
     bias = getattr(unembedding, "bias", None)
     weight = unembedding.weight.detach().double().cpu()  # type: ignore[operator, union-attr]
-    ending = Ending(frozen, scale * multiplier, weight, None if bias is None else multiplier * bias.detach().double().cpu())
+    ending = Ending(
+        frozen, scale * multiplier, weight, None if bias is None else multiplier * bias.detach().double().cpu()
+    )
     addends: list[Addend] = []
     rests: dict[str, Tensor] = {}
     for unit, block in zip(stack.units, stack.blocks, strict=True):
@@ -166,7 +170,9 @@ def read_stream(root: nn.Module, anatomy: Anatomy, trace: Trace, logits: Tensor,
 def _end_of(root: nn.Module, anatomy: Anatomy, trace: Trace) -> tuple[Stack, nn.Module | None, float]:
     """The stack whose end logits are read from, the norm between (or None), and the factor behind that."""
     if len(trace.unembedding) != 1:
-        raise Refused(f"The unembedding of {type(root).__name__} ran {len(trace.unembedding)} times in a pass, and should run once.")
+        raise Refused(
+            f"The unembedding of {type(root).__name__} ran {len(trace.unembedding)} times in a pass, and should run once."
+        )
     given = trace.unembedding[0][0].double()
     for stack in anatomy.stacks:
         seen = trace.layers[str(stack.units[-1])] if len(stack) else []
@@ -206,7 +212,9 @@ def _layer(
 ) -> tuple[list[Addend], Tensor | None, list[str]]:
     """What the sites of a layer add to the stream, what else it adds (or None), and notes on how."""
     if len(trace.layers[name]) != 1:
-        raise Refused(f"{name} runs {len(trace.layers[name])} times in a pass, so what each of its units adds cannot be told.")
+        raise Refused(
+            f"{name} runs {len(trace.layers[name])} times in a pass, so what each of its units adds cannot be told."
+        )
     before, after = map(rows, trace.layers[name][0])
     inside = {id(module) for module in block.modules()}
     sites = [site for site in anatomy.sites if id(site.writer) in inside and len(site)]
@@ -259,9 +267,7 @@ def _normed(written: Mapping[str, tuple[Addend, Tensor]]) -> list[str]:
     return [{"head": "each attention", "neuron": "each MLP"}[kind] for kind in sorted(kinds)]
 
 
-def _written(
-    site: Site, trace: Trace, norms: Norms, rows: Rows
-) -> tuple[Addend, Tensor] | None:
+def _written(site: Site, trace: Trace, norms: Norms, rows: Rows) -> tuple[Addend, Tensor] | None:
     """What a site writes, through a norm that is given exactly that; None where it does not run once on all positions."""
     calls = trace.writers[site.name]
     if len(calls) != 1 or calls[0][0].dim() != 3 or calls[0][1].dim() != 3:
@@ -273,5 +279,3 @@ def _written(
                 frozen = frozen_norm(norm, rows(given), rows(gave))
                 return None if frozen is None else (Addend(site, rows(x), frozen, 1.0), rows(gave))
     return Addend(site, rows(x), None, 1.0), rows(y)
-
-

@@ -21,6 +21,7 @@ from .. import __version__
 from ..errors import HeadcountError
 from ..formatting import counted, short_count
 from . import bench, export, lottery, measure, prune, report, reproduce, roles
+from .circuits import attribute, circuits
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
@@ -48,6 +49,8 @@ app = typer.Typer(
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
+    "    headcount attribute my-model --data prompts.tsv --right right --wrong wrong   # what each head adds to a logit\n\n"
+    "    headcount circuits my-model                        # which heads copy, and how heads compose, by the weights\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
@@ -265,6 +268,8 @@ app.command()(arranged(with_data(train.train)))
 app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
+app.command()(with_data(attribute.attribute))
+app.command()(with_data(circuits.circuits))
 app.command()(arranged(with_data(measure.curve)))
 for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer):
     app.command()(with_data(command))

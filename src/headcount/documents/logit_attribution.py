@@ -1,4 +1,4 @@
-"""attribution.json: what each component of a model adds by itself to the logits of given tokens. No torch."""
+"""logit-attribution.json: what each component of a model adds by itself to the logits of given tokens. No torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Component:
 class AttributionDocument(JsonDocument):
     """What `attribute` found: components in the order of the model; those that are no units have no corrected p."""
 
-    NAME: ClassVar[str] = "attribution"
+    NAME: ClassVar[str] = "logit-attribution"
 
     logits: str
     total: float
@@ -74,22 +74,25 @@ class Attribution:
             raise BadPlan(f"{component!s:.60} is no component; there are {', '.join(self.components[:4])}, ...")
         return np.asarray(self.values[:, self.components.index(str(component))])
 
-    def comparisons(
-        self, test: str = "randomization", *, resamples: int = 1000, seed: int = 12345
-    ) -> dict[str, Comparison]:
-        """For each component its mean with an interval, tested against adding nothing; units are corrected for their number."""
+    def comparisons(self, test: str = "t", *, resamples: int = 1000, seed: int = 12345) -> dict[str, Comparison]:
+        """For each component its mean with an interval, tested against adding nothing; units are corrected for their number.
+
+        The test is the t-test: with hundreds of units, a randomization test of a thousand draws could not show anything.
+        """
         others = [name for name in self.components if name not in self.units]
         return {**self._tested(self.units, test, resamples, seed), **self._tested(others, test, resamples, seed)}
 
-    def _tested(self, names: tuple[str, ...] | list[str], test: str, resamples: int, seed: int) -> dict[str, Comparison]:
+    def _tested(
+        self, names: tuple[str, ...] | list[str], test: str, resamples: int, seed: int
+    ) -> dict[str, Comparison]:
         mean = metric("mean", higher_is_better=True)
         nothing = Result(mean, np.zeros((len(self.totals), 1)), self.signature, self.clusters)
         rows = np.stack([self[name] for name in names])[:, :, None] if names else np.empty((0, len(self.totals), 1))
         compared = compare_all(nothing, rows, test=test, resamples=resamples, seed=seed)
         return dict(zip(names, compared, strict=True))
 
-    def document(self, test: str = "randomization", *, resamples: int = 1000, seed: int = 12345) -> AttributionDocument:
-        """attribution.json: means, intervals and tests."""
+    def document(self, test: str = "t", *, resamples: int = 1000, seed: int = 12345) -> AttributionDocument:
+        """logit-attribution.json: means, intervals and tests."""
         found = self.comparisons(test, resamples=resamples, seed=seed)
         listed = [Component(component=name, comparison=found[name]) for name in self.components]
         return AttributionDocument(
@@ -114,6 +117,8 @@ class Attribution:
 
     def _repr_html_(self) -> str:
         means = self.means
-        rows = [(name, signed(means[name], 3)) for name in sorted(self.components, key=lambda name: -abs(means[name]))[:20]]
+        rows = [
+            (name, signed(means[name], 3)) for name in sorted(self.components, key=lambda name: -abs(means[name]))[:20]
+        ]
         title = f"{self.difference}: {float(self.totals.mean()):+.3f}, n = {len(self.totals)}"
         return notebook.block(notebook.line(title, bold=True), notebook.table(["component", "adds"], rows))
