@@ -39,7 +39,7 @@ def test_components_add_up_to_the_difference_of_the_logits(name: str) -> None:
     assert any("frozen" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("name", sorted(NOT_SPLIT) + ["bert", "roberta-prelayernorm"])
+@pytest.mark.parametrize("name", [*sorted(NOT_SPLIT), "bert", "roberta-prelayernorm"])
 def test_what_does_not_add_up_is_refused(name: str) -> None:
     model, _ = zoo.build(name)
     with says(hc.errors.Refused):

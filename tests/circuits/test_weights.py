@@ -13,7 +13,7 @@ from torch import nn
 
 import headcount as hc
 from headcount.circuits import composition_scores, token_circuits
-from headcount.circuits.token_circuits import top_pairs
+from headcount.circuits.ov_qk import top_pairs
 
 LLAMAS = ["llama", "gpt2"]
 
@@ -96,7 +96,7 @@ def test_the_baseline_of_copying_is_of_shuffled_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_qk_circuits_are_those_of_the_whole_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = import_module("headcount.circuits.token_circuits")
+    blocks = import_module("headcount.circuits.ov_qk")
     monkeypatch.setattr(blocks, "BLOCK", 200)  # three rows at a time
     model, _ = zoo.build(name, torch.float64)
     whole = Whole(name, model, 1)
@@ -219,7 +219,7 @@ def test_pictures_compose_when_a_batch_is_given() -> None:
 
 
 def test_top_pairs_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = import_module("headcount.circuits.token_circuits")
+    blocks = import_module("headcount.circuits.ov_qk")
     numbers = torch.Generator().manual_seed(0)
     queries, keys = (torch.randn(31, 4, generator=numbers, dtype=torch.float64) for _ in range(2))
     whole = top_pairs(queries, keys, 6)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .activations import ByUnit, Cache, cached
     from .composition import composition_scores
     from .logit_attribution import direct_logit_attribution
+    from .ov_qk import token_circuits
     from .prompts import prompt_pairs, read_prompts
-    from .token_circuits import token_circuits
 
 __all__ = [
     "Attribution",
@@ -44,6 +44,6 @@ __getattr__ = lazy_attributes(
         "HeadCircuits": "..documents.circuits",
         "TokenCircuits": "..documents.circuits",
         "composition_scores": ".composition",
-        "token_circuits": ".token_circuits",
+        "token_circuits": ".ov_qk",
     },
 )

@@ -20,12 +20,12 @@ from ..model.equivalence import evaluating
 from ..model.matrices import matrix
 from .norms import FrozenNorm, frozen_norm, is_norm
 from .recording import projection, run, stream_of, writer_weight
-from .stream import Trace, tracing
+from .stream import Trace, Tracing
 
 
 @dataclass(frozen=True, eq=False)
 class HeadMatrices:
-    """Of one attention, by head: queries, keys, values (heads, width, hidden), outputs (heads, hidden, width); norms folded in."""
+    """Of one attention, by head: queries, keys, values (heads, width, hidden), outputs (heads, hidden, width), with norms."""
 
     site: Site
     queries: Tensor
@@ -46,7 +46,7 @@ class Probe:
 def probe(root: nn.Module, anatomy: Anatomy, batch: Any) -> Probe:
     """The pass; of the batch only the norms' places matter."""
     given: dict[str, Tensor] = {}
-    with evaluating(root), torch.no_grad(), tracing(root, anatomy, False) as traced:
+    with evaluating(root), torch.no_grad(), Tracing(root, anatomy, False) as traced:
         for site in anatomy.heads:
 
             def before(_: nn.Module, args: Any, kwargs: Any, name: str = site.name) -> None:
@@ -58,7 +58,7 @@ def probe(root: nn.Module, anatomy: Anatomy, batch: Any) -> Probe:
 
 
 def head_matrices(site: Site, seen: Probe, matching: bool = True) -> HeadMatrices:
-    """The matrices of all heads of an attention; `Refused` where it has no such matrices. Queries and keys only with `matching`."""
+    """The matrices of all heads of an attention, queries and keys only with `matching`; `Refused` where there are none."""
     norm = _norm_in_front(site, seen)
     folded = None if norm is None else norm[1]
     elsewhere = site.attention == "cross"  # keys and values read another stream
@@ -80,8 +80,8 @@ def _matching(site: Site, folded: FrozenNorm | None) -> tuple[Tensor, Tensor]:
     keys = _folded(_rows(site, 1), None if site.attention == "cross" else folded)
     if queries.shape != keys.shape:
         raise Refused(
-            f"The queries of {site.name} have {queries.shape[1]} rows for each head and its keys {keys.shape[1]}: something besides "
-            "queries is made by that matrix, such as gates, so its circuits cannot be read off the weights."
+            f"The queries of {site.name} have {queries.shape[1]} rows for each head and its keys {keys.shape[1]}: something "
+            "besides queries is made by that matrix, such as gates, so its circuits cannot be read off the weights."
         )
     scales = [_own_norm(site, names) for names in ("q|query", "k|key")]
     queries, keys = (m if w is None else m * w[:, None] for m, w in zip((queries, keys), scales, strict=True))
@@ -89,7 +89,7 @@ def _matching(site: Site, folded: FrozenNorm | None) -> tuple[Tensor, Tensor]:
 
 
 def projected(site: Site, which: int, x: Tensor, position: int) -> Tensor:
-    """Queries (0) or keys (1) of one head for vectors (tokens, hidden), biases and norms included, not rotated: (tokens, width)."""
+    """Queries (0) or keys (1) of one head for vectors (tokens, hidden), with biases and norms, not rotated: (tokens, width)."""
     bias = _biases(site, which)
     made = x @ _rows(site, which)[position].T.to(x)
     made = made if bias is None else made + bias[position].to(x)
@@ -166,8 +166,8 @@ def _norm_module(site: Site, names: str) -> nn.Module | None:
             if weight is not None and weight.shape == (_rows(site, 0).shape[1],):
                 return module
             raise Refused(
-                f"{site.name}.{path} normalises queries or keys of all heads together, so the circuit of one head cannot be read off "
-                "the weights."
+                f"{site.name}.{path} normalises queries or keys of all heads together, so the circuit of one head cannot be read "
+                "off the weights."
             )
     return None
 

@@ -26,7 +26,7 @@ from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
 from ..progress import Bar
 from .recording import writer_weight
-from .stream import Addend, Stream, read_stream, tracing
+from .stream import Addend, Stream, Tracing, read_stream
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -126,7 +126,7 @@ def _batch(
     """Values (examples, components) and totals (examples,) of a batch."""
     batch = to_device(task.collate(numbers), device_of(root))
     assert task.goal is not None
-    with tracing(root, anatomy) as traced:
+    with Tracing(root, anatomy) as traced:
         logits, targets = task.goal(root, fresh(batch))
     if targets.is_floating_point() or logits.dim() != 3:
         raise Refused(f"{task.name} ({task.kind}) asks for no tokens, so there are no logits of tokens to attribute.")
@@ -182,6 +182,6 @@ def _check(total: Any, said: Tensor, right: Tensor, against: Tensor | str) -> No
     off = float((total - logit).abs().max())
     if not off <= EXACT * max(1.0, float(said.abs().max())):
         raise Refused(
-            f"What the parts of this model add does not come to its logits (off by {off:.3g}): something else happens to its residual "
-            "stream, so they cannot be split; use a wider dtype if the model computes in half precision."
+            f"What the parts of this model add does not come to its logits (off by {off:.3g}): something else happens to its "
+            "residual stream, so they cannot be split; use a wider dtype if the model computes in half precision."
         )

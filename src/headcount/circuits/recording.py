@@ -221,8 +221,8 @@ def _value_weighted(site: Site, parts: AttentionParts, weighted: Tensor, x: Tens
     close = 1e-3 * float(x.abs().max())
     if not any(torch.allclose(w.reshape(-1), x.reshape(-1), rtol=1e-3, atol=close) for w in orders):
         raise Refused(
-            f"Between the weighted values of {site.name} and its output matrix stands something else, such as a gate or a norm, so "
-            "the weight of a value in what is written cannot be told."
+            f"Between the weighted values of {site.name} and its output matrix stands something else, such as a gate or a norm, "
+            "so the weight of a value in what is written cannot be told."
         )
     blocks = writer_weight(site).to(parts.values.dtype).unflatten(1, (len(site), site.width))  # (hidden, heads, width)
     gram = torch.einsum("ohv,ohw->hvw", blocks, blocks)

@@ -37,7 +37,7 @@ class Trace:
     unembedding: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
-class tracing(ExitStack):
+class Tracing(ExitStack):
     """Within the block, what writers, layers, norms and the unembedding are given and give is kept in `trace`."""
 
     def __init__(self, root: nn.Module, anatomy: Anatomy, unembeds: bool = True) -> None:
@@ -186,9 +186,9 @@ def _end_of(root: nn.Module, anatomy: Anatomy, trace: Trace) -> tuple[Stack, nn.
                 if x.shape == last.shape and torch.equal(x, last) and (c := factor(given, y.double())) is not None:
                     return stack, norm, c
     raise Refused(
-        f"Between the last layer of {type(root).__name__} and its unembedding stands something else than one norm (a projection, or "
-        "another layer), so what each unit adds to a logit cannot be told; models with norms behind their additions, such as BERT, "
-        "are of that kind."
+        f"Between the last layer of {type(root).__name__} and its unembedding stands something else than one norm (a projection, "
+        "or another layer), so what each unit adds to a logit cannot be told; models with norms behind their additions, such as "
+        "BERT, are of that kind."
     )
 
 
@@ -202,8 +202,8 @@ def _logits(root: nn.Module, trace: Trace, logits: Tensor) -> tuple[float, list[
     if cap and own.shape == logits.shape and is_close(cap * torch.tanh(own64 / cap), logits64):
         return 1.0, [f"logits before their soft cap of {cap:g}, which is not linear"]
     raise Refused(
-        f"The logits of {type(root).__name__} are not what its unembedding gives, nor a multiple of that, so what each unit adds to "
-        "them cannot be told."
+        f"The logits of {type(root).__name__} are not what its unembedding gives, nor a multiple of that, so what each unit adds "
+        "to them cannot be told."
     )
 
 
@@ -230,8 +230,8 @@ def _layer(
     found = _around_the_unknown(written, before, after, norms, rows)
     if found is None or _is_normed(after, norms, rows):
         raise Refused(
-            f"What the attention and the MLP of {name} write does not add up to what the layer adds to the residual stream, as with "
-            "norms behind the addition (post-norm), so what each unit adds to a logit cannot be told."
+            f"What the attention and the MLP of {name} write does not add up to what the layer adds to the residual stream, as "
+            "with norms behind the addition (post-norm), so what each unit adds to a logit cannot be told."
         )
     return [*found[0]], found[1], notes
 

@@ -47,7 +47,7 @@ class Attribution:
     """Direct logit attribution: what every component adds to the logits of every example's tokens; rows add up to `totals`.
 
     Components are units ("3:7", "3.mlp"), "embeddings", "biases" of all kinds, and "layers:3 rest" for what a layer writes
-    besides, such as routed experts. `difference` says which logits: "right - wrong", "right - mean" (over the vocabulary), "right".
+    besides, such as routed experts. `difference` says which logits: "right - wrong", "right - mean" (of the vocabulary), "right".
     """
 
     components: tuple[str, ...]

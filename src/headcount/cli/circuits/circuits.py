@@ -51,8 +51,8 @@ def circuits(
     """
     quieten()
     from ...circuits.composition import composition_scores
-    from ...circuits.token_circuits import said, token_circuits
-    from ...documents.circuits import CircuitsDocument, TokenCircuits
+    from ...circuits.ov_qk import said, token_circuits
+    from ...documents.circuits import CircuitsDocument, Composition, TokenCircuits
 
     subject = load_model(model, flags)
     texts, ids = _tokens(model, subject, tokens)
@@ -75,7 +75,7 @@ def circuits(
             if not composition or ids:
                 raise
             notes.append(str(error))
-        compositions = ()
+        compositions: tuple[Composition, ...] = ()
         if composition:
             try:
                 compositions = composition_scores(subject, chosen, draws=draws, **shared)

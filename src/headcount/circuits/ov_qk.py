@@ -1,4 +1,4 @@
-"""OV and QK circuits on tokens (Elhage et al. 2021): what a head writes for each token it looks at, and what it looks at, by weights.
+"""OV and QK circuits on tokens (Elhage et al. 2021): what a head writes for each token, and what it looks at, by the weights.
 
 The full OV circuit is W_U W_O W_V norm(W_E): a matrix of vocabulary by vocabulary, which is never made. Its eigenvalues are those
 of a matrix of a head's width, and its largest entries are found block by block.
@@ -95,8 +95,8 @@ def token_circuits(
     outside = [site for site in sites if site.attention == "cross" or (decodes and site.attention != "decoder")]
     if outside and units is not None:
         raise Refused(
-            f"{outside[0].name} reads or writes the encoder's stream, which no logits are read from: its circuits are not on tokens; "
-            "name heads of the decoder's self-attention."
+            f"{outside[0].name} reads or writes the encoder's stream, which no logits are read from: its circuits are not on "
+            "tokens; name heads of the decoder's self-attention."
         )
     sites = [site for site in sites if site not in outside]
     seen = probe(root, anatomy, small_batch(root) if batch is None else batch)
