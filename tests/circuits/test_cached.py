@@ -231,3 +231,18 @@ def test_tuples_and_tensors_are_batches_too_and_the_model_is_as_it_was() -> None
     two = hc.cached(model, (inputs["input_ids"],), "residual_after")["residual_after"]["layers:1"]
     assert before.changed() == []
     assert close(one, two)
+
+
+def test_another_fused_kernel_is_switched_for_the_pass_and_back() -> None:
+    model, inputs = zoo.build("llama")
+    want = hc.cached(model, inputs, "patterns")["patterns"]["1"]
+    model.set_attn_implementation("flex_attention")
+    assert close(hc.cached(model, inputs, "patterns")["patterns"]["1"], want)
+    assert model.config._attn_implementation == "flex_attention"
+
+
+def test_patterns_that_an_attention_hands_out_are_had_where_nothing_else_can_be_seen() -> None:
+    model, inputs = zoo.build("wavlm")
+    assert close(hc.cached(model, inputs, "patterns")["patterns"]["1"], handed_out(model, inputs)["1"])
+    with says(hc.errors.Refused, about="nothing else"):
+        hc.cached(model, inputs, "queries")

@@ -74,14 +74,14 @@ def test_heads_and_neurons_are_what_plain_loops_say(name: str, unembedding: str)
                     cache["attention_outputs"][str(layer)][0, -1],
                 )
                 written = written * (1 + behind.weight.detach()) / (whole.square().mean() + behind.eps).sqrt()
-            assert heads[f"{layer}:{head}"][0] == pytest.approx(adds(written), abs=1e-6)
+            assert heads[f"{layer}:{head}"][0] == pytest.approx(adds(written), abs=1e-4)
         if name != "gemma2":
             own = hc.find(model)[f"{layer}.mlp"].writer.weight.detach()
             column = own[5] if name == "gpt2" else own[:, 5]
             want = adds(cache["neurons"][f"{layer}.mlp:5"][0, -1] * column)
-            assert neurons[f"{layer}.mlp:5"][0] == pytest.approx(want, abs=1e-6)
+            assert neurons[f"{layer}.mlp:5"][0] == pytest.approx(want, abs=1e-4)
     total = sum(heads[f"0:{head}"][0] for head in range(len(hc.find(model)["0"])))
-    assert neurons["0"][0] == pytest.approx(total, abs=1e-6)
+    assert neurons["0"][0] == pytest.approx(total, abs=1e-4)
 
 
 def test_a_text_is_attributed_at_each_of_its_tokens_and_an_encoder_decoder_by_its_targets() -> None:

@@ -10,8 +10,8 @@ from helpers import zoo
 from helpers.small_models import WORDS, ran, ran_json, word_tokenizer
 
 import headcount as hc
-from headcount.documents.circuits import CircuitsDocument
-from headcount.documents.logit_attribution import AttributionDocument
+from headcount.documents.circuits.logit_attribution import AttributionDocument
+from headcount.documents.circuits.weights import CircuitsDocument
 
 
 @pytest.fixture(scope="module")

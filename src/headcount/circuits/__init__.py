@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from ..documents.circuits import Composition, HeadCircuits, TokenCircuits
-    from ..documents.logit_attribution import Attribution
+    from ..documents.circuits.logit_attribution import Attribution
+    from ..documents.circuits.weights import Composition, HeadCircuits, TokenCircuits
     from .activations import ByUnit, Cache, cached
     from .composition import composition_scores
     from .logit_attribution import direct_logit_attribution
@@ -36,13 +36,13 @@ __getattr__ = lazy_attributes(
         "ByUnit": ".activations",
         "Cache": ".activations",
         "cached": ".activations",
-        "Attribution": "..documents.logit_attribution",
+        "Attribution": "..documents.circuits.logit_attribution",
         "direct_logit_attribution": ".logit_attribution",
         "prompt_pairs": ".prompts",
         "read_prompts": ".prompts",
-        "Composition": "..documents.circuits",
-        "HeadCircuits": "..documents.circuits",
-        "TokenCircuits": "..documents.circuits",
+        "Composition": "..documents.circuits.weights",
+        "HeadCircuits": "..documents.circuits.weights",
+        "TokenCircuits": "..documents.circuits.weights",
         "composition_scores": ".composition",
         "token_circuits": ".ov_qk",
     },

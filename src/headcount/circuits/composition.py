@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..documents.circuits import KINDS, Composition
+from ..documents.circuits.weights import KINDS, Composition
 from ..errors import BadPlan
 from ..model.anatomy import Anatomy, Site, Units
 from ..model.architectures import ModuleSpec

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import runs
 from ..data.encoding import IGNORED
-from ..documents.logit_attribution import AGAINST, BIASES, EMBEDDINGS, REST, Attribution
+from ..documents.circuits.logit_attribution import AGAINST, BIASES, EMBEDDINGS, REST, Attribution
 from ..errors import BadPlan, Refused
 from ..evaluation.evaluator import device_of, fresh, signature, to_device
 from ..importance.attention import halved

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import runs
-from ..documents.circuits import Copying, HeadCircuits, Scored, TokenCircuits, TokenPair, TokenWrites
+from ..documents.circuits.weights import Copying, HeadCircuits, Scored, TokenCircuits, TokenPair, TokenWrites
 from ..errors import BadPlan, Refused
 from ..model.anatomy import Site, Units
 from ..model.architectures import ModuleSpec

@@ -52,7 +52,7 @@ def circuits(
     quieten()
     from ...circuits.composition import composition_scores
     from ...circuits.ov_qk import said, token_circuits
-    from ...documents.circuits import CircuitsDocument, Composition, TokenCircuits
+    from ...documents.circuits.weights import CircuitsDocument, Composition, TokenCircuits
 
     subject = load_model(model, flags)
     texts, ids = _tokens(model, subject, tokens)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...formatting import signed
+from ...formatting import probability, signed
 from ..tables import columns_text
 
 if TYPE_CHECKING:
-    from ...documents.circuits import CircuitsDocument, HeadCircuits, Scored
-    from ...documents.logit_attribution import AttributionDocument, Component
+    from ...documents.circuits.logit_attribution import AttributionDocument, Component
+    from ...documents.circuits.weights import CircuitsDocument, HeadCircuits, Scored
 
 MOST = 20  # components in the table
 
@@ -37,7 +37,7 @@ def attribution_text(document: AttributionDocument) -> str:
 
 def _row(one: Component) -> tuple[str, ...]:
     c = one.comparison
-    p = "" if one.comparison.p_holm is None else f"{c.p_holm:.3f}"
+    p = "" if c.p_holm is None else probability(c.p_holm)
     return one.component, signed(c.difference, 3), f"[{signed(c.low, 3)}, {signed(c.high, 3)}]", p
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from .reading import JsonDocument
+from ..reading import JsonDocument
 
 KINDS = ("Q", "K", "V")
 

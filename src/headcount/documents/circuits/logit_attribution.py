@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from .. import notebook
-from ..errors import BadPlan
-from ..formatting import signed
-from ..stats.metrics import metric
-from ..stats.results import Comparison, Result, compare_all
-from .reading import FLAT, JsonDocument
+from ... import notebook
+from ...errors import BadPlan
+from ...formatting import signed
+from ...stats.metrics import metric
+from ...stats.results import Comparison, Result, compare_all
+from ..reading import FLAT, JsonDocument
 
 EMBEDDINGS, BIASES, REST = "embeddings", "biases", "rest"
 AGAINST = ("mean", "nothing")
