@@ -32,6 +32,7 @@ BELOW = {
     "head_roles": "importance",
     "interventions": "evaluation",
     "circuit_discovery": "importance",
+    "circuits": "importance",
     "pruning": "importance exports reporting",
     "learned_gates": "pruning training",
     "lottery_ticket": "pruning training",

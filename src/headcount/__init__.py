@@ -27,6 +27,7 @@ _HOMES = {
     "HeadcountError": ".errors",
     "find": ".model.discovery",
     "masked": ".model.gates",
+    "cached": ".circuits.activations",
     "gated": ".model.gates",
     "cut": ".model.cutting.surgery",
     "removed": ".model.cutting.surgery",
@@ -51,6 +52,7 @@ _HOMES = {
 }
 _NAMESPACES = [
     "circuit_discovery",
+    "circuits",
     "data",
     "documents",
     "efficiency",
@@ -76,6 +78,7 @@ __all__ = [
     "Unit",
     "__version__",
     "ablate",
+    "cached",
     "circuit",
     "compare",
     "curve",
@@ -102,6 +105,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import circuit_discovery as circuit_discovery
+    from . import circuits as circuits
     from . import data as data
     from . import documents as documents
     from . import efficiency as efficiency
@@ -121,6 +125,7 @@ if TYPE_CHECKING:
     from . import stats as stats
     from . import training as training
     from .circuit_discovery.pipeline import circuit
+    from .circuits.activations import cached
     from .data.task_types import task
     from .data.tasks import custom_task
     from .documents.scores import plan

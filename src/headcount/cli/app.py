@@ -21,6 +21,7 @@ from .. import __version__
 from ..errors import HeadcountError
 from ..formatting import counted, short_count
 from . import bench, export, lottery, measure, prune, report, reproduce, roles
+from .circuits import attribute, weights
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
@@ -51,6 +52,8 @@ app = typer.Typer(
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
     "    headcount patch my-model --task contrast:ioi       # which activations carry the answer\n\n"
     "    headcount circuit my-model --task contrast:ioi     # which heads and MLPs are enough for it\n\n"
+    "    headcount attribute my-model --data prompts.tsv --right right --wrong wrong   # what each head adds to a logit\n\n"
+    "    headcount weights my-model                         # which heads copy, and how heads compose, by the weights\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
@@ -269,6 +272,8 @@ app.command()(arranged(with_data(train.train)))
 app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
+app.command()(with_data(attribute.attribute))
+app.command()(with_data(weights.weights))
 app.command()(arranged(with_data(measure.curve)))
 app.command()(arranged(with_data(circuit.circuit)))
 for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, patch.patch):
