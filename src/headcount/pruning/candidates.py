@@ -71,20 +71,20 @@ class Judge:
         self,
         plan: Plan,
         count: int = LAST,
-        scale: Mapping[str, Tensor] | None = None,
-        fill: Mapping[str, Tensor] | None = None,
+        changes: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> Result:
-        """What the model is worth on so many examples once the plan is cut, and the scale and the fill folded in."""
+        """What the model is worth on so many examples once the plan is cut, with all that the cut changes beside that."""
         task = self.examples(count)
 
         def compute() -> dict[str, Any]:
             smaller = self.model
             if plan:
                 smaller = copy.deepcopy(self.model)
-                cut(smaller, plan, scale=dict(scale or {}), fill=fill, specs=self.specs)
+                cut(smaller, plan, specs=self.specs, **(changes or {}))
             return {"rows": measure(smaller, task, [Plan()], name="candidates", specs=self.specs)[0]}
 
-        tuned = "-tuned" * bool(scale) + "-mean" * bool(fill)
+        words = {"scale": "-tuned", "fill": "-mean", "columns": "-refit", "bias": "-bias"}
+        tuned = "".join(word for name, word in words.items() if name in (changes or {}))
         rows = runs.piece(self.notes, f"candidate-{len(plan):05d}-{mark(plan)}-{task.size}{tuned}", compute)["rows"]
         return result_of(task, rows)
 

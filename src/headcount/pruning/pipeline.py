@@ -209,9 +209,9 @@ def save_pruned(
     cost = tuple(cut_effects(model, choice.plan, specs=rows))
     dtype = format_of(model)
     changed, facts = None, None
-    if choice.scale or choice.fill or recover is not None:  # other numbers than the source's: made and proved here
+    if choice.changes or recover is not None:  # other numbers than the source's: made and proved here
         changed = copy.deepcopy(model)
-        cut(changed, choice.plan, scale=choice.scale, fill=choice.fill, check=batch, specs=rows)
+        cut(changed, choice.plan, check=batch, specs=rows, **choice.changes)
     if changed is not None and recover is not None:
         as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
         facts = {"before": report.metric.value(as_cut), **recover(changed)}

@@ -33,7 +33,8 @@ from .candidates import Rule, Search, best_within
 from .compensation import ways_of
 from .curves import counts
 from .legal_plans import RuntimeRule, legal, must_be_legal, removing, rule_of
-from .plan_tests import PlanTester, PreparedPlan
+from .plan_tests import PlanTester, PreparedPlan, changes_of
+from .tuning.column_refit import ColumnRefit
 from .tuning.mask_tuning import MaskTuning
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Choice:
     note: str = ""  # why what stays was not tuned after all
     fill: Mapping[str, Tensor] = field(default_factory=dict)  # means that go into biases for what is gone, by site
     compensated: int | None = None  # the examples that these are over
+    refit: ColumnRefit | None = None  # columns that stay, fitted anew
     selected: Result | None = None  # the whole model on the examples that the guarantee was shown on
     dtype: torch.dtype | None = None  # the number format that it was tested for, where what stays was tuned
     tried: str = ""  # which promise on these examples it is, where it is not the only one
@@ -76,6 +78,21 @@ class Choice:
     def scale(self) -> Mapping[str, Tensor]:
         """Numbers for the units that stay, by site, to be folded into the weights; empty where nothing was tuned."""
         return {} if self.tuned is None else self.tuned.scale
+
+    @property
+    def columns(self) -> Mapping[str, Tensor]:
+        """Columns for the units that stay, by site: (rows of the writer, columns); empty where nothing was refitted."""
+        return {} if self.refit is None else self.refit.columns
+
+    @property
+    def bias(self) -> Mapping[str, Tensor]:
+        """What is added to the biases of writers, by site, because it was fitted with the columns."""
+        return {} if self.refit is None else self.refit.bias
+
+    @property
+    def changes(self) -> dict[str, Mapping[str, Tensor]]:
+        """What the cut changes beside taking units away: `hc.cut(model, choice.plan, **choice.changes)`."""
+        return changes_of(self.tuned, self.fill, self.refit)
 
     def __str__(self) -> str:
         kind, value = self.how
@@ -101,6 +118,7 @@ class Choice:
             candidates=self.candidates,
             brake=self.brake,
             compensated=self.compensated,
+            refitted=None if self.refit is None else self.refit.document(),
         )
 
 
@@ -199,9 +217,11 @@ def choose(
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
     and `Choice.scale` is folded into the weights by the cut. Both look at the examples of `score`, and are left out
-    where the model is worse with them on 512 of those (`Choice.note` says so). `compensate` is "lstsq", another name of that, or
-    "mean": what a removed unit writes on average over the examples of `score` goes into the bias of the matrix that it wrote
-    with (`Choice.fill`). What is tested is rounded to `dtype`, the
+    where the model is worse with them on 512 of those (`Choice.note` says so). With `compensate="mean"`, what a removed unit
+    writes on average over the examples of `score` goes into the bias of the matrix that it wrote with (`Choice.fill`). With
+    "lstsq" all columns that stay are fitted anew by least squares (`Choice.columns`), on three quarters of the examples of
+    `score`, and left out where the model is worse with them on the rest; with "mean,lstsq" they get a bias as well
+    (`Choice.bias`). What is tested is rounded to `dtype`, the
     number format of the checkpoint to come, which is else the model's own. `by` is `fisher`
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
@@ -209,14 +229,14 @@ def choose(
     sizes = {"remove": remove, "flops": flops, "params": params, "kv_cache": kv_cache, "memory": memory}
     sizes["speedup"] = speedup
     request, drop = size_of(plan, max_drop=max_drop, **sizes)
-    tune, mean = ways_of(compensate, tune)
+    ways = ways_of(compensate, tune)
     brake_setting(brake)
     score, select, left_out = _kept_apart(score, select)
     used = frozenset[bytes]().union(*(splits.marks(task) for task in (score, select) if task is not None))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
-    shop = PlanTester(model, score, select, tune, drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
+    shop = PlanTester(model, score, select, ways.tune, drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
-    shop = replace(shop, mean=mean)
+    shop = replace(shop, mean=ways.mean, lstsq=ways.lstsq)
     shop.check()
     if score is not None and length is None:
         length = usual_length(score)
@@ -370,7 +390,7 @@ def _braked(search: Search, choice: Choice) -> Choice:
     brake = None if judge is None else judge.brake(search.brake)
     if judge is None or brake is None:
         return choice
-    value = judge.result(choice.plan, scale=choice.scale, fill=choice.fill).value
+    value = judge.result(choice.plan, changes=choice.changes).value
     fell = brake.fall(value)
     if brake.holds(value):
         raise TooMuchLost(_ruined(choice, brake, value))
@@ -393,6 +413,7 @@ def _as_tried(choice: Choice, tried: PreparedPlan) -> Choice:
     """The choice of the plan as it will be cut; an order that it no longer follows is left out."""
     order = () if tried.exchanged else choice.order
     done: dict[str, Any] = {"tuned": tried.tuned, "exchanged": tried.exchanged, "note": tried.note, "fill": tried.fill}
+    done["refit"] = tried.refit
     return replace(choice, plan=tried.plan, order=order, **done)
 
 

@@ -163,5 +163,7 @@ def _plan_file(
     file: dict[str, Any] = choice.plan.to_json()
     file |= {"chosen_on": chosen_on} if chosen_on is not None else {}
     file |= {"tuned": True} if choice.tuned is not None else {}
-    file |= {"compensated": True} if choice.fill else {}
+    mean = choice.fill or (choice.refit is not None and choice.refit.intercept)
+    done = [word for word, found in (("mean", mean), ("lstsq", choice.refit is not None)) if found]
+    file |= {"compensated": ",".join(done)} if done else {}
     return {**file, "seen": to_note(union(seen_examples, {role: marks(tasks[role]) for role in roles}))}
