@@ -51,6 +51,7 @@ class Arm(NamedTuple):
     plans: str  # uniform, uniform-middle, global: as the authors; params: the budget of `prune`
     units: str = "heads,neurons"
     after: tuple[str, ...] = ("cut",)
+    planned_with: str | None = None  # what candidate plans are measured with: the means that will be put back
 
 
 ALL = ("cut", "mean", "tune", "lstsq", "mean+lstsq")
@@ -70,6 +71,7 @@ ARMS = {
     "taylor": Arm("taylor", "params", after=("cut", "mean", "tune")),
     "fisher": Arm("fisher", "params", after=(*ALL, "recover")),
     "best": Arm("", "params", after=(*ALL, "mean+lstsq-recover")),
+    "best-by-means": Arm("", "params", after=("mean", "mean+lstsq"), planned_with="mean"),
     # one kind of unit alone
     "neurons": Arm("fisher", "params", "neurons", after=("cut", "mean+lstsq")),
     "heads": Arm("fisher", "params", "heads"),
@@ -181,6 +183,7 @@ def do_arm(name: str, args: argparse.Namespace) -> None:
             remove, start = int(share / 100 * (total - embeddings)), time.perf_counter()
             if arm.plans == "params":
                 how = {"params": f"{100 * (1 - remove / total)}%", "by": arm.by or None, "multiple": 16, "length": 256}
+                how["compensate"] = arm.planned_with
                 try:
                     plan = hc.pruning.choose(
                         model, score=texts.scoring, units=arm.units, brake=None, **how, run=run

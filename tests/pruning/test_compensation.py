@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import headcount as hc
 from headcount.pruning import pipeline
-from headcount.pruning.compensation import Ways, unit_means, ways_of
+from headcount.pruning.tuning.compensation import Ways, unit_means, ways_of
 
 
 def by_hand(model: nn.Module, task: hc.data.Task, name: str) -> Tensor:

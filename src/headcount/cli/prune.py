@@ -30,7 +30,7 @@ from .training.options import Recovery
 if TYPE_CHECKING:
     from ..data.seen_examples import Seen
     from ..plans import Plan
-    from ..pruning.compensation import Ways
+    from ..pruning.tuning.compensation import Ways
 
 
 SIZES = ("remove", "flops", "params", "kv_cache", "memory", "speedup")
@@ -274,7 +274,7 @@ def prune(
     from ..errors import TooMuchLost
     from ..importance.criteria import NEED_NO_DATA
     from ..pruning import ledger, selection
-    from ..pruning.compensation import ways_of
+    from ..pruning.tuning.compensation import ways_of
     from ..stats.brake import brake_setting
     from ..stats.guarantee import check_promise
 

@@ -26,8 +26,8 @@ from ..model.discovery import unwrap
 from ..model.model_folders import may_be_written
 from ..stats.brake import DEFAULT_BRAKE
 from . import legal_plans, pipeline, selection
-from .compensation import ways_of
 from .pipeline import Pruned
+from .tuning.compensation import ways_of
 
 if TYPE_CHECKING:
     from ..runs import Run

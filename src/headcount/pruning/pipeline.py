@@ -57,8 +57,9 @@ from ..stats.constant_answer import entropy
 from ..stats.guarantee import cap_in_words, unit_of
 from ..stats.metrics import TOKENS
 from ..stats.results import Comparison, Result, compare
+from .choices import Choice
 from .plan_tests import defined, format_of, known_before, mark
-from .selection import Choice, usual_length
+from .selection import usual_length
 
 if TYPE_CHECKING:
     from ..data.tasks import Task

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,8 +34,8 @@ from ..progress import Bar
 from ..stats.guarantee import Guarantee, fixed_sequence_test, in_words, least_in_words, rehearsed_sequence, unit_of
 from ..stats.noninferiority import check_cap, noninferiority_test
 from ..stats.results import Result
-from .compensation import unit_means
 from .tuning.column_refit import Basis, ColumnRefit, observe, refit_columns
+from .tuning.compensation import unit_means
 from .tuning.mask_rearrangement import rearrange_mask
 from .tuning.mask_tuning import Calibration, MaskTuning, calibrate, tune_mask
 
@@ -111,8 +111,13 @@ class PlanTester:
         So many numbers fit the examples that they were fitted on in any case.
         """
         assert self.score is not None
-        shares = {"measure": 0.25, "score": 0.75}
-        parts = splits.share_out(self.score, shares, self.seed, salt="refit", most=JUDGED).tasks
+        share = partial(
+            splits.share_out, shares={"measure": 0.25, "score": 0.75}, seed=self.seed, salt="refit", most=JUDGED
+        )
+        try:
+            parts = share(self.score).tasks
+        except BadData:  # too few documents to keep them whole
+            parts = share(replace(self.score, clusters=None, cluster_names=())).tasks
         return parts["score"], parts["measure"]
 
     @cached_property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...data.seen_examples import Seen
     from ...data.tasks import Task
     from ...plans import Plan
-    from ...pruning.selection import Choice
+    from ...pruning.choices import Choice
 
 
 @dataclass(frozen=True)

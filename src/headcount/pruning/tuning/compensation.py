@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadPlan
-from ..hashing import fingerprint
-from ..importance.activations import activation_sums
-from ..model.anatomy import Anatomy, Site
-from ..model.cutting.layers import deleted_blocks
-from ..model.discovery import unwrap
-from ..plans import Plan
+from ...errors import BadPlan
+from ...hashing import fingerprint
+from ...importance.activations import activation_sums
+from ...model.anatomy import Anatomy, Site
+from ...model.cutting.layers import deleted_blocks
+from ...model.discovery import unwrap
+from ...plans import Plan
 
 if TYPE_CHECKING:
-    from ..data.tasks import Task
-    from ..runs import Run
+    from ...data.tasks import Task
+    from ...runs import Run
 
 WAYS = ("mean", "lstsq")
 
