@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import pytest
 import torch
 from conftest import Fingerprint, says
 from helpers import small_models, zoo
-from helpers.same import alike
+from helpers.processes import spawned
+from helpers.same import alike, close_weights, felt
 from helpers.small_models import loss_of, ran, ran_json, zoo_task
 from pruning.test_budget import speed_row
 from pruning.test_pipeline import _asked, _leftovers, _model, _task, place, quick  # noqa: F401 (fixtures)
@@ -152,6 +154,49 @@ def test_a_smaller_model_is_trained_once_more_and_both_numbers_are_told(place: P
     plain = _model(place)
     hc.cut(plain, hc.Plan.from_json(found["plan"]))
     assert not torch.equal(smaller.classifier.weight, plain.classifier.weight)
+
+
+def test_two_processes_recover_as_one(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """The first chooses, cuts, with biases that the matrices have or get, and writes; both train, on the same batches."""
+    words = (
+        "--remove",
+        2,
+        "--compensate",
+        "mean",
+        "--score-data",
+        place / "train.tsv",
+        "--no-report",
+        "--brake",
+        "off",
+    )
+    words += ("--recover", "3steps", "--recover-data", place / "train.tsv", "--recover-lr", 1e-2, "--device", "cpu")
+    one, two = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setattr(pipeline, "bench", lambda *_, **__: None)
+    want = _json(*_asked(place, one, *words))
+    script = str(Path(small_models.__file__).with_name("untimed.py"))
+    spawned([script, *map(str, _asked(place, two, *words))], 2)
+    assert _leftovers(two) == ["smaller"]
+    whole, alone, together = (hc.load(path, dtype=torch.float32) for path in (place / "classifier", *_both(one, two)))
+    assert hc.removed(alone) == hc.removed(together)
+    assert close_weights(felt(alone), felt(together), 2e-3)  # saved in float16
+    assert not close_weights({"w": whole.classifier.weight}, {"w": together.classifier.weight}, 1e-2)
+    said = json.loads((two / "run" / "prune.json").read_text())
+    assert alike(said["recovered"], want["recovered"], 1e-2)
+
+
+def _both(one: Path, two: Path) -> tuple[Path, Path]:
+    return one / "smaller", two / "smaller"
+
+
+def test_several_processes_have_nothing_to_do_without_a_training(
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = ran(*map(str, _asked(place, tmp_path, "--remove", 2)))
+    assert done.exit_code == 2
+    assert "start it without a launcher" in " ".join(done.stderr.replace("│", " ").split())
 
 
 def test_it_recovers_by_additions_of_low_rank_for_so_many_steps(place: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,9 +24,9 @@ from .options import (
 )
 from .pruning.front import FrontRequest, sets_from
 from .pruning.targets import Targets
-from .pruning.work import Work, carry_out
+from .pruning.work import Work, carry_out, train_along
 from .run_folder import question_of
-from .training.options import Recovery
+from .training.options import Recovery, is_main, own_device
 
 if TYPE_CHECKING:
     from ..data.seen_examples import Seen
@@ -290,6 +291,7 @@ def prune(
     _all_used(needs, data_flags)
     if not from_front:
         selection.size_of(plan, **how_much)
+    flags = replace(flags, device=own_device(flags))
     subject = load_model(model, flags)
     targets.check_whole(subject)
     wanted, chosen_on, seen_examples = _read_plan(plan, ways) if plan is not None else (None, None, {})
@@ -371,9 +373,10 @@ def prune(
         places_of_exports=places_of_exports,
         budget_minutes=budget_minutes,
     )
+    act = carry_out if is_main() else train_along  # the first process chooses, measures and writes
     try:
         with computing_with(threads), scoring:
-            carry_out(work)
+            act(work)
     except TooMuchLost as refusal:
         front.show_instead(str(refusal), sets, places)
 

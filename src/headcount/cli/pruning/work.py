@@ -53,6 +53,16 @@ class Work:
     budget_minutes: float | None = None
 
 
+def train_along(work: Work) -> None:
+    """What the other processes do that a launcher started: train what the first one has cut."""
+    from ...training.followers import handed_out
+
+    rows = specs_of(work.flags.spec)
+    train = work.recovery.trainer(work.lesson, work.model, work.flags, None)
+    assert train is not None
+    train(handed_out(work.model, rows))
+
+
 def carry_out(work: Work) -> None:
     """Choose, cut, save and measure; or with a dry run, choose and show."""
     from ...documents.prune import ExampleSet, PruneDocument

@@ -15,7 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, as shares of the mean diagonal; SparseGPT has one per cent
+STRENGTHS = (
+    1e-4,
+    1e-3,
+    1e-2,
+    1e-1,
+    1.0,
+    10.0,
+)  # of the ridge, as shares of the mean diagonal; SparseGPT has one per cent
 ROWS = 4096  # positions whose products are summed in float32 before they are added up in float64
 
 
