@@ -94,6 +94,13 @@ def score(
         ),
     ] = "heads",
     checkpointing: Checkpointing = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="For models larger than memory: read one layer at a time (wanda, flap, activation, block-influence).",
+        ),
+    ] = False,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
 
@@ -104,12 +111,14 @@ def score(
         headcount score my-model --data train.tsv --by ablation --run runs/ablation
 
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
+
+        headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
     from ..importance import criteria
 
-    subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA)
+    subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA, lazy=stream)
     tasks = {} if task is None else {"data": task}
-    options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units}
+    options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units, "stream": stream or None}
     with running("score", model, subject, flags, tasks, **options) as run:
         scores = criteria.score(
             subject,
@@ -387,11 +396,13 @@ def curve(
 # -- helpers -------------------------------------------------------------------------------------------------------------
 
 
-def _model_and_task(name: str, flags: CommonFlags, optional: bool = False) -> tuple[Any, Any]:
+def _model_and_task(
+    name: str, flags: CommonFlags, optional: bool = False, lazy: bool = False
+) -> tuple[Any, Any]:
     if not names_examples(flags) and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()
-    model = load_model(name, flags)
+    model = load_model(name, flags, lazy=lazy)
     return model, make_task(name, model, flags) if names_examples(flags) else None
 
 

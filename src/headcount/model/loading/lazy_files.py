@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from ...errors import BadCheckpoint
 from ...model_files import ModelFiles
-from .lazy_tensors import Lazy, is_lazy, lazy, real
+from .lazy_tensors import Lazy, is_lazy, lazy, real, wholes_kept
 from .quantised import quantisation
 
-ONCE = "load the model whole (without lazy, --stream and --shards), or on a larger machine save it with hc.save once"
+ONCE = "load it whole (without lazy, --stream or --shards), or save it as safetensors once, where there is memory for it"
 
 # as safetensors writes them: larger numbers first, then by name
 DTYPES = {
@@ -158,7 +158,7 @@ def written_one_by_one(model: nn.Module) -> Iterator[None]:
     if not is_lazy(model):
         yield
         return
-    with _replaced("safe_save_file", write_file):
+    with _replaced("safe_save_file", write_file), wholes_kept():
         yield
 
 

@@ -31,21 +31,27 @@ VIEWS = {
     _aten.transpose.int,
     _aten.t.default,
     _aten.unsqueeze.default,
+    _aten.squeeze.default,
     _aten.squeeze.dim,
+    _aten.squeeze.dims,
     _aten.slice.Tensor,
     _aten.select.int,
     _aten.split.Tensor,
     _aten.split_with_sizes.default,
     _aten.unbind.int,
 }
+PARTS = {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int}
+WHOLES = 2  # experts have two tensors, whose parts take turns
 COPIES = {
     _aten._to_copy.default,
     _aten.clone.default,
     _aten.index_select.default,
     _aten.cat.default,
     _aten.stack.default,
+    _aten.constant_pad_nd.default,
 }
 _addresses = itertools.count(1)
+_recent: dict[Recipe, Tensor] | None = None  # what parts were last taken of, while `wholes_kept` says so
 APART = 2**42  # bytes between the addresses that lazy tensors claim, so that no two of them seem to overlap
 
 
@@ -78,7 +84,7 @@ class _Memory:
         self._recipe = recipe
 
     def data_ptr(self) -> int:
-        return self._recipe.address
+        return self._recipe.address if self._recipe.whole else 0  # as of every tensor without numbers
 
     def nbytes(self) -> int:
         return self._recipe.whole
@@ -107,10 +113,9 @@ class Lazy(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What torch calls: results keep their own class, and another `.data` is another recipe."""
         with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
-        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
-            args[0].recipe = args[1].recipe
-        return result
+            if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+                return _give(args[0], args[1])
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,7 +140,7 @@ class Lazy(Tensor):
 
     def data_ptr(self) -> int:
         """Where it claims to lie."""
-        return self.recipe.address + self.storage_offset() * self.element_size()
+        return 0 if not self.numel() else self.recipe.address + self.storage_offset() * self.element_size()
 
     def numpy(self, **options: Any) -> Any:
         """The numbers."""
@@ -172,6 +177,17 @@ def real(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
+def wholes_kept() -> Iterator[None]:
+    """Within the block, the last tensors that parts were taken of stay in memory: the experts of a layer, written one by one."""
+    global _recent
+    before, _recent = _recent, dict[Recipe, Tensor]()
+    try:
+        yield
+    finally:
+        _recent = before
+
+
+@contextmanager
 def kept(weights: Iterable[Tensor]) -> Iterator[None]:
     """Within the block, those of these weights that are in files stay in memory once they have been read."""
     recipes = [weight.recipe for weight in weights if isinstance(weight, Lazy) and not weight.recipe.keep]
@@ -182,6 +198,16 @@ def kept(weights: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for recipe in recipes:
             recipe.keep, recipe.kept = False, None
+
+
+def _give(tensor: Tensor, data: Tensor) -> None:
+    """`tensor.data = data`, where one of them is lazy."""
+    if not isinstance(tensor, Lazy):
+        tensor.data = real(data)
+        return
+    if not isinstance(data, Lazy):
+        data = Lazy(_new_memory(lambda value=data: value, torch.empty_like(data, device="meta"), data.device))  # type: ignore[misc]
+    tensor.data, tensor.recipe = data, data.recipe
 
 
 def _real(value: Any) -> Any:
@@ -202,8 +228,10 @@ def _written_down(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     # recipes are held, and not the tensors: a parameter may be given another recipe later
     args, kwargs = tree_map(_recipe_of, (args, kwargs))
 
+    of = _whole_of if func in PARTS else _value_of
+
     def compute() -> Any:
-        return func(*tree_map(_value_of, args), **tree_map(_value_of, kwargs))
+        return func(*tree_map(of, args), **tree_map(of, kwargs))
 
     def result(shape: Tensor, pick: Callable[[], Tensor]) -> Lazy:
         if func in VIEWS:
@@ -229,3 +257,14 @@ def _recipe_of(value: Any) -> Any:
 
 def _value_of(value: Any) -> Any:
     return value.value() if isinstance(value, Recipe) else value
+
+
+def _whole_of(value: Any) -> Any:
+    """What a part is taken of, which the next part may be taken of as well."""
+    if _recent is None or not isinstance(value, Recipe) or value.like.numel() * value.like.element_size() != value.whole:
+        return _value_of(value)
+    whole = _recent.pop(value) if value in _recent else value.value()
+    while len(_recent) >= WHOLES:
+        _recent.pop(next(iter(_recent)))
+    _recent[value] = whole  # the newest is last
+    return whole
