@@ -180,9 +180,16 @@ class _Work:
         return first
 
     def check_end(self) -> None:
-        """Refused where all layers are done and one of them would run again."""
+        """Refused where all layers are done and one of them would run again.
+
+        Losses of our own call the model once, so that its output embeddings, which nobody asks about, need not be read.
+        """
         if len(self.done) == len(self.layers):
-            self._next(disturbed=False)
+            root: Any = self.streamed.root
+            head = root.get_output_embeddings() if hasattr(root, "get_output_embeddings") else None
+            ends = {head: _stop} if head is not None and self.streamed.task.goal is not None else {}
+            with answering(ends):
+                self._next(disturbed=False)
 
     def _next(self, disturbed: bool) -> tuple[nn.Module | None, list[Tensor]]:
         """The next layer and the tensors that it is given.
@@ -270,16 +277,18 @@ class _Work:
                 self.outputs.put(number, batch, output, type(layer).__name__)
             return output
 
-        def later(*_: Any, **__: Any) -> Any:
-            raise Enough  # of code that calls the forward of a layer, past its hooks
-
-        rest: dict[nn.Module, Callable[..., Any]] = {one: later for one in self.layers if one not in self.done}
+        # a later layer is called only by code that calls the forward of this one, past its hooks
+        rest = {one: _stop for one in self.layers if one not in self.done}
         handle = layer.register_forward_hook(end)
         try:
             with answering({**self._answers(batch), **rest, layer: forward}):
                 yield
         finally:
             handle.remove()
+
+
+def _stop(*_: Any, **__: Any) -> Any:
+    raise Enough
 
 
 def _alike(given: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -182,3 +182,4 @@ def write_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mappin
             tensor = real(tensors[name]).detach().cpu().contiguous()
             if tensor.numel():
                 file.write(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+            del tensor  # before the next is read

@@ -41,7 +41,7 @@ VIEWS = {
     _aten.unbind.int,
 }
 PARTS = {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int}
-WHOLES = 2  # experts have two tensors, whose parts take turns
+WHOLES = 4  # of the experts of a layer: their gates and ups in one, each of these, and their downs
 COPIES = {
     _aten._to_copy.default,
     _aten.clone.default,
