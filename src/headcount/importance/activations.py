@@ -175,7 +175,7 @@ def each_alone_where_unclear(
     except Unclear as unclear:
         if len(numbers) == 1:
             raise Refused(str(unclear)) from None
-    parts = [compute([number]) for number in numbers]
+    parts = [each_alone_where_unclear(compute, [number]) for number in numbers]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
