@@ -3,8 +3,9 @@
     python benchmarks/scoring_memory.py                              # a Llama of 12 layers, batch 8, length 512
     python benchmarks/scoring_memory.py --model MY-LLM --dtype bfloat16 --batch 8 --length 1024
 
-Each criterion runs in a process of its own; `streamed` are those of a model whose weights stay in their files. On a GPU the peak is what its allocator gave out at most; on a CPU it is the
-largest resident set, less what the process held before it had a model. The weights count among it: 1.0 is the model alone.
+Each criterion runs in a process of its own; `streamed` is that of a model whose weights stay in their files. On a
+GPU the peak is what its allocator gave out at most; on a CPU it is the largest resident set, less what the process held before
+it had a model. The weights count among it: 1.0 is the model alone.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from conftest import Fingerprint, says
-from helpers import zoo
 from helpers.same import alike, close, same_weights
 from helpers.small_models import folder_and_data, padded_task, ran, ran_json, texts, zoo_task
 from torch import Tensor, nn
@@ -36,7 +35,8 @@ def stored(model: nn.Module, folder: Path) -> Path:
 
 
 def same(got: hc.Scores, want: hc.Scores) -> bool:
-    assert got.samples is not None and want.samples is not None
+    assert got.samples is not None
+    assert want.samples is not None
     return close(got.raw, want.raw) and close(got.samples, want.samples) and got.units == want.units
 
 
@@ -65,7 +65,21 @@ def test_with_padding_every_criterion_is_the_ordinary_one(kind: str, tmp_path: P
 
 
 # sliding windows, tied embeddings, position biases from the first layer, experts, layers of two kinds, pictures, two towers
-FAMILIES = ["gemma3_text", "gpt2", "gpt_neox", "phi", "opt", "t5", "mixtral", "lfm2", "falcon-gqa", "mpt", "qwen2", "qwen3", "mistral"]
+FAMILIES = [
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "phi",
+    "opt",
+    "t5",
+    "mixtral",
+    "lfm2",
+    "falcon-gqa",
+    "mpt",
+    "qwen2",
+    "qwen3",
+    "mistral",
+]
 FAMILIES += ["vit", "clip", "whisper", "longformer", "modernbert"]
 
 
@@ -168,7 +182,15 @@ def test_a_run_that_is_killed_at_any_write_goes_on_after_the_last_finished_layer
 
     monkeypatch.setattr(runs, "write_whole", dying)
     watch, run_folder = Watch(monkeypatch), tmp_path / "killed"
-    for after in (2, 3, 4, 6, 7, 9, 10):  # writes until the process dies; the question, two outputs and a piece per layer
+    for after in (
+        2,
+        3,
+        4,
+        6,
+        7,
+        9,
+        10,
+    ):  # writes until the process dies; the question, two outputs and a piece per layer
         left = after
         try:
             with Run.open(run_folder / str(after), QUESTION) as run:
@@ -191,7 +213,9 @@ def test_a_run_that_is_killed_at_any_write_goes_on_after_the_last_finished_layer
     assert after == 10, "the last of them lived"
 
 
-def test_where_outputs_of_layers_were_deleted_they_are_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_outputs_of_layers_were_deleted_they_are_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     streamed, task = hc.load(stored(small_llama(), tmp_path / "m"), lazy=True), prose(4)
     want = hc.score(streamed, task, "wanda")
     through = layer_by_layer._Work.through
@@ -201,9 +225,10 @@ def test_where_outputs_of_layers_were_deleted_they_are_made_again(monkeypatch: p
             raise Killed
         return through(self, *arguments)
 
-    with monkeypatch.context() as patch, pytest.raises(Killed), Run.open(tmp_path / "run", QUESTION) as run:
+    with monkeypatch.context() as patch, Run.open(tmp_path / "run", QUESTION) as run:
         patch.setattr(layer_by_layer._Work, "through", dying)
-        hc.score(streamed, task, "wanda", run=run)
+        with pytest.raises(Killed):
+            hc.score(streamed, task, "wanda", run=run)
     for path in (tmp_path / "run" / layer_by_layer.FOLDER).iterdir():
         path.unlink()
     with Run.open(tmp_path / "run", QUESTION) as run:
@@ -214,7 +239,9 @@ def test_examples_go_one_by_one_where_a_batch_does_not_tell_padding(tmp_path: Pa
     """A mask that is one longer than the text; where one example alone has padding in it, nothing can be said."""
 
     def task(first: int) -> hc.data.Task:
-        rows = [{"input_ids": row, "attention_mask": [1] * (len(row) + 1)} for row in ([5, 6, 7], [8, 9, 10, 11], [4, 4])]
+        rows = [
+            {"input_ids": row, "attention_mask": [1] * (len(row) + 1)} for row in ([5, 6, 7], [8, 9, 10, 11], [4, 4])
+        ]
         rows[0]["attention_mask"][0] = first
 
         def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -246,12 +273,18 @@ def test_criteria_without_data_are_as_ever(tmp_path: Path) -> None:
     folder = stored(small_llama(), tmp_path / "m")
     whole, streamed = hc.load(folder), hc.load(folder, lazy=True)
     for by in ("magnitude", "random"):
-        assert close(hc.score(streamed, by=by, units="heads,neurons").raw, hc.score(whole, by=by, units="heads,neurons").raw)
+        assert close(
+            hc.score(streamed, by=by, units="heads,neurons").raw, hc.score(whole, by=by, units="heads,neurons").raw
+        )
 
 
 @pytest.mark.parametrize(
     ("family", "about"),
-    [("albert", "AlbertLayer runs more than once in a pass"), ("xlm", "is in no list of layers"), ("siglip", "vision_model.head")],
+    [
+        ("albert", "AlbertLayer runs more than once in a pass"),
+        ("xlm", "is in no list of layers"),
+        ("siglip", "vision_model.head"),
+    ],
 )
 def test_what_cannot_go_layer_by_layer_is_refused_with_the_reason(family: str, about: str, tmp_path: Path) -> None:
     model, task = zoo_task(family)

@@ -1,10 +1,9 @@
-"""Models whose weights stay in their files: the same numbers, the same folders byte for byte, and one tensor in memory at a time."""
+"""Models whose weights stay in their files: the same numbers, the same folders to the byte, one tensor in memory at a time."""
 
 from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,8 @@ def test_what_is_cut_tensor_by_tensor_is_the_same_folder_byte_for_byte(row: str,
     want = smaller(hc.load(folder), CUTS[row], tmp_path / "want")
     model = hc.load(folder, lazy=True)
     got = smaller(model, CUTS[row], tmp_path / "got")
-    assert list(got) and got.keys() == want.keys()
+    assert list(got)
+    assert got.keys() == want.keys()
     assert [name for name in want if got[name] != want[name]] == []
     # what makes positions or biases itself is not in the files
     assert all(isinstance(p, Lazy) for p in model.parameters() if p.requires_grad), "something was read for good"
@@ -58,7 +58,8 @@ def test_what_is_cut_tensor_by_tensor_is_the_same_folder_byte_for_byte(row: str,
 def test_a_lazy_model_computes_what_the_ordinary_one_computes(row: str, tmp_path: Path) -> None:
     folder, inputs = stored(row, tmp_path / "m"), zoo.build(row)[1]
     model, ordinary = hc.load(folder, lazy=True), hc.load(folder)
-    assert is_lazy(model) and not is_lazy(ordinary)
+    assert is_lazy(model)
+    assert not is_lazy(ordinary)
     assert same_weights({name: real(t) for name, t in model.state_dict().items()}, ordinary)
     assert close(zoo.output(model, inputs), zoo.output(ordinary, inputs))
     assert is_lazy(model)
@@ -77,7 +78,8 @@ def test_half_precision_stays_what_it_is_in_the_files(row: str, tmp_path: Path) 
 def test_a_format_that_was_chosen_is_the_one_that_is_computed_in(tmp_path: Path) -> None:
     model = hc.load(stored("llama", tmp_path / "m"), lazy=True).to(torch.float64)
     inputs = zoo.build("llama")[1]
-    assert model.dtype == torch.float64 and is_lazy(model)
+    assert model.dtype == torch.float64
+    assert is_lazy(model)
     assert close(zoo.output(model, inputs), zoo.output(hc.load(tmp_path / "m").double(), inputs))
 
 
@@ -121,8 +123,8 @@ class Watch:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    yield Watch(monkeypatch)
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
 
 
 @pytest.mark.parametrize("row", ["llama", "gpt2", "t5"])

@@ -188,7 +188,8 @@ def cut(
         typer.Option("--shards", help="For models larger than memory: read, cut and write one tensor at a time."),
     ] = False,
     shard_size: Annotated[
-        str, typer.Option("--shard-size", metavar="SIZE", help="With --shards: largest file of weights that is written.")
+        str,
+        typer.Option("--shard-size", metavar="SIZE", help="With --shards: largest file of weights that is written."),
     ] = "5GB",
     as_json: AsJson = False,
     spec: Rows = None,

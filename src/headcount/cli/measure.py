@@ -396,9 +396,7 @@ def curve(
 # -- helpers -------------------------------------------------------------------------------------------------------------
 
 
-def _model_and_task(
-    name: str, flags: CommonFlags, optional: bool = False, lazy: bool = False
-) -> tuple[Any, Any]:
+def _model_and_task(name: str, flags: CommonFlags, optional: bool = False, lazy: bool = False) -> tuple[Any, Any]:
     if not names_examples(flags) and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()

@@ -1,16 +1,16 @@
 """A model run one layer at a time: all examples pass through a layer before the next one is looked at.
 
-Of a model whose weights are in files (`load(..., lazy=True)`) only one layer is in memory then, and each layer is read once. What
-comes between the layers is left to the model's own code: for every layer it runs once more from the start, with the layers that are
-done answering with what they gave before, so that masks, positions and whatever else a layer is given are its own. What the
-layers gave is kept on the CPU or, with a run, in files of its folder.
+Of a model whose weights are in files (`load(..., lazy=True)`) only one layer is in memory then, and each layer is read once.
+What comes between the layers is left to the model's own code: for every layer it runs once more from the start, with the layers
+that are done answering with what they gave before, so that masks, positions and whatever else a layer is given are its own.
+What the layers gave is kept on the CPU or, with a run, in files of its folder.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,8 @@ def layer_by_layer(
 ) -> Arrays:
     """The arrays that `look` gives for each layer and batch: a row per `per_row` examples, summed; layers are added up.
 
-    `look` runs one pass of the batch at least, whose first is that of the model as it is, and which ends after its layer. With a run,
-    each layer is a piece of it, and a run that was killed goes on after the last layer that it finished.
+    `look` may run passes of the batch, which end after the layer; the first is that of the model as it is. With a run, each
+    layer is a piece of it, and a run that was killed goes on after the last layer that it finished.
     """
     work = _Work(streamed, _layers(streamed.anatomy), _Outputs(run, name))
     total: Arrays = {}
@@ -166,8 +166,8 @@ class _Work:
     def next_layer(self) -> nn.Module | None:
         """The layer that runs after those that are done; None where the model comes to its end without another.
 
-        Refused where it is given something else if the layers before the last one had given something else: then it cannot be run from
-        what is kept.
+        Refused where it is given something else if the layers before the last one had given something else: then it cannot be
+        run from what is kept.
         """
         first, given = self._next(disturbed=False)
         if first is not None and len(self.done) > 1:
@@ -203,7 +203,8 @@ class _Work:
             def answered(*_: Any, **__: Any) -> Any:
                 if layer in calls:
                     raise Refused(
-                        f"{type(layer).__name__} runs more than once in a pass, so that layers cannot be run one at a time; {ADVICE}."
+                        f"{type(layer).__name__} runs more than once in a pass, so that layers cannot be run one at a time; "
+                        f"{ADVICE}."
                     )
                 calls.append(layer)
                 output = answer()
@@ -248,8 +249,8 @@ class _Work:
                 if not is_out_of_memory(error):
                     raise
                 raise OutOfMemory(
-                    f"There is no memory for a batch of {len(numbers)} and one layer: use a smaller batch size, a shorter max_length "
-                    "or a smaller dtype."
+                    f"There is no memory for a batch of {len(numbers)} and one layer: use a smaller batch size, a shorter "
+                    "max_length or a smaller dtype."
                 ) from None
             if not self.outputs.has(len(self.done), batch):
                 raise Refused(f"Some examples do not go through every layer that the first ones go through; {ADVICE}.")
@@ -268,11 +269,14 @@ class _Work:
             raise Enough
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            layer._forward_hooks.move_to_end(handle.id)  # who looks at the output does so first
+            hooks: Any = layer._forward_hooks
+            hooks.move_to_end(handle.id)  # who looks at the output does so first
             held = sum(1 for _ in tensors((args, kwargs)))
             output = own(*args, **kwargs)
             if sum(1 for _ in tensors((args, kwargs))) != held:
-                raise Refused(f"{type(layer).__name__} hands on more than what it gives out, in what it was given; {ADVICE}.")
+                raise Refused(
+                    f"{type(layer).__name__} hands on more than what it gives out, in what it was given; {ADVICE}."
+                )
             if not self.outputs.has(number, batch):
                 self.outputs.put(number, batch, output, type(layer).__name__)
             return output
@@ -295,7 +299,10 @@ def _alike(given: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Whether two lists hold the same tensors, but for rounding."""
     if [t.shape for t in given] != [t.shape for t in other]:
         return False
-    return all(torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-3, equal_nan=True) for a, b in zip(given, other, strict=True))
+    return all(
+        torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-3, equal_nan=True)
+        for a, b in zip(given, other, strict=True)
+    )
 
 
 # -- what layers gave ----------------------------------------------------------------------------------------------------
@@ -369,7 +376,9 @@ def _shape(value: Any, parts: list[Tensor], kind: str) -> Any:
         return {"dict": {str(key): _shape(part, parts, kind) for key, part in value.items()}}
     if value is None or isinstance(value, bool | int | float | str):
         return {"plain": value}
-    raise Refused(f"{kind} gives out a {type(value).__name__}, which cannot be kept until the next layer is read; {ADVICE}.")
+    raise Refused(
+        f"{kind} gives out a {type(value).__name__}, which cannot be kept until the next layer is read; {ADVICE}."
+    )
 
 
 def _built(shape: Any, named: Mapping[str, Tensor]) -> Any:

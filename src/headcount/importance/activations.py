@@ -82,8 +82,10 @@ def activation_sums(
     per_row = -(-task.size // ROWS)
     chunk = per_row * max(1, CHUNK // per_row)
     if is_lazy(root):
-        joined = _layer_by_layer(root, anatomy, sites, task, per_row, chunk, size, run, name)
-        return ActivationSums(**{kind: {site.name: joined[f"{kind}.{site.name}"] for site in sites} for kind in KINDS})
+        streamed = _layer_by_layer(root, anatomy, sites, task, per_row, chunk, size, run, name)
+        return ActivationSums(
+            **{kind: {site.name: streamed[f"{kind}.{site.name}"] for site in sites} for kind in KINDS}
+        )
     pieces = []
     with evaluating(root), torch.no_grad(), opened(root), Bar("activations", total=task.size) as bar:
         for start in range(0, task.size, chunk):

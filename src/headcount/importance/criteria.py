@@ -50,7 +50,12 @@ LOOKED_AT = {
     "block-influence": "activations",
     "contribution": "layers",
 }  # instead of the metric
-LAYER_BY_LAYER = ("wanda", "flap", "activation", "block-influence")  # a layer can be forgotten when the next one is read
+LAYER_BY_LAYER = (
+    "wanda",
+    "flap",
+    "activation",
+    "block-influence",
+)  # a layer can be forgotten when the next one is read
 BACKWARD = ("taylor", "fisher", "gradient-activation")  # those whose layers may be run twice
 BY_PAPER = "by paper"  # the normalisation that the criterion was published with
 PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
@@ -172,7 +177,11 @@ def score(
             f"Only criteria with a backward pass ({', '.join(BACKWARD)}) have checkpointing; {by} has none: leave it out."
         )
     if by not in (*LAYER_BY_LAYER, *NEED_NO_DATA) and is_lazy(unwrap(model)):
-        why = "a gradient comes back through all of them" if by in BACKWARD else "it looks at more than one pass through them"
+        why = (
+            "a gradient comes back through all of them"
+            if by in BACKWARD
+            else "it looks at more than one pass through them"
+        )
         raise Refused(
             f"The weights of this model stay in their files, and {by} needs all layers at once ({why}); score it by "
             f"{', '.join(LAYER_BY_LAYER)}, or load it whole (without lazy, or without --stream)."

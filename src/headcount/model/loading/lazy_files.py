@@ -22,7 +22,9 @@ from ...model_files import ModelFiles
 from .lazy_tensors import Lazy, is_lazy, lazy, real, wholes_kept
 from .quantised import quantisation
 
-ONCE = "load it whole (without lazy, --stream or --shards), or save it as safetensors once, where there is memory for it"
+ONCE = (
+    "load it whole (without lazy, --stream or --shards), or save it as safetensors once, where there is memory for it"
+)
 
 # as safetensors writes them: larger numbers first, then by name
 DTYPES = {
@@ -79,7 +81,7 @@ class _LazyFile:
         self._path = os.path.abspath(os.fspath(path))
         with safe_open(self._path, framework="pt") as file:
             self._metadata = file.metadata()
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118: it is no dict
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
             self._slices = {
                 name: _LazySlice(self._path, name, list(one.get_shape()), str(one.get_dtype()))
                 for name, one in slices.items()
@@ -124,9 +126,7 @@ def may_be_left_in_files(files: ModelFiles, config: Any) -> None:
     elif files.is_local and not any(folder.glob("*.safetensors")):
         held = "are not in safetensors files"
     if held is not None:
-        raise BadCheckpoint(
-            f"The weights of {files.name} {held}, so they cannot be read tensor by tensor; {ONCE}."
-        )
+        raise BadCheckpoint(f"The weights of {files.name} {held}, so they cannot be read tensor by tensor; {ONCE}.")
 
 
 def check_left_in_files(model: Any, name: str) -> Any:

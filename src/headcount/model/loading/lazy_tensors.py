@@ -1,7 +1,7 @@
 """Tensors that stay in their files: they know their shape, and are read when something is computed with them.
 
-What only rearranges a tensor (a cast, a choice of rows, a concatenation) is written down and carried out when the numbers are needed,
-so that a whole model can be loaded, renamed, cut and saved while one tensor at a time is in memory.
+What only rearranges a tensor (a cast, a choice of rows, a concatenation) is written down and carried out when the numbers
+are needed, so that a whole model can be loaded, renamed, cut and saved while one tensor at a time is in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ class Lazy(Tensor):
 
     @staticmethod
     def __new__(cls, recipe: Recipe) -> Lazy:
+        """A tensor of this recipe."""
         like = recipe.like
         made: Lazy = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
@@ -118,7 +120,9 @@ class Lazy(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """One operation: written down where it only rearranges lazy tensors, else carried out on what they stand for."""
         kwargs = kwargs or {}
         if func in VIEWS or func in COPIES:
@@ -140,7 +144,7 @@ class Lazy(Tensor):
 
     def data_ptr(self) -> int:
         """Where it claims to lie."""
-        return 0 if not self.numel() else self.recipe.address + self.storage_offset() * self.element_size()
+        return 0 if not self.numel() else self.recipe.address + int(self.storage_offset()) * self.element_size()
 
     def numpy(self, **options: Any) -> Any:
         """The numbers."""
@@ -157,7 +161,7 @@ class Lazy(Tensor):
         memo[id(self)] = twin
         return twin
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Lazy({tuple(self.shape)}, {self.dtype}, {self.device})"
 
 
@@ -206,8 +210,12 @@ def _give(tensor: Tensor, data: Tensor) -> None:
         tensor.data = real(data)
         return
     if not isinstance(data, Lazy):
-        data = Lazy(_new_memory(lambda value=data: value, torch.empty_like(data, device="meta"), data.device))  # type: ignore[misc]
+        data = Lazy(_new_memory(partial(_same, data), torch.empty_like(data, device="meta"), data.device))
     tensor.data, tensor.recipe = data, data.recipe
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
 
 
 def _real(value: Any) -> Any:
@@ -242,7 +250,12 @@ def _written_down(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is _aten.detach.default or func is _aten.alias.default:
             return Lazy(first.recipe)  # the very same: what is kept of one is kept of both
         return result(like, compute)
-    return type(like)(result(shape, lambda n=n: compute()[n]) for n, shape in enumerate(like))
+    return type(like)(result(shape, partial(_one_of, compute, n)) for n, shape in enumerate(like))
+
+
+def _one_of(compute: Callable[[], Any], number: int) -> Tensor:
+    tensor: Tensor = compute()[number]
+    return tensor
 
 
 def _shape_of(value: Any) -> Any:
@@ -261,7 +274,11 @@ def _value_of(value: Any) -> Any:
 
 def _whole_of(value: Any) -> Any:
     """What a part is taken of, which the next part may be taken of as well."""
-    if _recent is None or not isinstance(value, Recipe) or value.like.numel() * value.like.element_size() != value.whole:
+    if (
+        _recent is None
+        or not isinstance(value, Recipe)
+        or value.like.numel() * value.like.element_size() != value.whole
+    ):
         return _value_of(value)
     whole = _recent.pop(value) if value in _recent else value.value()
     while len(_recent) >= WHOLES:
