@@ -1,6 +1,7 @@
 """Peak memory of each criterion, as a multiple of the weights: a forward pass alone, criteria without and with gradients.
 
     python benchmarks/scoring_memory.py                              # a Llama of 12 layers, batch 8, length 512
+    python benchmarks/scoring_memory.py --layers 48 --batch 2 --length 128
     python benchmarks/scoring_memory.py --model MY-LLM --dtype bfloat16 --batch 8 --length 1024
 
 Each criterion runs in a process of its own; `streamed` is that of a model whose weights stay in their files. On a
@@ -36,7 +37,7 @@ def made(arguments):
     config = transformers.LlamaConfig(
         hidden_size=768,
         intermediate_size=2048,
-        num_hidden_layers=12,
+        num_hidden_layers=arguments.layers,
         num_attention_heads=12,
         num_key_value_heads=4,
         vocab_size=8192,
@@ -93,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--one", help=argparse.SUPPRESS)
