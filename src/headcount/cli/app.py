@@ -189,6 +189,14 @@ def cut(
         bool,
         typer.Option("--check/--no-check", help="Check on a small batch that the cut model equals the masked one."),
     ] = True,
+    shards: Annotated[
+        bool,
+        typer.Option("--shards", help="For models larger than memory: read, cut and write one tensor at a time."),
+    ] = False,
+    shard_size: Annotated[
+        str,
+        typer.Option("--shard-size", metavar="SIZE", help="With --shards: largest file of weights that is written."),
+    ] = "5GB",
     as_json: AsJson = False,
     spec: Rows = None,
     trust_remote_code: Trust = False,
@@ -204,6 +212,8 @@ def cut(
         headcount cut my-model --scores runs/x/scores.json --remove 40% -o smaller
 
         headcount cut my-model layers:10-11 -o smaller --portable
+
+        headcount cut my-large-model --scores runs/x/scores.json --remove 20% --shards -o smaller
     """
     if not units and plan is None and scores is None:
         raise typer.BadParameter("name the units to remove, or give --plan FILE, or --scores FILE and --remove.")
@@ -225,7 +235,8 @@ def cut(
     rows = specs_of(spec)
     say_notes(model)
     with claimed(None if dry_run else output, force, needed, Path(model)):
-        subject = checkpoints.load(model, weights=not dry_run, trust_remote_code=trust_remote_code)
+        lazy = shards and not dry_run
+        subject = checkpoints.load(model, weights=not dry_run, lazy=lazy, trust_remote_code=trust_remote_code)
         wanted = find(subject, rows).plan([*_wanted(units, plan), *_least_important(scores, remove, least)])
         cut_effects = list_effects(subject, wanted, specs=rows)
         before = sum(p.numel() for p in subject.parameters())
@@ -233,7 +244,8 @@ def cut(
         if not dry_run:
             assert output is not None
             surgery.cut(subject, wanted, check=batch, specs=rows)
-            checkpoints.save(subject, output, source=model, portable=portable, force=force)
+            sizes = {"max_shard_size": shard_size} if shards else {}
+            checkpoints.save(subject, output, source=model, portable=portable, force=force, **sizes)
     after = before - sum(price.parameters for price in cut_effects)
     if as_json:
         listed = [price._asdict() for price in cut_effects]

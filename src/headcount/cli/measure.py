@@ -108,6 +108,13 @@ def score(
     checkpointing: Checkpointing = False,
     steps: Steps = None,
     check: Check = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="For models larger than memory: read one layer at a time (wanda, flap, activation, block-influence).",
+        ),
+    ] = False,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
 
@@ -123,6 +130,7 @@ def score(
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
 
         headcount score my-decoder --task contrast:ioi --limit 100 --by eap-ig
+        headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
     from ..importance import criteria
     from ..importance.attribution.exact import patch_check
@@ -133,7 +141,7 @@ def score(
             f"--check compares {' and '.join(METHODS)} with exact patches; {by} has none: leave it out."
         )
 
-    subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA)
+    subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA, lazy=stream)
     tasks = {} if task is None else {"data": task}
     options = {
         "by": by,
@@ -142,6 +150,7 @@ def score(
         "units": units,
         "steps": steps,
         "check": check,
+        "stream": stream or None,
     }
     with running("score", model, subject, flags, tasks, **options) as run:
         scores = criteria.score(
@@ -457,11 +466,11 @@ def curve(
 # -- helpers -------------------------------------------------------------------------------------------------------------
 
 
-def _model_and_task(name: str, flags: CommonFlags, optional: bool = False) -> tuple[Any, Any]:
+def _model_and_task(name: str, flags: CommonFlags, optional: bool = False, lazy: bool = False) -> tuple[Any, Any]:
     if not names_examples(flags) and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()
-    model = load_model(name, flags)
+    model = load_model(name, flags, lazy=lazy)
     return model, make_task(name, model, flags) if names_examples(flags) else None
 
 
