@@ -265,7 +265,7 @@ def test_one_head_becomes_a_head_of_every_group_or_a_group(writer: tuple[nn.Modu
     assert choice.plan.why.endswith("as even groups can hold it")
     assert choose(model, remove=2, by="magnitude").groups == STAY_EVEN
     assert choose(model, remove=1, by="magnitude", groups="even").plan == choice.plan
-    assert choose(model, remove=1, by="magnitude", runtime="onnx").plan == choice.plan
+    assert choose(model, remove=1, by="magnitude", runtime="onnx").plan.units == choice.plan.units
     assert choose(model, remove=1, by="magnitude", runtime="gguf").groups == "", "asked for by the runtime"
 
 
