@@ -29,7 +29,7 @@ BELOW = {
     "efficiency": "evaluation",
     "exports": "efficiency",
     "training": "evaluation",
-    "head_roles": "importance",
+    "head_roles": "importance reporting",
     "pruning": "importance exports reporting",
     "learned_gates": "pruning training",
     "lottery_ticket": "pruning training",

@@ -45,6 +45,7 @@ _HOMES = {
     "learn": ".learned_gates.pipeline",
     "train": ".training.loop",
     "roles": ".head_roles.analysis",
+    "look": ".head_roles.attention_view",
     "report": ".reporting.page",
 }
 _NAMESPACES = [
@@ -82,6 +83,7 @@ __all__ = [
     "gated",
     "learn",
     "load",
+    "look",
     "masked",
     "plan",
     "prune",
@@ -120,6 +122,7 @@ if TYPE_CHECKING:
     from .evaluation.evaluator import evaluate
     from .exports.pipeline import export
     from .head_roles.analysis import roles
+    from .head_roles.attention_view import look
     from .importance.criteria import score
     from .learned_gates.pipeline import learn
     from .model.checkpoints import load, save

@@ -48,6 +48,7 @@ app = typer.Typer(
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
+    '    headcount look my-model --text "..." --open        # attention on one text, as a page\n\n'
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
@@ -265,6 +266,7 @@ app.command()(arranged(with_data(train.train)))
 app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
+app.command()(roles.look)
 app.command()(arranged(with_data(measure.curve)))
 for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer):
     app.command()(with_data(command))
