@@ -55,14 +55,16 @@ def in_the_open(model: Any, name: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "marian", "t5"])
 def test_weights_are_those_that_the_model_hands_out(name: str) -> None:
-    model, view = seen(name)
+    _model, view = seen(name)
     for kind, expected in in_the_open(zoo.build(name)[0], name).items():
         (found,) = (one for one in view.kinds if one.kind == kind)
         assert found.causal == (kind == "decoder")
         for layer, (_, heads) in enumerate(found.rows):
             for n, head in enumerate(heads):
                 # half a step of a byte, on the scale of square roots
-                assert abs(np.sqrt(view.weights(head.unit)) - expected[layer, n].numpy() ** 0.5).max() <= 0.5 / 255 + 1e-5
+                assert (
+                    abs(np.sqrt(view.weights(head.unit)) - expected[layer, n].numpy() ** 0.5).max() <= 0.5 / 255 + 1e-5
+                )
 
 
 def test_a_weight_is_kept_as_a_byte_and_small_ones_are_told_from_nothing() -> None:
@@ -152,7 +154,7 @@ def test_some_heads_alone() -> None:
 
 
 def test_the_decoder_reads_the_target_or_what_the_model_writes() -> None:
-    model, view = seen("marian")
+    _model, view = seen("marian")
     queries, keys = view.tokens("decoder.0.cross:0")
     assert queries[1:] == ("[CLS]", *TARGET.split())  # what begins the targets of this tokenizer; not the end
     assert keys == ("[CLS]", *TEXT.split(), "[SEP]")
@@ -177,7 +179,12 @@ def test_a_long_text_is_cut_off_and_it_is_said() -> None:
         ("bert", {"tokenizer": None}, BadData, "do not know the tokenizer"),
         ("bert", {"text": "  "}, BadData, "no text"),
         ("gpt_oss", {}, Refused, "does not hand out"),
-        ("bert", {"tokenizer": word_tokenizer([f"w{n}" for n in range(200)]), "text": "w150 w190 w199"}, BadData, "embeddings"),
+        (
+            "bert",
+            {"tokenizer": word_tokenizer([f"w{n}" for n in range(200)]), "text": "w150 w190 w199"},
+            BadData,
+            "embeddings",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_said(name: str, options: dict[str, Any], error: Any, about: str) -> None:
@@ -193,7 +200,9 @@ def test_tokens_are_shown_as_people_read_them() -> None:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(["a film", "the film"], trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, special_tokens=["<s>"]))
+    made.train_from_iterator(
+        ["a film", "the film"], trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, special_tokens=["<s>"])
+    )
     tokens = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
     read = token_texts(tokens, tokens("<s>the film é\n")["input_ids"])
     assert [token.text for token in read] == ["<s>", "the", "film", "␣", "‹C3›", "‹A9›", "⏎"]

@@ -114,7 +114,10 @@ def look(
     target: Annotated[
         str | None,
         typer.Option(
-            "--target", metavar="TEXT", help="What a decoder reads (translations).", show_default="what the model writes"
+            "--target",
+            metavar="TEXT",
+            help="What a decoder reads (translations).",
+            show_default="what the model writes",
         ),
     ] = None,
     heads: Annotated[

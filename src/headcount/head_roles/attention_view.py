@@ -30,7 +30,10 @@ from .token_texts import token_texts
 LONGEST = 512  # tokens, unless more are asked for
 WRITTEN = 60  # tokens of a target that the model writes itself
 ANSWER = 0.05  # of its largest number: how far what the model answers may move when attention is computed in the open
-SAME = {torch.float16: 0.03, torch.bfloat16: 0.03}  # likewise, how far attention times values may be from what a head hands on
+SAME = {
+    torch.float16: 0.03,
+    torch.bfloat16: 0.03,
+}  # likewise, how far attention times values may be from what a head hands on
 
 
 def look(
@@ -104,7 +107,9 @@ def _tokenizer_of(model: Any, tokenizer: Any) -> Any:
         return model if tokenizer is None else tokenizer
     name = getattr(getattr(model, "config", None), "_name_or_path", "")
     if not name:
-        raise BadData("I do not know the tokenizer of this model; give tokenizer=, the object or the folder of the model.")
+        raise BadData(
+            "I do not know the tokenizer of this model; give tokenizer=, the object or the folder of the model."
+        )
     return name
 
 
@@ -121,7 +126,9 @@ def _chosen(anatomy: Anatomy, heads: Units | None) -> list[Site]:
     else:
         others = [unit for unit in wanted if unit.site not in names]
         if others:
-            raise BadPlan(f"{others[0]} is not an attention head, and only those look at tokens; name heads, such as 3:7.")
+            raise BadPlan(
+                f"{others[0]} is not an attention head, and only those look at tokens; name heads, such as 3:7."
+            )
         chosen = [site for site in anatomy.heads if site.name in wanted.by_site()]
     if not chosen:
         raise BadPlan(f"{anatomy.model_name} has no attention head to look at; `headcount inspect` lists what it has.")
@@ -159,7 +166,9 @@ def _read(
         start = getattr(config, "decoder_start_token_id", None)
         start = getattr(config, "bos_token_id", None) if start is None else start
         if start is None:
-            raise Refused(f"{type(root).__name__} does not say with which token its decoder begins (decoder_start_token_id).")
+            raise Refused(
+                f"{type(root).__name__} does not say with which token its decoder begins (decoder_start_token_id)."
+            )
         written = [] if target is None else list(tokenizer(text_target=target, verbose=False)["input_ids"])[:-1]
         _in_vocabulary(root, written)
         inputs["decoder_input_ids"] = torch.tensor([[start, *written][:longest]], device=device)
@@ -185,7 +194,9 @@ def _written(root: nn.Module, inputs: dict[str, Tensor], masked: Units | None, s
             ids = root.generate(**source, max_new_tokens=WRITTEN, do_sample=False, num_beams=1)
         except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
             why = (str(error).splitlines() or [""])[0]
-            raise BadData(f"{type(root).__name__} cannot write a target itself ({why:.100}); give one (--target).") from None
+            raise BadData(
+                f"{type(root).__name__} cannot write a target itself ({why:.100}); give one (--target)."
+            ) from None
     ends = getattr(root.config, "eos_token_id", None)
     ended = ids.shape[1] > 2 and int(ids[0, -1]) in (ends if isinstance(ends, list) else [ends])
     return ids[:, :-1] if ended else ids
@@ -222,7 +233,9 @@ def _seen(
         one = found.setdefault(site.name, _Site())
         own = weights[0].detach().float()
         if weights.shape[0] != 1 or (one.weights is not None and one.weights.shape != own.shape):
-            raise Refused(f"{site.name} ({type(site.module).__name__}) does not attend from tokens to tokens of one text.")
+            raise Refused(
+                f"{site.name} ({type(site.module).__name__}) does not attend from tokens to tokens of one text."
+            )
         one.weights = own if one.weights is None else one.weights + own
         one.last = own
         one.times += 1
@@ -258,7 +271,9 @@ def _output(root: nn.Module, inputs: dict[str, Tensor]) -> Tensor | None:
         if isinstance(error, Refused) or is_out_of_memory(error):
             raise
         why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.100}"
-        raise Refused(f"{type(root).__name__} does not run on a text ({why}); give a model that reads texts.") from error
+        raise Refused(
+            f"{type(root).__name__} does not run on a text ({why}); give a model that reads texts."
+        ) from error
 
 
 def _alike(plain: Tensor | None, opened: Tensor | None) -> bool:
@@ -342,15 +357,18 @@ def _kinds(
             one = seen[site.name]
             assert one.weights is not None
             weights = (one.weights / one.times).cpu()
-            if tuple(weights.shape) != (len(site), len(queries), len(keys)):
+            wanted_shape = (len(site), len(queries), len(keys))
+            if tuple(weights.shape) != wanted_shape:
                 raise Refused(
                     f"{site.name} ({type(site.module).__name__}) has attention of shape {tuple(weights.shape)} where heads, "
-                    f"tokens and tokens are {(len(site), len(queries), len(keys))}, so it cannot be said at which tokens it looks."
+                    f"tokens and tokens are {wanted_shape}, so it cannot be said at which tokens it looks."
                 )
             causal = causal and not bool(weights.triu(1).any())
             norms = None if one.norms is None else one.norms.cpu().numpy()
             heads = [
-                HeadAttention(str(unit), as_bytes(weights[n].numpy()), None if norms is None else norms[n], unit in plan)
+                HeadAttention(
+                    str(unit), as_bytes(weights[n].numpy()), None if norms is None else norms[n], unit in plan
+                )
                 for n, unit in enumerate(site.units)
                 if wanted is None or unit in wanted
             ]

@@ -1,4 +1,4 @@
-"""Run folders as one page that explains itself, pictures of attention and circuits, the card of a smaller checkpoint. No torch."""
+"""Run folders as one page that explains itself; pictures of attention and circuits; the card of a checkpoint. No torch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ def view(count: int = 6, evil: str = "", kinds: int = 3) -> AttentionView:
     ):
         rows = []
         for layer in range(2):
-            site = f"{'encoder' if kind == 'encoder' else 'decoder'}.{layer}" + {"decoder": ".self", "cross": ".cross"}.get(kind, "")
+            site = f"{'encoder' if kind == 'encoder' else 'decoder'}.{layer}" + {
+                "decoder": ".self",
+                "cross": ".cross",
+            }.get(kind, "")
             shape = (len(queries), len(keys))
             heads = [
                 HeadAttention(
@@ -71,7 +74,11 @@ def test_the_page_holds_the_weights_of_every_head(count: int) -> None:
     whole = view(count)
     page = whole.html()
     data = data_of(page)
-    assert [kind["title"] for kind in data["kinds"]] == ["Encoder self-attention", "Decoder self-attention", "Cross-attention"]
+    assert [kind["title"] for kind in data["kinds"]] == [
+        "Encoder self-attention",
+        "Decoder self-attention",
+        "Cross-attention",
+    ]
     heads = [head for kind in data["kinds"] for row in kind["rows"] for head in row["heads"]]
     assert [head["unit"] for head in heads] == list(whole.heads)
     for head in heads:
@@ -228,7 +235,10 @@ def test_values_tabs_and_the_causal_mask(window: Any) -> None:
     tabs[2].click()
     wait(window, "document.getElementById('one-title').textContent === 'Head decoder.0.cross:0'")
     assert not find(window, "input[value=values]").is_enabled()
-    assert [one.text for one in window.find_elements("css selector", ".block h3")] == ["What the decoder reads", "The source"]
+    assert [one.text for one in window.find_elements("css selector", ".block h3")] == [
+        "What the decoder reads",
+        "The source",
+    ]
     assert complaints(window) == []
 
 
@@ -253,7 +263,9 @@ def test_pictures_are_saved_as_svg_and_png(window: Any, tmp_path: Path) -> None:
 
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_scrolling_sideways_and_hostile_texts_do_nothing(opened: Any, tmp_path: Path, scheme: str) -> None:
+def test_a_phone_needs_no_scrolling_sideways_and_hostile_texts_do_nothing(
+    opened: Any, tmp_path: Path, scheme: str
+) -> None:
     import screenshots
 
     page = view(evil=EVIL).save(tmp_path / "page.html")

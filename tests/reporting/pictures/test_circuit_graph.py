@@ -72,7 +72,9 @@ def test_an_edge_runs_from_the_top_of_its_source_to_the_bottom_of_its_target_and
                 assert node.y != y or abs(node.x - x) >= circuit_graph._wide(name) / 2, (start, end, name)
     root = drawn()
     box = boxes(root)
-    numbers = [float(one) for one in re.findall(r"-?[\d.]+", edges_of(root)["embeddings → 0:1: +0.5 [+0.3, +0.7]"]["d"])]
+    numbers = [
+        float(one) for one in re.findall(r"-?[\d.]+", edges_of(root)["embeddings → 0:1: +0.5 [+0.3, +0.7]"]["d"])
+    ]
     assert numbers[1] == pytest.approx(box["embeddings"][1], abs=0.06)
     assert numbers[-1] == pytest.approx(box["0:1"][1] + box["0:1"][3], abs=0.06)
 
@@ -85,7 +87,9 @@ def test_width_is_weight_colour_is_sign_and_an_interval_with_zero_is_faint() -> 
     assert found["0:1 → 3:7: −1 [−1.4, −0.6]"]["class"] == "edge minus"
     assert found["3:7 → 5:2: +0.25 [−0.1, +0.6]"]["class"] == "edge plus unsure"
     assert found["embeddings → logits: +0.75"]["class"] == "edge plus"
-    texts = [one.text for one in drawn().iter(f"{SVG}text") if one.attrib["class" if "class" in one.attrib else "x"] == "key"]
+    texts = [
+        one.text for one in drawn().iter(f"{SVG}text") if one.attrib["class" if "class" in one.attrib else "x"] == "key"
+    ]
     assert texts == ["positive", "negative", "interval includes 0", "width: up to 1.000"]
     assert "negative" not in draw_circuit(NODES, EDGES[:1]).svg
 
@@ -112,7 +116,11 @@ def test_of_very_many_edges_the_strongest_are_drawn(monkeypatch) -> None:
     monkeypatch.setattr(circuit_graph, "MOST", 3)
     root = drawn()
     assert [told.partition(":")[0] for told in edges_of(root)] != []
-    assert {abs(float(told.rpartition(": ")[2].split(" ")[0].replace("−", "-"))) for told in edges_of(root)} == {1, 0.75, 0.5}
+    assert {abs(float(told.rpartition(": ")[2].split(" ")[0].replace("−", "-"))) for told in edges_of(root)} == {
+        1,
+        0.75,
+        0.5,
+    }
     assert any("3 weaker edges are left out" in (one.text or "") for one in root.iter(f"{SVG}text"))
 
 

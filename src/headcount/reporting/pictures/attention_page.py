@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import __version__, notebook
+from ...drawing import PALETTES, short_names
 from ...errors import BadRun, NotFound
 from ...formatting import counted, listed
 from ...runs import write_whole
-from ..map_cells import short_names
-from ..theme import PALETTES
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
@@ -236,7 +235,9 @@ def _data(view: AttentionView) -> tuple[dict[str, Any], str]:
             for name, (site, heads) in zip(names, kind.rows, strict=True)
         ]
         sides = {"queries": _tokens(kind.queries), "keys": _tokens(kind.keys)}
-        kinds.append({"title": kind.title, "kind": kind.kind, "causal": kind.causal, **sides, "rows": rows, "thumb": sizes})
+        kinds.append(
+            {"title": kind.title, "kind": kind.kind, "causal": kind.causal, **sides, "rows": rows, "thumb": sizes}
+        )
     texts = "\n".join(f'<script type="text/plain" id="w{n}">{text}</script>' for n, text in enumerate(blobs))
     return {"model": view.model, "kinds": kinds, "palettes": PALETTES}, texts
 
@@ -260,7 +261,9 @@ def _base64(content: bytes) -> str:
 
 def _json(data: Any) -> str:
     """JSON that can stand in a script element: no text in it can end that."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return (
+        json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    )
 
 
 def _hash(text: str) -> str:

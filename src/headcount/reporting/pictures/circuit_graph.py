@@ -7,6 +7,7 @@ edge over several rows has a place of its own in each, so that it passes no unit
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -113,7 +114,9 @@ def _edge(edge: Sequence[object], names: Sequence[str]) -> Edge:
     start, end = str(edge[0]), str(edge[1])
     for name in (start, end):
         if name not in names:
-            raise BadPlan(f"An edge names {name[:60]!r}, which is none of the nodes; add it to them, or leave the edge out.")
+            raise BadPlan(
+                f"An edge names {name[:60]!r}, which is none of the nodes; add it to them, or leave the edge out."
+            )
     interval = edge[3] if len(edge) == 4 else None
     numbers = [edge[2], *(interval if isinstance(interval, tuple | list) else ())]
     if (interval is not None and len(numbers) != 3) or not all(
@@ -176,9 +179,7 @@ def arranged(names: Sequence[str], edges: Sequence[Edge], layers: Mapping[str, f
     shift = left + max(0.0, whole - left - 24 - width) / 2
     points = {name: Point(x[name] + shift, ys[level[name]]) for row in rows for name in row}
     placed = [(edge, [points[name] for name in path]) for edge, path in zip(edges, lanes, strict=True)]
-    return Layout(
-        {name: points[name] for name in names}, placed, list(zip(titles, ys, strict=True)), left, whole, tall
-    )
+    return Layout({name: points[name] for name in names}, placed, list(zip(titles, ys, strict=True)), left, whole, tall)
 
 
 def _row_name(height: tuple[float, ...], names: Sequence[str]) -> str:
@@ -216,8 +217,10 @@ def _places(rows: Sequence[Sequence[str]], near: Mapping[str, list[str]]) -> tup
         x |= {name: x[name] - at / 2 for name in row}
     for sweep in range(SWEEPS):
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            wanted = [sum(x[other] for other in near[name]) / len(near[name]) if near[name] else x[name] for name in row]
-            apart = [0.0, *(_apart(a, b) for a, b in zip(row, row[1:], strict=False))]
+            wanted = [
+                sum(x[other] for other in near[name]) / len(near[name]) if near[name] else x[name] for name in row
+            ]
+            apart = [0.0, *(_apart(a, b) for a, b in itertools.pairwise(row))]
             right, left = list(wanted), list(wanted)
             for n in range(1, len(row)):
                 right[n] = max(right[n], right[n - 1] + apart[n])
@@ -268,7 +271,7 @@ def _drawn(layout: Layout, title: str, about: Mapping[str, str], left_out: int) 
 def _path(edge: Edge, points: Sequence[Point], largest: float) -> str:
     start, end, weight, interval = edge
     steps = [f"M{points[0].x:.1f} {points[0].y - HIGH / 2:.1f}"]
-    for n, (one, other) in enumerate(zip(points, points[1:], strict=False)):
+    for n, (one, other) in enumerate(itertools.pairwise(points)):
         low = one.y - HIGH / 2  # out of a node, or past it, straight up
         high = other.y + HIGH / 2
         middle = (low + high) / 2
@@ -327,7 +330,8 @@ RULES = (
     ".hc-circuit .sheet{fill:var(--surface)}.hc-circuit text{fill:var(--ink);font-size:13px}"
     ".hc-circuit .title{font-size:15px;font-weight:600}.hc-circuit .row,.hc-circuit .key{fill:var(--muted);font-size:12px}"
     ".hc-circuit .node rect{fill:var(--seq-low);stroke:var(--accent);stroke-width:1.2}.hc-circuit .node text{text-anchor:middle}"
-    ".hc-circuit .node.mlp rect{fill:var(--faint);stroke:var(--muted)}.hc-circuit .node.end rect{fill:var(--surface);stroke:var(--ink)}"
+    ".hc-circuit .node.mlp rect{fill:var(--faint);stroke:var(--muted)}"
+    ".hc-circuit .node.end rect{fill:var(--surface);stroke:var(--ink)}"
     ".hc-circuit .edge{fill:none;stroke:var(--accent);stroke-opacity:.75;stroke-linecap:butt}"
     ".hc-circuit .edge.minus{stroke:var(--warn);stroke-dasharray:7 4}.hc-circuit .edge.unsure{stroke-opacity:.28}"
     ".hc-circuit .edge:hover{stroke-opacity:1}"
