@@ -101,8 +101,9 @@ def unit_map(sites: Mapping[str, Mapping[str, Shade]], label: str) -> str:
     grid, size = drawn(label, units, numbers, by_index=True), drawing.CELL
     scale = SCALE if max(map(len, sites.values())) <= MOST_WRITTEN else WIDE_SCALE
     parts = [
-        f'<svg viewBox="0 0 {grid.width} {grid.height}" width="{grid.width * scale:.0f}" height="{grid.height * scale:.0f}" '
-        f'role="img" aria-label="{escaped(label)}" style="font:{10.5 / scale:.0f}px system-ui,sans-serif;fill:currentColor">'
+        f'<svg viewBox="-8 -6 {grid.width + 8} {grid.height + 6}" width="{(grid.width + 8) * scale:.0f}" '
+        f'height="{(grid.height + 6) * scale:.0f}" role="img" aria-label="{escaped(label)}" '
+        f'style="font:{9 / scale:.0f}px system-ui,sans-serif;fill:currentColor">'
     ]
     parts += [
         f'<text x="{x}" y="14" text-anchor="middle" opacity=".65">{escaped(text)}</text>' for text, x in grid.columns
@@ -154,7 +155,7 @@ def shades(sites: Mapping[str, Mapping[str, float]], digits: int = 3, colours: C
 
 def _shade(unit: str, value: float, largest: float, digits: int, colours: Colours, written: bool) -> Shade:
     strength = min(1.0, abs(value) / largest) if largest and math.isfinite(value) else 0.0
-    fill = f"rgba({colours.above if value >= 0 else colours.below},{0.06 + 0.8 * strength:.2f})"
+    fill = f"rgba({colours.above if value >= 0 else colours.below},{0.06 + 0.62 * strength:.2f})"
     short = _in_a_cell(value, largest) if written else ""
     return Shade(fill, short, f"{unit} {value:.{digits + 2}f}")
 
