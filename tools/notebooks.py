@@ -48,7 +48,11 @@ def run(notebook: dict[str, Any], name: str = "notebook") -> dict[str, Any]:
         for cell in notebook["cells"]:
             if cell["cell_type"] == "code":
                 count += 1
-                cell = {**cell, "execution_count": count, "outputs": _outputs(source(cell), space, f"{name}:{count}", count)}
+                cell = {
+                    **cell,
+                    "execution_count": count,
+                    "outputs": _outputs(source(cell), space, f"{name}:{count}", count),
+                }
             cells.append(cell)
     return {**notebook, "cells": cells}
 
@@ -102,7 +106,9 @@ def page(notebook: dict[str, Any], name: str) -> str:
         for output in cell["outputs"]:
             parts.append(_shown(output))
     first, *rest = parts
-    told = f"*This page is the notebook `examples/notebooks/{name}.ipynb` with the outputs that it had when it was run.*"
+    told = (
+        f"*This page is the notebook `examples/notebooks/{name}.ipynb` with the outputs that it had when it was run.*"
+    )
     return "\n\n".join([first, told, *rest]) + "\n"
 
 

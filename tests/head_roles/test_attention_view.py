@@ -201,7 +201,8 @@ def test_tokens_are_shown_as_people_read_them() -> None:
     made.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
-        ["a film", "the film"], trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, special_tokens=["<s>"])
+        ["a film", "the film", "### ##", "### ##"],
+        trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, special_tokens=["<s>"]),
     )
     tokens = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
     read = token_texts(tokens, tokens("<s>the film é\n")["input_ids"])

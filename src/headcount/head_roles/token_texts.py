@@ -19,11 +19,16 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[Token, ...]:
     """What each token stands for, whether it is glued to the one before, and whether it is special."""
     special = special_tokens(tokenizer)
     forms = [str(form) for form in tokenizer.convert_ids_to_tokens([int(token) for token in ids])]
-    pieces = any(form.startswith(GOES_ON) for form in tokenizer.get_vocab())
+    pieces = _of_pieces(tuple(tokenizer.get_vocab()))
     return tuple(
         Token(form, False, True) if token in special else _read(tokenizer, int(token), form, pieces)
         for token, form in zip(ids, forms, strict=True)
     )
+
+
+def _of_pieces(vocabulary: tuple[str, ...]) -> bool:
+    """Whether a vocabulary marks what goes on with a word; one that marks spaces may have ## as a token like others."""
+    return any(form.startswith(GOES_ON) and form != GOES_ON for form in vocabulary) and not _marks_spaces(vocabulary)
 
 
 def _read(tokenizer: Any, token: int, form: str, pieces: bool) -> Token:
@@ -41,12 +46,14 @@ def _read(tokenizer: Any, token: int, form: str, pieces: bool) -> Token:
             return Token(f"‹{content.hex(' ').upper()}›", True)
         return Token(_visible(text[1:] if text.startswith(" ") else text), not text.startswith(" "))
     text = str(tokenizer.decode([token])) or form
-    return Token(_visible(text.strip() or text), _marks_spaces(tokenizer) and not text.startswith(" "))
+    return Token(
+        _visible(text.strip() or text), _marks_spaces(tuple(tokenizer.get_vocab())) and not text.startswith(" ")
+    )
 
 
-def _marks_spaces(tokenizer: Any) -> bool:
-    """Whether the vocabulary has tokens that begin with a space; where it has none, each token is a word."""
-    return any(form.startswith((WORD_START, "Ġ", " ")) for form in tokenizer.get_vocab())
+def _marks_spaces(vocabulary: tuple[str, ...]) -> bool:
+    """Whether a vocabulary has words that begin with the mark of a space; where it has none, each token is a word."""
+    return any(form.startswith((WORD_START, "Ġ", " ")) and len(form) > 2 for form in vocabulary)
 
 
 def _visible(text: str) -> str:

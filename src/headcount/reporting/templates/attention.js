@@ -11,6 +11,7 @@
   };
   const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
   const shown = ([text]) => text;
+  const named = ([text]) => /[\p{L}\p{N}]/u.test(text) ? text : `“${text}”`; // a comma in a list is told from the list's own
   const percent = (weight) => `${weight >= 0.1 || weight === 0 ? Math.round(100 * weight) : (100 * weight).toPrecision(weight >= 0.001 ? 2 : 1)} %`;
   const state = { kind: 0, row: 0, column: 0, values: false, from: true, asked: null, kept: null };
 
@@ -176,7 +177,7 @@
   // -- a token is asked ------------------------------------------------------------------------------------------------
   const own = (kind) => kind.kind !== "cross";
   const strongest = (weights, tokens) => weights.map((weight, n) => [weight, n]).filter(([weight]) => weight > 0)
-    .sort((a, b) => b[0] - a[0]).slice(0, 6).map(([weight, n]) => `${shown(tokens[n])} ${percent(weight)}`).join(", ");
+    .sort((a, b) => b[0] - a[0]).slice(0, 6).map(([weight, n]) => `${named(tokens[n])} ${percent(weight)}`).join(", ");
   // `token` is {side: "queries" or "keys", n}; `other` the key of a cell that is pointed at
   const ask = (token, other = null) => {
     state.asked = token;
