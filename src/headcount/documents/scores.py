@@ -17,6 +17,7 @@ from .. import notebook
 from ..errors import BadPlan
 from ..parsing import share_in
 from ..plans import Plan, Unit, read_json
+from .discovery.patch_check import PatchCheck
 from .reading import SOMETIMES, JsonDocument
 
 FORMAT = 1
@@ -65,6 +66,7 @@ class ScoresDocument(JsonDocument):
     signature: str = ""
     sites: dict[str, SiteScores]
     stability: tuple[Stability, ...] = field(default=(), metadata=SOMETIMES)
+    patching: PatchCheck | None = field(default=None, metadata=SOMETIMES)  # how well it agrees with exact patching
     seen: dict[str, Any] | None = field(default=None, metadata=SOMETIMES)  # marks of the examples that were scored
 
 

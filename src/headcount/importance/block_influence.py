@@ -23,9 +23,10 @@ from ..evaluation.residual_stream import Passes, ResidualTarget, landing, rows_o
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.equivalence import evaluating
 from ..model.multihead import opened
+from ..model.positions import in_decoder, real_positions
 from ..model.tensor_trees import tensors
 from ..progress import Bar, track
-from .activations import each_alone_where_unclear, finite_rows, in_decoder, real_positions
+from .activations import each_alone_where_unclear, finite_rows
 from .attention import halved, per_token
 
 if TYPE_CHECKING:
