@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import pad as filled
 
 from ..errors import BadData
-from ..stats.metrics import translation_rows
+from ..stats.translation_scores import translation_rows
 from .encoding import IGNORED
 from .labels import Labels
 

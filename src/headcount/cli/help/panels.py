@@ -70,6 +70,7 @@ GROUPS: dict[str, Groups] = {
         "Which units go, and how far": "only least until_drop recompute random_seeds",
         "Examples and scores": "scores score_limit checkpointing",
         "How it is measured": "really_cut test",
+        "What stands in for units": "fill reference_data reference_limit draws at",
         "Over a training": "over checkpoints",
         MEASURED: DATA,
         RUN_AS: f"batch_size {RUNS}",

@@ -283,3 +283,4 @@ GENERATORS: Mapping[str, Callable[[Vocabulary], Draw]] = {
     "agreement": _agreement,
     "colour": _colour,
 }
+"""What can be generated: the name of each task, and how its prompts are drawn."""
