@@ -283,4 +283,3 @@ GENERATORS: Mapping[str, Callable[[Vocabulary], Draw]] = {
     "agreement": _agreement,
     "colour": _colour,
 }
-"""What can be generated: the name of each task, and how its prompts are drawn."""
