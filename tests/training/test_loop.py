@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Fingerprint, says
+from helpers.processes import spawned
 from helpers.reader_model import Reader, lesson, reader, words_task
 from helpers.same import alike, close_weights
 from helpers.small_models import word_tokenizer
@@ -279,38 +278,9 @@ def test_own_batches_are_not_mixed_and_may_be_one_example() -> None:
         assert history[-1]["loss"] < history[0]["loss"] / 2
 
 
-def _spawned(script: Sequence[str], count: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, *script],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        for one in started:
-            _, errors = one.communicate(timeout=240)
-            assert one.returncode == 0, errors[-2000:]
-    finally:
-        for one in started:
-            one.kill()
-
-
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     """13 examples in batches of 4: the last batch is one example, and the second process has none of it."""
-    _spawned([str(TESTS / "helpers" / "reader_model.py"), "split", str(tmp_path)], 2)
+    spawned([str(TESTS / "helpers" / "reader_model.py"), "split", str(tmp_path)], 2)
     assert [(tmp_path / f"connected-{rank}").read_text() for rank in range(2)] == ["False"] * 2
     for method in (None, "layerdrop", "subset"):
         model, trained, _, seen = lesson(None, recipe=QUICK, method=method)

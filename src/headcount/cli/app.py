@@ -21,9 +21,11 @@ from .. import __version__
 from ..errors import HeadcountError
 from ..formatting import counted, short_count
 from . import bench, export, lottery, measure, prune, report, reproduce, roles
+from .circuits import attribute, weights
 from .help import demo as walk
 from .help import doctor
 from .help.panels import arranged
+from .interventions import circuit, generate, patch
 from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
 from .pruning import tradeoff
 from .training import learn, train
@@ -48,6 +50,11 @@ app = typer.Typer(
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
+    '    headcount look my-model --text "..." --open        # attention on one text, as a page\n\n'
+    "    headcount patch my-model --task contrast:ioi       # which activations carry the answer\n\n"
+    "    headcount circuit my-model --task contrast:ioi     # which heads and MLPs are enough for it\n\n"
+    "    headcount attribute my-model --data prompts.tsv --right right --wrong wrong   # what each head adds to a logit\n\n"
+    "    headcount weights my-model                         # which heads copy, and how heads compose, by the weights\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
@@ -269,6 +276,7 @@ def cut(
 app.command()(doctor.doctor)
 app.command()(arranged(bench.bench))
 app.command()(export.export)
+app.command()(generate.generate)
 app.command()(report.report)
 app.command()(arranged(reproduce.reproduce))
 app.command()(arranged(with_data(prune.prune)))
@@ -277,8 +285,12 @@ app.command()(arranged(with_data(train.train)))
 app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
+app.command()(roles.look)
+app.command()(with_data(attribute.attribute))
+app.command()(with_data(weights.weights))
 app.command()(arranged(with_data(measure.curve)))
-for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer):
+app.command()(arranged(with_data(circuit.circuit)))
+for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, patch.patch):
     app.command()(with_data(command))
 
 

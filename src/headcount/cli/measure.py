@@ -12,8 +12,10 @@ import typer
 from ..data import seen_examples, splits
 from ..errors import BadPlan
 from ..hashing import fingerprint
+from .fills import FillFlags, fill_of, option_of
 from .options import (
     SCORED_ON,
+    Check,
     Checkpointing,
     CommonFlags,
     Criterion,
@@ -22,6 +24,7 @@ from .options import (
     ScoreData,
     ScoreLimit,
     SelectLimit,
+    Steps,
     load_model,
     make_task,
     names_examples,
@@ -33,7 +36,16 @@ from .options import (
     specs_of,
 )
 from .run_folder import running, weights_of
-from .text import ablation_text, curve_text, limit_notes, one_head_table, over_text, scores_text, transfer_text
+from .text import (
+    ablation_text,
+    curve_text,
+    fill_line,
+    limit_notes,
+    one_head_table,
+    over_text,
+    scores_text,
+    transfer_text,
+)
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -94,6 +106,8 @@ def score(
         ),
     ] = "heads",
     checkpointing: Checkpointing = False,
+    steps: Steps = None,
+    check: Check = None,
     stream: Annotated[
         bool,
         typer.Option(
@@ -104,6 +118,9 @@ def score(
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
 
+    attribution-patching and eap-ig estimate, on contrast tasks, what activation patching does; some units are patched exactly to
+    see how well they do.
+
     Examples:
 
         headcount score my-model --data train.tsv --limit 1000
@@ -112,13 +129,29 @@ def score(
 
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
 
+        headcount score my-decoder --task contrast:ioi --limit 100 --by eap-ig
         headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
     from ..importance import criteria
+    from ..importance.attribution.exact import patch_check
+    from ..importance.attribution.units import METHODS
+
+    if check is not None and by not in METHODS:
+        raise typer.BadParameter(
+            f"--check compares {' and '.join(METHODS)} with exact patches; {by} has none: leave it out."
+        )
 
     subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA, lazy=stream)
     tasks = {} if task is None else {"data": task}
-    options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units, "stream": stream or None}
+    options = {
+        "by": by,
+        "granularity": granularity,
+        "normalize": normalize,
+        "units": units,
+        "steps": steps,
+        "check": check,
+        "stream": stream or None,
+    }
     with running("score", model, subject, flags, tasks, **options) as run:
         scores = criteria.score(
             subject,
@@ -129,6 +162,7 @@ def score(
             normalize=None if normalize == "none" else normalize,
             seed=flags.seed,
             checkpointing=checkpointing,
+            steps=steps,
             run=run,
             specs=specs_of(flags.spec),
         )
@@ -138,7 +172,12 @@ def score(
         document = scores.document(stability)
         if task is not None:  # a curve by these scores is not reported on them
             document = replace(document, seen=seen_examples.to_note({"score": seen_examples.marks(task)}))
-        keep(run, document, flags, scores_text(scores, stability))
+        text = scores_text(scores, stability)
+        if by in METHODS and check != 0:
+            how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
+            patching = patch_check(subject, task, scores, check, **how)
+            document, text = replace(document, patching=patching), f"{text}\n\n{patching.text}"
+        keep(run, document, flags, text)
 
 
 def ablate(
@@ -159,16 +198,21 @@ def ablate(
     test: Test = "randomization",
     resamples: Draws = None,
     memory: Memory = 2.0,
+    *,
+    stands_in: FillFlags,
 ) -> None:
     """Mask units one at a time, or all heads but one, and test each difference.
 
-    With --all-but-one the head is chosen on other examples than those it is reported on.
+    With --all-but-one the head is chosen on other examples than those it is reported on. Masked units write nothing (zero
+    ablation), or what --fill says: their mean, or what they are on other examples.
 
     Examples:
 
         headcount ablate my-model --data dev.tsv --each
 
         headcount ablate my-model --data dev.tsv --each --units layers --test mcnemar
+
+        headcount ablate my-model --data dev.tsv --each --fill mean --reference-data train.tsv
 
         headcount ablate my-model --data dev.tsv --all-but-one --select-data train.tsv --select-limit 5000
     """
@@ -181,22 +225,24 @@ def ablate(
 
     limit = int(memory * 2**30)
     if not all_but_one:
-        options = {"units": units, "block": block}
+        task, fill = fill_of(stands_in, model, subject, flags, task)
+        options: dict[str, Any] = {"units": units, "block": block, "fill": option_of(fill)}
         with running("ablate", model, subject, flags, {"data": task}, **options) as run:
             result = ablation.ablate(
-                subject, task, units, block=block, memory=limit, run=run, specs=specs_of(flags.spec)
+                subject, task, units, block=block, memory=limit, run=run, fill=fill, specs=specs_of(flags.spec)
             )
             comparisons = result.comparisons(test, resamples=resamples, seed=flags.seed)
             counts: list[int | None] = [*result.unfinished] or [None] * len(result.names)
             listed = zip(result.names, comparisons, counts, strict=True)
-            closed = [
-                ClosedUnit(closed=name, comparison=comparison, unfinished=count) for name, comparison, count in listed
-            ]
-            document = AblationDocument(base=ResultDocument.of(result.base), test=test, ablations=tuple(closed))
+            closed = tuple(ClosedUnit(closed=name, comparison=one, unfinished=count) for name, one, count in listed)
+            whole = ResultDocument.of(result.base)
+            document = AblationDocument(base=whole, test=test, fill=result.fill, ablations=closed)
             keep(run, document, flags, ablation_text(result, comparisons))
         return
     select, report, how = _two_sets(model, subject, flags, task, "select", select_data, select_limit)
-    with running("ablate-all-but-one", model, subject, flags, {"select": select, "report": report}) as run:
+    report, fill = fill_of(stands_in, model, subject, flags, report, select)
+    sets = {"select": select, "report": report}
+    with running("ablate-all-but-one", model, subject, flags, sets, fill=option_of(fill)) as run:
         base, rows, chosen = ablation.ablate_all_but_one(
             subject,
             report,
@@ -206,6 +252,7 @@ def ablate(
             seed=flags.seed,
             memory=limit,
             run=run,
+            fill=fill,
             specs=specs_of(flags.spec),
         )
         attentions = tuple(
@@ -216,10 +263,11 @@ def ablate(
             select=ResultDocument.of(chosen.base),
             test=test,
             sets=how,
+            fill=chosen.fill,
             attentions=attentions,
         )
         ended = limit_notes({" of the whole model": base.unfinished}, base.n)
-        keep(run, one_head_document, flags, f"{base}\n{how}\n" + one_head_table(rows) + ended)
+        keep(run, one_head_document, flags, f"{base}\n{how}\n{fill_line(chosen.fill)}" + one_head_table(rows) + ended)
 
 
 def transfer(
@@ -230,6 +278,8 @@ def transfer(
         str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")
     ] = None,
     units: Units = "heads",
+    *,
+    stands_in: FillFlags,
 ) -> None:
     """Do the same heads matter on other data? The same ablation on two data sets, and how well they agree.
 
@@ -248,12 +298,19 @@ def transfer(
     uses = splits.share_out(task, {"measure": 1.0}, flags.seed, {"compare": second_task})
     task, second_task = uses.tasks["measure"], uses.tasks["compare"]
     note = f"note: {uses.left_out}\n" if uses.left_out else ""
-    with running("transfer", model, subject, flags, {"one": task, "other": second_task}, units=units) as run:
+    if stands_in.fill == "counterfactual":
+        raise typer.BadParameter(
+            "counterparts belong to one data set, and transfer measures two: choose another --fill."
+        )
+    task, fill = fill_of(stands_in, model, subject, flags, task)
+    options = {"units": units, "fill": option_of(fill)}
+    with running("transfer", model, subject, flags, {"one": task, "other": second_task}, **options) as run:
         result = ablation.transfer(
-            subject, (task, second_task), units, run=run, seed=flags.seed, specs=specs_of(flags.spec)
+            subject, (task, second_task), units, run=run, seed=flags.seed, fill=fill, specs=specs_of(flags.spec)
         )
         document = TransferDocument(
             sets=splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
+            fill=result.one.fill,
             one=ResultDocument.of(result.one.base),
             other=ResultDocument.of(result.other.base),
             pearson=result.pearson,
@@ -309,6 +366,8 @@ def curve(
         str | None, typer.Option("--checkpoints", help="With --over: only these, by their places, such as 1,2,5,10.")
     ] = None,
     checkpointing: Checkpointing = False,
+    *,
+    stands_in: FillFlags,
 ) -> None:
     """Remove units in the order of their scores, step by step, and measure what is left at each.
 
@@ -368,8 +427,11 @@ def curve(
         test=test,
         seed=flags.seed,
     )
+    report, fill = fill_of(stands_in, model, subject, flags, report, select)
     tasks = {"report": report} if select is None else {"select": select, "report": report}
-    options = {**request._asdict(), "by": list(request.by), "only": list(request.only), "scores": None}
+    how_filled = None if fill is None else fill.document
+    options = {**request._asdict(), "by": list(request.by), "only": list(request.only)}
+    options |= {"scores": None, "fill": option_of(fill)}
     if fixed is not None:
         options["scores"] = fingerprint(fixed.to_json())
     rows = specs_of(flags.spec)
@@ -382,15 +444,23 @@ def curve(
         note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
         with scoring, running("curve", model, subject, flags, tasks, **options) as run:
             stages = curves.over(
-                lambda path: load_model(str(path), flags), stored, report, select, request, run=run, specs=rows
+                lambda path: load_model(str(path), flags),
+                stored,
+                report,
+                select,
+                request,
+                run=run,
+                fill=fill,
+                specs=rows,
             )
-            every = OverDocument(sets=how, checkpoints=tuple(map(curves.checkpoint_of, stages)), skipped=tuple(skipped))
-            keep(run, every, flags, f"{how}\n" + over_text(stages) + note)
+            found, others = tuple(map(curves.checkpoint_of, stages)), tuple(skipped)
+            every = OverDocument(sets=how, fill=how_filled, checkpoints=found, skipped=others)
+            keep(run, every, flags, f"{how}\n{fill_line(how_filled)}" + over_text(stages) + note)
         return
     with scoring, running("curve", model, subject, flags, tasks, **options) as run:
-        curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, specs=rows)
-        document = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, curve_list)))
-        keep(run, document, flags, f"{how}\n" + curve_text(curve_list))
+        curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, fill=fill, specs=rows)
+        document = CurvesDocument(sets=how, fill=how_filled, curves=tuple(map(curves.curve_of, curve_list)))
+        keep(run, document, flags, f"{how}\n{fill_line(how_filled)}" + curve_text(curve_list))
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ back for units that are gone. Padding is left out, so that the numbers do not de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,12 @@ from ..errors import NotFinite, Refused
 from ..evaluation.evaluator import device_of, fresh, to_device
 from ..evaluation.layer_by_layer import Streamed, check_inside, layer_by_layer
 from ..evaluation.residual_stream import Enough, matrix_of
-from ..model.anatomy import Anatomy, Site, Stack
+from ..model.anatomy import Anatomy, Site
 from ..model.equivalence import evaluating
 from ..model.loading.lazy_tensors import is_lazy
 from ..model.matrices import Padded, index_on
 from ..model.multihead import opened
+from ..model.positions import Unclear, in_decoder, real_positions
 from ..progress import Bar
 from .attention import halved, per_token
 
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
 ROWS = 128  # at most so many rows are kept; of more examples, a row is a block of consecutive ones
 CHUNK = 128  # about so many consecutive examples are written together
 KINDS = ("positions", "sums", "squares", "norms")
-
-
-class Unclear(Exception):
-    """Raised where padding cannot be told from text in a batch: each of its examples is then run alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,43 +243,6 @@ def _see(
         total = torch.stack(rows)
         own_sums = sums.setdefault(site.name, {})
         own_sums[kind] = own_sums[kind] + total if kind in own_sums else total
-
-
-# -- which positions are not padding ---------------------------------------------------------------------------------------
-
-
-def in_decoder(root: nn.Module, anatomy: Anatomy, part: Site | Stack) -> bool:
-    """Whether the positions of a part are those of the targets: in the decoder of an encoder-decoder."""
-    if not getattr(getattr(root, "config", None), "is_encoder_decoder", False):
-        return False
-    if isinstance(part, Site) and part.attention is not None:
-        return part.attention in ("decoder", "cross")
-    around = [stack.path for stack in anatomy.stacks if f"{part.path}.".startswith(f"{stack.path}.")]
-    inner = max(around, key=len, default="")
-    return any(site.attention in ("decoder", "cross") for site in anatomy.heads if site.path.startswith(f"{inner}."))
-
-
-def real_positions(batch: Mapping[str, Any], of_targets: bool, x: Tensor, size: int) -> Tensor:
-    """Which positions of a tensor (rows, ..., features) are no padding: (examples, positions), bools.
-
-    All of them where the batch does not say. `Unclear` where it says so of other positions than these.
-    """
-    count = x[..., 0].numel()
-    mask = batch.get("attention_mask")
-    if of_targets:
-        labels = batch.get("labels")
-        mask = batch.get("decoder_attention_mask")
-        if mask is None and isinstance(labels, Tensor) and not labels.is_floating_point():
-            mask = labels != -100
-    known = isinstance(mask, Tensor) and mask.dim() in (2, 3)
-    if known and mask.numel() == count and not count % size:
-        return (mask > 0).reshape(size, -1).to(x.device)
-    if count % size or (known and not bool((mask > 0).all())):
-        raise Unclear(
-            "Which of the positions that a part of the model runs on are padding cannot be told: score on examples without "
-            "padding."
-        )
-    return torch.ones(size, count // size, dtype=torch.bool, device=x.device)
 
 
 # -- the criteria ----------------------------------------------------------------------------------------------------------

@@ -25,9 +25,10 @@ from ..model.anatomy import Anatomy, Site, Stack
 from ..model.equivalence import evaluating
 from ..model.loading.lazy_tensors import is_lazy
 from ..model.multihead import opened
+from ..model.positions import in_decoder, real_positions
 from ..model.tensor_trees import tensors
 from ..progress import Bar, track
-from .activations import alone_where_unclear, each_alone_where_unclear, finite_rows, in_decoder, real_positions
+from .activations import alone_where_unclear, each_alone_where_unclear, finite_rows
 from .attention import halved, per_token
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -23,12 +23,19 @@ OfTotals = Callable[[np.ndarray], np.ndarray]
 
 CLASSIFIED = ("label", "prediction", "loss")
 TOKENS = ("loss", "tokens")
+NORMALISED = ("value", "corrupted", "clean")
+DIFFERENCES = (
+    "logit-difference",
+    "probability-difference",
+    "kl",
+)  # means of a value per example that has no bounds known here
 BLEU_ORDER = 4
 UNFINISHED = (
     "unfinished"  # a column that is counted and not scored: 1 where a translation was ended by the length limit
 )
 LARGEST_EXPONENT = 700.0  # e to that is still finite: a ruined model gets a huge perplexity, never an infinite one
 IN_CACHE = 100_000  # numbers per array where several passes are made over it
+AVERAGED = "statistic"  # columns of rows that are means over draws
 CONSTANT = 1e-12  # variance over mean square below which a column counts as constant, being rounding error
 
 
@@ -94,6 +101,19 @@ class Metric:
         return self.statistics(rows)[:, 0] if self.statistics and self.of_totals is _ratio else None
 
 
+def averaged(of: Metric) -> Metric:
+    """The same metric of rows that are means over draws: its columns are the numbers that the metric adds up.
+
+    Predictions of several draws have no mean, but what each adds to the sums has.
+    """
+    if of.statistics is None or of.of_totals is None or of.name == "pearson":
+        raise BadMeasure(
+            f"{of.name} is no function of sums over single examples, so draws have no mean: take one draw."
+        )
+    width = of.statistics(np.zeros((1, len(of.columns)))).shape[1]
+    return replace(of, columns=tuple(f"{AVERAGED} {n}" for n in range(width)), statistics=np.asarray)
+
+
 def metric(
     name: str,
     *,
@@ -108,8 +128,9 @@ def metric(
     are numbers. f1 and matthews must know how many `labels` there are: F1 is that of class 1 when there are two, else
     the mean over the classes that occur among labels or predictions, as in scikit-learn; matthews with more than two
     is R_K (Gorodkin, 2004). perplexity and loss over the columns loss, tokens are per token (loss with a column tokens
-    is a sum over the example, in nats). bleu and chrf read what `translation_rows` makes; a last column unfinished may be
-    beside it, and is not scored. mean reads the column value.
+    is a sum over the example, in nats). logit-difference, probability-difference and kl are means of the column value, and
+    normalised is the part of the way from corrupted to clean: a ratio of means of value, corrupted and clean. bleu and chrf
+    read what `translation_rows` makes; a last column unfinished may be beside it, and is not scored. mean reads the column value.
     """
     if name not in _KINDS:
         raise BadMeasure(f"There is no metric {name!r:.60}; choose one of {', '.join(METRICS)}.")
@@ -153,6 +174,12 @@ def _per_token(columns: tuple[int, int], rows: np.ndarray) -> np.ndarray:
 def _correct(columns: tuple[int, int], rows: np.ndarray) -> np.ndarray:
     label, prediction = columns
     return np.stack([(rows[:, label] == rows[:, prediction]).astype(np.float64), np.ones(len(rows))], axis=1)
+
+
+def _along(columns: tuple[int, ...], rows: np.ndarray) -> np.ndarray:
+    """How far each value is from the corrupted one, and how far the clean one is: their sums are in the ratio wanted."""
+    value, corrupted, clean = rows[:, columns].T
+    return np.stack([value - corrupted, clean - corrupted], axis=1)
 
 
 def _perplexity(totals: np.ndarray) -> np.ndarray:
@@ -413,6 +440,10 @@ def _build_loss(columns: tuple[str, ...], _: int | None) -> tuple[Statistics, Of
     return partial(_per_one, columns.index("loss")), _ratio
 
 
+def _build_mean(columns: tuple[str, ...]) -> tuple[Statistics, OfTotals]:
+    return partial(_per_one, columns.index("value")), _ratio
+
+
 _BOTH = ("label", "prediction")
 _KINDS = {
     "accuracy": _Kind(CLASSIFIED, _BOTH, True, 100.0, lambda columns, _: (partial(_correct, _pair(columns)), _ratio)),
@@ -442,8 +473,17 @@ _KINDS = {
         TOKENS, TOKENS, False, 1.0, lambda columns, _: (partial(_per_token, _pair(columns, *TOKENS)), _perplexity)
     ),
     "loss": _Kind(TOKENS, ("loss",), False, 1.0, _build_loss),
-    "mean": _Kind(
-        ("value",), ("value",), True, 1.0, lambda columns, _: (partial(_per_one, columns.index("value")), _ratio)
+    **{
+        name: _Kind(("value",), ("value",), name != "kl", 1.0, lambda columns, _: _build_mean(columns))
+        for name in DIFFERENCES
+    },
+    "normalised": _Kind(
+        NORMALISED,
+        NORMALISED,
+        True,
+        1.0,
+        lambda columns, _: (partial(_along, tuple(map(columns.index, NORMALISED))), _ratio),
     ),
+    "mean": _Kind(("value",), ("value",), True, 1.0, lambda columns, _: _build_mean(columns)),
 }
 METRICS = tuple(_KINDS)

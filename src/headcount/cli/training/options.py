@@ -137,11 +137,16 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def is_launched() -> bool:
+    """Whether a launcher started several processes."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def own_device(flags: CommonFlags) -> str | None:
     """The device of this process, where `accelerate launch` started several."""
     import torch
 
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available()
+    several = is_launched() and torch.cuda.is_available()
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and flags.device is None else flags.device
 
 
@@ -175,6 +180,11 @@ class Recovery:
 
     def sane(self, promised: bool, dry_run: bool) -> None:
         """What is wrong with the flags is said before any work is done."""
+        if self.recover is None and is_launched():
+            raise typer.BadParameter(
+                "several processes were started, and prune uses them for the training after the cut: say --recover, or start it "
+                "without a launcher."
+            )
         if self.recover is None:
             recovery_flags: dict[str, Any] = {
                 "--recover-data": self.recover_data,
@@ -230,11 +240,12 @@ class Recovery:
         return uses.tasks["train"], uses.left_out
 
     def trainer(
-        self, task: Task | None, teacher: nn.Module, flags: CommonFlags, run: Run
+        self, task: Task | None, teacher: nn.Module, flags: CommonFlags, run: Run | None
     ) -> Callable[[nn.Module], dict[str, Any]] | None:
         """What trains a smaller model and says how; None where nothing is to be trained."""
         if task is None:
             return None
+        from ...training.followers import hand_out
         from ...training.loop import train
         from ...training.recipe import Recipe
 
@@ -243,6 +254,8 @@ class Recovery:
         distilled = self.distill is not False
 
         def recovered(smaller: nn.Module) -> dict[str, Any]:
+            if is_main():
+                hand_out(teacher, smaller)
             training = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
             facts = {"epochs": training.steps * recipe.batch_size / task.size if recipe.steps else recipe.epochs}
             facts |= {"examples": task.size, "distilled": distilled, "steps": training.steps}
