@@ -28,6 +28,7 @@ from .help.panels import arranged
 from .interventions import circuit, generate, patch
 from .options import how_to_load, named_paths, out, quieten, say_notes, specs_of, with_data
 from .pruning import tradeoff
+from .tables import effects_table
 from .training import learn, train
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def cut(
             )
         )
         return
-    out.print(_price_table(cut_effects))
+    out.print(effects_table(cut_effects))
     out.print(
         f"{counted(len(wanted), 'unit')}, {_n(before)} -> {_n(after)} parameters ({(after - before) / before:+.1%})"
     )
@@ -414,16 +415,6 @@ def _site_table(rows: list[dict[str, Any]], total: int) -> Table:
         sizes = (short_count(row["parameters"]), f"{row['parameters'] / total:.1%}", short_count(unit) if unit else "")
         cut = row["cut"] if row["cut"] in MANNERS else "refused"
         table.add_row(row["site"], type_text, units, str(row["kv_heads"] or ""), str(row["width"]), *sizes, cut)
-    return table
-
-
-def _price_table(cut_effects: list[Any]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "units", "left", "mode", "parameters", "kv heads in the cache"):
-        table.add_column(title, justify="left" if title in ("site", "mode") else "right")
-    for price in cut_effects:
-        cache = f"{price.kv_heads} -> {price.kv_left}" if price.kv_heads else ""
-        table.add_row(price.name, str(price.units), str(price.left), price.mode, f"-{_n(price.parameters)}", cache)
     return table
 
 
