@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ...formatting import counted, with_commas
 from ..options import how_to_load, named_paths, out, quieten, say_notes, specs_of
+from ..tables import effects_table
 from .inspect import AsJson, Model, Rows, Trust
 
 
@@ -116,7 +116,7 @@ def cut(
             )
         )
         return
-    out.print(_price_table(cut_effects))
+    out.print(effects_table(cut_effects))
     sizes_text = f"{with_commas(before)} -> {with_commas(after)} parameters ({(after - before) / before:+.1%})"
     out.print(f"{counted(len(wanted), 'unit')}, {sizes_text}")
     if not dry_run:
@@ -152,15 +152,3 @@ def _small_batch(model: Any) -> dict[str, Any] | None:
     except Exception:  # a model whose forward needs more than its dummy inputs: there is nothing to check with
         return None
     return {name: value.to(model.device) for name, value in batch.items()}
-
-
-def _price_table(cut_effects: list[Any]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "units", "left", "mode", "parameters", "kv heads in the cache"):
-        table.add_column(title, justify="left" if title in ("site", "mode") else "right")
-    for price in cut_effects:
-        cache = f"{price.kv_heads} -> {price.kv_left}" if price.kv_heads else ""
-        table.add_row(
-            price.name, str(price.units), str(price.left), price.mode, f"-{with_commas(price.parameters)}", cache
-        )
-    return table
