@@ -38,7 +38,7 @@ GROUPS: dict[str, Groups] = {
         "Which units go": "by tune compensate only least multiple length checkpointing",
         "The guarantee of --max-drop": "alpha step tries fresh cap",
         "Examples for each use": "score_data score_limit select_data select_limit",
-        "Training afterwards": "recover recover_data recover_limit recover_lr lora distill",
+        "Training afterwards": "recover recover_data recover_limit recover_lr recover_precision lora distill",
         "For other programs": "runtime tensor_parallel export",
         MEASURED: DATA,
         RUN_AS: f"batch_size {RUNS} budget_minutes",
