@@ -50,6 +50,7 @@ app = typer.Typer(
     "    headcount ablate my-model --data dev.tsv --each    # what each head is worth, with tests\n\n"
     "    headcount curve my-model --data dev.tsv            # how many can go\n\n"
     "    headcount roles my-model --data dev.conllu         # what each head looks at\n\n"
+    '    headcount look my-model --text "..." --open        # attention on one text, as a page\n\n'
     "    headcount patch my-model --task contrast:ioi       # which activations carry the answer\n\n"
     "    headcount circuit my-model --task contrast:ioi     # which heads and MLPs are enough for it\n\n"
     "    headcount attribute my-model --data prompts.tsv --right right --wrong wrong   # what each head adds to a logit\n\n"
@@ -284,6 +285,7 @@ app.command()(arranged(with_data(train.train)))
 app.command()(arranged(with_data(learn.learn)))
 app.command()(arranged(with_data(lottery.lottery)))
 app.command()(with_data(roles.roles))
+app.command()(roles.look)
 app.command()(with_data(attribute.attribute))
 app.command()(with_data(weights.weights))
 app.command()(arranged(with_data(measure.curve)))

@@ -132,7 +132,8 @@ class Ablation:
         points = self.base.metric.points
         title = f"{self.base}; below, what it loses without each{' (points)' if points != 1 else ''}"
         sites = notebook.by_site(self.names, self.damage * points)
-        return notebook.block(notebook.line(title, bold=True), notebook.shades(sites, digits=2 if points != 1 else 4))
+        drawn = notebook.shades(sites, digits=2 if points != 1 else 4, colours=notebook.LOSSES)
+        return notebook.block(notebook.line(title, bold=True), drawn)
 
 
 def plans_of(anatomy: Anatomy, units: str = "heads", *, block: int | None = None) -> dict[str, Plan]:
