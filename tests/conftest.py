@@ -61,18 +61,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quarter",
         type=int,
         choices=range(1, 5),
-        help="every test with a quarter of its cases: the 1st, 2nd, 3rd or 4th quarter; all four are the whole suite",
+        help="a quarter of the cases, the 1st, 2nd, 3rd or 4th: of every test, and of files of long commands of every file; "
+        "all four are the whole suite",
     )
 
 
+# Files that run whole commands, traced graphs and simulations, seconds each and one case a test. What they compute is compared
+# by the tests of the packages below, each of which is in every quarter.
+LONG = ("cli/", "data/", "exports/", "pruning/test_pipeline", "pruning/test_one_call", "pruning/test_ledger")
+LONG += ("pruning/test_front", "pruning/test_plan_tests", "pruning/test_checkpoint_curves")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep of every test the cases of one quarter: each of its cases is in one of the four, and every test is in each."""
+    """Keep the cases of one quarter: each case is in one of the four, and every law and test of numbers is in each."""
     quarter = config.getoption("--quarter")
     if quarter is None:
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        path, _, test = item.nodeid.partition("::")
+        together = path.removeprefix("tests/").startswith(LONG)
+        cases.setdefault(path if together else f"{path}::{test.partition('[')[0]}", []).append(item)
     kept = {id(one) for some in cases.values() for one in some[(quarter - 1) % len(some) :: 4]}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]

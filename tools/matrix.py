@@ -4,8 +4,9 @@
     python tools/matrix.py --times 3          # three rounds; each row has another quarter of the cases in each
     python tools/matrix.py avx2 busy -n 1     # some rows, one process
 
-Every row runs every test with a quarter of its cases (`pytest --quarter`), but for the slow repetitions, in an order and with a
-hash seed of its own; files that compare texts and no computed numbers are in the row `busy` alone. The rows differ in what
+Every row runs a quarter of the cases (`pytest --quarter`: every law and every test of numbers with a quarter of its cases, and of
+files that run whole commands every fourth), but for the slow repetitions, in an order and with a hash seed of its own; files that
+compare texts and no computed numbers are in the row `busy` alone. The rows differ in what
 decides how sums are rounded (torch's, oneDNN's, MKL's and OpenBLAS's kernels, the number of threads) and in what a test could
 lean on without knowing it. `rounding` shakes the last digit of every sum, as no one processor does.
 """

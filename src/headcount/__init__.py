@@ -27,6 +27,7 @@ _HOMES = {
     "HeadcountError": ".errors",
     "find": ".model.discovery",
     "masked": ".model.gates",
+    "cached": ".circuits.activations",
     "gated": ".model.gates",
     "cut": ".model.cutting.surgery",
     "removed": ".model.cutting.surgery",
@@ -35,19 +36,24 @@ _HOMES = {
     "task": ".data.task_types",
     "custom_task": ".data.tasks",
     "evaluate": ".evaluation.evaluator",
+    "circuit": ".circuit_discovery.pipeline",
     "compare": ".stats.results",
     "score": ".importance.criteria",
     "plan": ".documents.scores",
     "ablate": ".evaluation.ablation",
     "curve": ".pruning.curves",
+    "patch": ".interventions.patching",
     "export": ".exports.pipeline",
     "prune": ".pruning.one_call",
     "learn": ".learned_gates.pipeline",
     "train": ".training.loop",
     "roles": ".head_roles.analysis",
+    "look": ".head_roles.attention_view",
     "report": ".reporting.page",
 }
 _NAMESPACES = [
+    "circuit_discovery",
+    "circuits",
     "data",
     "documents",
     "efficiency",
@@ -56,6 +62,7 @@ _NAMESPACES = [
     "exports",
     "head_roles",
     "importance",
+    "interventions",
     "learned_gates",
     "lottery_ticket",
     "model",
@@ -72,6 +79,8 @@ __all__ = [
     "Unit",
     "__version__",
     "ablate",
+    "cached",
+    "circuit",
     "compare",
     "curve",
     "custom_task",
@@ -82,7 +91,9 @@ __all__ = [
     "gated",
     "learn",
     "load",
+    "look",
     "masked",
+    "patch",
     "plan",
     "prune",
     "removed",
@@ -95,6 +106,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from . import circuit_discovery as circuit_discovery
+    from . import circuits as circuits
     from . import data as data
     from . import documents as documents
     from . import efficiency as efficiency
@@ -103,6 +116,7 @@ if TYPE_CHECKING:
     from . import exports as exports
     from . import head_roles as head_roles
     from . import importance as importance
+    from . import interventions as interventions
     from . import learned_gates as learned_gates
     from . import lottery_ticket as lottery_ticket
     from . import model as model
@@ -112,6 +126,8 @@ if TYPE_CHECKING:
     from . import runs as runs
     from . import stats as stats
     from . import training as training
+    from .circuit_discovery.pipeline import circuit
+    from .circuits.activations import cached
     from .data.task_types import task
     from .data.tasks import custom_task
     from .documents.scores import plan
@@ -120,7 +136,9 @@ if TYPE_CHECKING:
     from .evaluation.evaluator import evaluate
     from .exports.pipeline import export
     from .head_roles.analysis import roles
+    from .head_roles.attention_view import look
     from .importance.criteria import score
+    from .interventions.patching import patch
     from .learned_gates.pipeline import learn
     from .model.checkpoints import load, save
     from .model.cutting.surgery import cut, removed

@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 
 import headcount as hc
 from headcount.cli.app import app, main
+from headcount.documents.results import FillDocument
 from headcount.reporting import page
 from headcount.runs import Run, read
 
@@ -452,3 +453,85 @@ def test_choosing_and_reporting_on_the_same_examples_is_refused(place: Path, tmp
     assert "chosen on 40 examples of" in found["sets"]
     assert "5 examples of" in found["sets"]
     assert "to score on were left out, being among those to report on" in found["sets"]
+
+
+# -- what stands in for masked units -----------------------------------------------------------------------------------
+
+
+def test_ablate_with_a_fill_is_the_library_s(place: Path, tmp_path: Path) -> None:
+    asked = ("ablate", place / "classifier", "--data", place / "dev.tsv", "--units", "attentions", "--metric", "loss")
+    more = ("--fill", "mean", "--reference-data", place / "train.tsv")
+    found = _json(*asked, *more, "-o", tmp_path / "run")
+    reference = _task(place, "train", metric="loss")
+    fill = hc.interventions.Fill("mean", reference)
+    want = hc.ablate(_model(place), _task(place, "dev", metric="loss"), "attentions", fill=fill)
+    assert close(np.array([row["after"] for row in found["ablations"]]), want.values)
+    assert found["fill"] == {
+        "kind": "mean",
+        "reference": reference.name,
+        "fingerprint": reference.fingerprint,
+        "n": 40,
+    }
+    zero = _json(*asked, "-o", tmp_path / "zero")
+    assert "fill" not in zero
+    assert not alike(zero["ablations"], found["ablations"])
+    assert read(tmp_path / "zero").question["options"] == {"units": "attentions"}  # as earlier versions asked it
+    text = _run(*asked, *more, "-o", tmp_path / "run").output
+    assert f"masked units are given their mean over 40 examples of {reference.name}" in " ".join(text.split())
+    with pytest.raises(hc.errors.BadRun):  # another question belongs into another folder
+        _run(*asked, "--fill", "noise", "-o", tmp_path / "run")
+
+
+def test_without_reference_data_a_part_is_not_reported_on(place: Path, tmp_path: Path) -> None:
+    data = ("--data", place / "dev.tsv")
+    noise = ("--fill", "resample", "--draws", 2, "--at", "first")
+    each = _json("ablate", place / "classifier", *data, "--units", "layers", *noise, "-o", tmp_path / "each")
+    assert each["base"]["n"] + each["fill"]["n"] == 48
+    assert (each["fill"]["draws"], each["fill"]["seed"], each["fill"]["at"]) == (2, 0, "first")
+    one = _json("ablate", place / "classifier", *data, "--all-but-one", "--fill", "mean", "-o", tmp_path / "one")
+    assert one["fill"]["n"] == one["select"]["n"]  # the examples that the head is chosen on
+    curve = _json("curve", place / "classifier", *data, "--step", "50%", "--fill", "mean", "-o", tmp_path / "curve")
+    assert curve["fill"]["n"] + curve["curves"][0]["points"][0]["result"]["n"] == 48
+    signatures = [point["result"]["signature"] for point in curve["curves"][0]["points"]]
+    assert ["|fill:mean(" in one for one in signatures] == [False, True, True]
+    other = ("--other-data", place / "other.tsv", "--fill", "noise", "--reference-data", place / "train.tsv")
+    both = _json("transfer", place / "classifier", *data, *other, "-o", tmp_path / "both")
+    assert both["fill"]["kind"] == "noise"
+    told = page.report(
+        [tmp_path / "each", tmp_path / "one", tmp_path / "curve", tmp_path / "both"], tmp_path / "page.html"
+    )
+    words = " ".join(told.read_text().split())
+    for document in (each, one, curve, both):
+        assert f"{FillDocument(**document['fill']).words}." in words
+
+
+def test_counterparts_are_read_line_by_line(place: Path, tmp_path: Path) -> None:
+    lines = (place / "dev.tsv").read_text().splitlines()
+    turned = [" ".join(reversed(line.split("\t")[0].split())) + "\t" + line.split("\t")[1] for line in lines[1:]]
+    (tmp_path / "turned.tsv").write_text("\n".join([lines[0], *turned]) + "\n")
+    asked = ("ablate", place / "classifier", "--data", place / "dev.tsv", "--units", "layers", "--metric", "loss")
+    more = ("--fill", "counterfactual", "--limit", 30, "--reference-data")
+    same = _json(*asked, *more, place / "dev.tsv", "-o", tmp_path / "same")
+    assert all(abs(row["difference"]) < 1e-5 for row in same["ablations"])
+    found = _json(*asked, *more, tmp_path / "turned.tsv", "-o", tmp_path / "run")
+    assert found["base"]["n"] == 30
+    assert all(abs(row["difference"]) > 1e-5 for row in found["ablations"])
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (("--fill", "median"), "What stands in is zero, mean"),
+        (("--fill", "counterfactual"), "counterparts of --data"),
+        (("--reference-data", "train.tsv"), "zero comes from no data"),
+        (("--draws", "3"), "--draws says nothing about fill zero"),
+        (("--fill", "mean", "--draws", "3"), "at least 1 of resample and noise"),
+        (("--fill", "mean", "--at", "middle"), "a slice such as"),
+    ],
+)
+def test_fills_that_make_no_sense_are_refused(place: Path, words: tuple[str, ...], about: str, tmp_path: Path) -> None:
+    asked = [place / "classifier", "--data", place / "dev.tsv", *words, "-o", tmp_path / "run"]
+    result = CliRunner().invoke(app, ["ablate", *map(str, asked)], terminal_width=200)
+    said = " ".join(f"{result.output} {result.exception}".replace("│", " ").split())
+    assert result.exit_code
+    assert about in said

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from helpers.contrasts import small_gpt2, words_tokenizer
 from helpers.small_models import word_tokenizer
 from transformers import (
     BertConfig,
@@ -55,6 +56,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layers = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in MARIAN.items()}
         marian = MarianConfig(vocab_size=20, d_model=16, pad_token_id=0, decoder_start_token_id=0, **layers)
         MarianMTModel(marian).save_pretrained(folder / "multi30k-de-en")
+    small_gpt2().save_pretrained(folder / "SmolLM2-135M")
+    words_tokenizer().save_pretrained(folder / "SmolLM2-135M")
     with contextlib.chdir(folder):
         made = CliRunner().invoke(app, [*shlex.split(CURVE), "-o", "runs/curve"])
     assert made.exit_code == 0, made.output

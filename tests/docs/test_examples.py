@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.contrasts import small_gpt2, words_tokenizer
 from typer.testing import CliRunner
 
 import headcount as hc
@@ -23,9 +24,11 @@ SECTION = re.compile(r"^(Args|Returns|Examples):\n((?:    .*\n|\n)+)", re.MULTIL
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the examples run: my-model, dev.tsv, train.tsv, smaller, and a run folder in runs."""
+    """The folder in which the examples run: my-model, my-decoder, dev.tsv, train.tsv, smaller, and a run folder in runs."""
     folder = tmp_path_factory.mktemp("examples")
     shutil.copytree(EMBEDDED / "classifier", folder / "my-model")
+    small_gpt2().save_pretrained(folder / "my-decoder")
+    words_tokenizer().save_pretrained(folder / "my-decoder")
     shutil.copy(EMBEDDED / "classifier-data" / "products.tsv", folder / "dev.tsv")
     shutil.copy(EMBEDDED / "classifier-data" / "movies.tsv", folder / "train.tsv")
     command = [

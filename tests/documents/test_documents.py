@@ -44,6 +44,8 @@ def documents() -> dict[str, dict[str, Any]]:
         "lottery": run_folders.lottery(["RTE", "QNLI"], (0, 1), SMALL),
         "result": run_folders.result(0.9),
         "tradeoff": run_folders.tradeoff(),
+        "patch": run_folders.patching(),
+        "circuit": run_folders.circuit(),
         "roles": run_folders.roles(SMALL, sentences=1),
         "claims": {**about, "claims": [claim], "sheets": [sheet], "commands": ["headcount demo"], "left_out": []},
     }

@@ -18,7 +18,7 @@ import headcount as hc
 from headcount.cli.app import app
 from headcount.cli.text import bench_text
 from headcount.documents.bench import speed_text
-from headcount.efficiency import benchmark, contention, random_inputs
+from headcount.efficiency import benchmark, contention, in_turns, random_inputs
 from headcount.efficiency import flops as flop_counts
 from headcount.efficiency.benchmark import Bench, Speed, Subject, Time, bench
 from headcount.errors import BadMeasure, BadRun, OutOfMemory
@@ -255,6 +255,7 @@ def shared_machine(monkeypatch, diary: list[Any], waits: list[float]) -> list[in
         return Time(wall * passes, neurons / 8 * passes, share * wall * passes)
 
     monkeypatch.setattr(benchmark, "timed", clock)
+    monkeypatch.setattr(in_turns, "timed", clock)  # of `by_processor`
     return threads_used
 
 

@@ -82,7 +82,7 @@ def test_a_runtime_is_remade_with_one_thread_where_others_disturb(monkeypatch) -
         seen.append(torch.get_num_threads())
         return runtime.calls()
 
-    monkeypatch.setattr("headcount.efficiency.benchmark.is_busy", lambda share: True)
+    monkeypatch.setattr("headcount.efficiency.in_turns.is_busy", lambda share: True)
     monkeypatch.setattr("headcount.efficiency.benchmark.SHORTEST", 1e-6)
     with contention.threads(2):
         found = bench(models, batch_sizes=[1], lengths=[4], repeats=2, runtime=runtime._replace(calls=calls))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from headcount.documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from headcount.documents.bench import Bench
 from headcount.documents.curves import CurvesDocument, OverDocument, TradeoffDocument
+from headcount.documents.discovery.circuit import CircuitDocument
+from headcount.documents.interventions.patch import PatchDocument
 from headcount.documents.learned import LearnedDocument
 from headcount.documents.lottery import LotteryDocument
 from headcount.documents.prune import PruneDocument
@@ -99,6 +102,67 @@ def ablation(names: Sequence[str], base: float = 0.9, seed: int = 1, metric: str
             after, p, holm = base - 0.012, 0.02, 0.22
         rows.append({"closed": name, **comparison(base, after, p, holm, metric=metric)})
     return _as(AblationDocument, {"base": result(base, metric=metric), "test": "randomization", "ablations": rows})
+
+
+def patching(
+    shape: tuple[int, int] = (2, 3), units: str = "residual", direction: str = "denoising", seed: int = 1
+) -> dict[str, Any]:
+    """Layers x positions, or x heads, of which some lead far from no patch; the first is significant, the second is not."""
+    drawn, base = np.random.default_rng(seed).normal(0, 0.15, shape), 0.0 if direction == "denoising" else 1.0
+    rows = []
+    for layer, place in np.ndindex(*shape):
+        value = (
+            base + (0.9 if direction == "denoising" else -0.9) * ((layer + place) % 5 == 0) + float(drawn[layer, place])
+        )
+        places = {"site": "layers", "layer": layer, "position": str(place - shape[1])}
+        where = places if units == "residual" else {"site": str(layer)}
+        name = f"layers:{layer}@{place - shape[1]}" if units == "residual" else f"{layer}:{place}"
+        numbers = {"normalised": value, "normalised_low": value - 0.1, "normalised_high": value + 0.1}
+        tested = comparison(
+            -2.0, -2.0 + 5 * value, 0.001, 0.01 if (layer + place) % 5 == 0 else 1.0, metric="logit-difference"
+        )
+        rows.append({"patched": name, **where, **numbers, **tested})
+    sides = {"clean": result(3.0, metric="logit-difference"), "corrupted": result(-2.0, metric="logit-difference")}
+    head = {"direction": direction, "units": units, "at": "all", **sides, "test": "randomization"}
+    return _as(PatchDocument, {**head, "patches": rows})
+
+
+def _estimate(value: float) -> dict[str, float]:
+    return {"value": value, "low": value - 0.1, "high": value + 0.1}
+
+
+def circuit(layers: int = 2, heads: int = 3) -> dict[str, Any]:
+    """Half of the units in a circuit whose faithfulness rises with its size, and edges that go up through it."""
+    units = [
+        name for layer in range(layers) for name in [*(f"{layer}:{head}" for head in range(heads)), f"{layer}.mlp"]
+    ]
+    size = len(units) // 2
+    scored = [
+        {"unit": unit, "score": 1.0 - 0.1 * rank, "stderr": 0.05, "rank": rank, "kept": rank <= size}
+        for rank, unit in enumerate(units, 1)
+    ]
+    points = [
+        {"kept": kept, "share": kept / len(units), "value": 3.0 * share, "faithfulness": _estimate(share)}
+        | {"found": share, "random": share**3}
+        for kept, share in ((0, 0.0), (size, 0.9), (len(units), 1.0))
+    ]
+    edges = [
+        {
+            "writer": one,
+            "reader": f"{other}.q" if ":" in other else other,
+            "units": [other],
+            "score": 0.5,
+            "stderr": 0.1,
+        }
+        for one, other in pairwise(["embeddings", "0:0", "0.mlp", "logits"])
+    ]
+    rest = {"0": "0-2", "0.mlp": "0-15"}
+    ends = {"clean": result(3.0, metric="logit-difference"), "corrupted": result(-2.0, metric="logit-difference")}
+    ends["nothing"] = result(0.0, metric="logit-difference")
+    how = {"by": "eap-ig(5)", "ranked": "signed", "sets": "found on 4 examples of ioi, reported on 4 others of it"}
+    areas = {"cpr": _estimate(0.7), "cmd": _estimate(0.3), "random_cpr": 0.3, "reach": 0.8, "size": size}
+    plan = {"plan": {"format": 1, "remove": rest, "why": ""}, "units": scored, "edges": edges, "of_edges": 40}
+    return _as(CircuitDocument, {**how, "signature": "by:eap-ig", **ends, "points": points, **areas, **plan})
 
 
 def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str = "taylor") -> dict[str, Any]:

@@ -904,3 +904,15 @@ def test_what_cannot_be_shown_on_so_few_examples_is_said_where_it_helps() -> Non
     before, after = counted(4, 3, 400)
     enough = fixed_sequence_test(ACCURACY, before, [(1, after)], 1.5)
     assert "even if nothing" not in plan_tests._not_shown(enough, 12), "these could have shown it"
+
+
+def test_promises_about_differences_of_logits_are_those_about_means() -> None:
+    """They have no bounds, so one example must not count for any amount: the betting test, with a cap."""
+    draws = np.random.default_rng(0)
+    before = draws.normal(3, 1, (400, 1))
+    after = before + draws.normal(0, 0.1, (400, 1))
+    shown = [
+        noninferiority_test(metric(name), before, after, 0.5, resamples=200) for name in ("mean", "logit-difference")
+    ]
+    assert shown[0] == shown[1]
+    assert shown[1].cap is not None

@@ -28,7 +28,9 @@ def bench(
             metavar="MODEL...", help="Model folders or names on the hub. The first is what others are compared to."
         ),
     ],
-    batch_size: Annotated[str, typer.Option("--batch-size", help="Batch sizes, separated by commas.")] = "1,4,16,64",
+    batch_size: Annotated[
+        str, typer.Option("--batch-size", "--batch", help="Batch sizes, separated by commas.")
+    ] = "1,4,16,64",
     length: Annotated[str, typer.Option("--length", help="Sequence lengths in tokens, separated by commas.")] = "128",
     repeats: Annotated[
         int | None, typer.Option("--repeats", help="Repetitions per model.", show_default="as --seconds allow")
@@ -42,7 +44,18 @@ def bench(
     int8: Annotated[
         bool, typer.Option("--int8", help="Quantise the weights to 8 bits with the runtime's own method.")
     ] = False,
+    generate: Annotated[
+        int | None,
+        typer.Option(
+            "--generate",
+            help="Also time the writing of so many tokens after each prompt, one at a time with the KV cache.",
+            show_default="passes over prompts only",
+        ),
+    ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Let a GPU run recorded passes instead of launching each operation.")
+    ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16.")] = "float32",
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
@@ -81,6 +94,8 @@ def bench(
 
         headcount bench my-model smaller --threads 1
 
+        headcount bench my-model smaller --generate 128 --batch 1,32
+
         headcount bench my-model smaller --device cuda --dtype bfloat16 --compile
 
         headcount bench my-model smaller --runtime onnxruntime --int8
@@ -96,7 +111,12 @@ def bench(
     }
     if (repeats is not None and repeats < 1) or not seconds > 0:
         raise typer.BadParameter("--repeats is a whole number from 1 on, --seconds a number above 0.")
+    # what was not asked for is not in the question, so that folders of earlier versions are found again
+    options |= {"generate": generate} if generate is not None else {}
+    options |= {"cuda_graphs": True} if cuda_graphs else {}
     if runtime != "torch" or int8:
+        if generate is not None or cuda_graphs:
+            raise typer.BadParameter("--generate and --cuda-graphs are for torch, without --runtime and --int8.")
         if compile or dtype != "float32" or device not in (None, "cpu"):
             raise typer.BadParameter("--runtime and --int8 are for the CPU, in float32 before, and without --compile.")
         options, device = {**options, "runtime": runtime, "int8": int8}, "cpu"

@@ -1,27 +1,24 @@
-"""Commands that measure: evaluate, score, ablate, transfer, curve. Each is the verb of the same name and a table."""
+"""Commands that measure: evaluate, score, ablate, transfer. Each is the verb of the same name and a table."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..data import seen_examples, splits
-from ..errors import BadPlan
-from ..hashing import fingerprint
+from .fills import FillFlags, fill_of, option_of
 from .options import (
     SCORED_ON,
+    Check,
     Checkpointing,
     CommonFlags,
     Criterion,
-    Only,
     Running,
-    ScoreData,
-    ScoreLimit,
     SelectLimit,
+    Steps,
     load_model,
     make_task,
     names_examples,
@@ -29,11 +26,17 @@ from .options import (
     out,
     own_groups,
     quieten,
-    scoring_with,
     specs_of,
 )
-from .run_folder import running, weights_of
-from .text import ablation_text, curve_text, limit_notes, one_head_table, over_text, scores_text, transfer_text
+from .run_folder import running
+from .text import (
+    ablation_text,
+    fill_line,
+    limit_notes,
+    one_head_table,
+    scores_text,
+    transfer_text,
+)
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -58,7 +61,7 @@ def evaluate(model: Model, flags: CommonFlags) -> None:
 
         headcount evaluate my-translator --data test.de --target test.en --num-beams 5
     """
-    subject, task = _model_and_task(model, flags)
+    subject, task = model_and_task(model, flags)
     from ..documents.results import ResultDocument
     from ..evaluation import evaluator
 
@@ -94,8 +97,20 @@ def score(
         ),
     ] = "heads",
     checkpointing: Checkpointing = False,
+    steps: Steps = None,
+    check: Check = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="For models larger than memory: read one layer at a time (wanda, flap, activation, block-influence).",
+        ),
+    ] = False,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
+
+    attribution-patching and eap-ig estimate, on contrast tasks, what activation patching does; some units are patched exactly to
+    see how well they do.
 
     Examples:
 
@@ -104,12 +119,30 @@ def score(
         headcount score my-model --data train.tsv --by ablation --run runs/ablation
 
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
+
+        headcount score my-decoder --task contrast:ioi --limit 100 --by eap-ig
+        headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
     from ..importance import criteria
+    from ..importance.attribution.exact import patch_check
+    from ..importance.attribution.units import METHODS
 
-    subject, task = _model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA)
+    if check is not None and by not in METHODS:
+        raise typer.BadParameter(
+            f"--check compares {' and '.join(METHODS)} with exact patches; {by} has none: leave it out."
+        )
+
+    subject, task = model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA, lazy=stream)
     tasks = {} if task is None else {"data": task}
-    options = {"by": by, "granularity": granularity, "normalize": normalize, "units": units}
+    options = {
+        "by": by,
+        "granularity": granularity,
+        "normalize": normalize,
+        "units": units,
+        "steps": steps,
+        "check": check,
+        "stream": stream or None,
+    }
     with running("score", model, subject, flags, tasks, **options) as run:
         scores = criteria.score(
             subject,
@@ -120,6 +153,7 @@ def score(
             normalize=None if normalize == "none" else normalize,
             seed=flags.seed,
             checkpointing=checkpointing,
+            steps=steps,
             run=run,
             specs=specs_of(flags.spec),
         )
@@ -129,7 +163,12 @@ def score(
         document = scores.document(stability)
         if task is not None:  # a curve by these scores is not reported on them
             document = replace(document, seen=seen_examples.to_note({"score": seen_examples.marks(task)}))
-        keep(run, document, flags, scores_text(scores, stability))
+        text = scores_text(scores, stability)
+        if by in METHODS and check != 0:
+            how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
+            patching = patch_check(subject, task, scores, check, **how)
+            document, text = replace(document, patching=patching), f"{text}\n\n{patching.text}"
+        keep(run, document, flags, text)
 
 
 def ablate(
@@ -150,10 +189,13 @@ def ablate(
     test: Test = "randomization",
     resamples: Draws = None,
     memory: Memory = 2.0,
+    *,
+    stands_in: FillFlags,
 ) -> None:
     """Mask units one at a time, or all heads but one, and test each difference.
 
-    With --all-but-one the head is chosen on other examples than those it is reported on.
+    With --all-but-one the head is chosen on other examples than those it is reported on. Masked units write nothing (zero
+    ablation), or what --fill says: their mean, or what they are on other examples.
 
     Examples:
 
@@ -161,33 +203,37 @@ def ablate(
 
         headcount ablate my-model --data dev.tsv --each --units layers --test mcnemar
 
+        headcount ablate my-model --data dev.tsv --each --fill mean --reference-data train.tsv
+
         headcount ablate my-model --data dev.tsv --all-but-one --select-data train.tsv --select-limit 5000
     """
     if each and all_but_one:
         raise typer.BadParameter("choose one of --each and --all-but-one.")
-    subject, task = _model_and_task(model, flags)
+    subject, task = model_and_task(model, flags)
     from ..documents.ablation import AblationDocument, AllButOneDocument, ClosedUnit, OneHeadLeft
     from ..documents.results import ResultDocument
     from ..evaluation import ablation
 
     limit = int(memory * 2**30)
     if not all_but_one:
-        options = {"units": units, "block": block}
+        task, fill = fill_of(stands_in, model, subject, flags, task)
+        options: dict[str, Any] = {"units": units, "block": block, "fill": option_of(fill)}
         with running("ablate", model, subject, flags, {"data": task}, **options) as run:
             result = ablation.ablate(
-                subject, task, units, block=block, memory=limit, run=run, specs=specs_of(flags.spec)
+                subject, task, units, block=block, memory=limit, run=run, fill=fill, specs=specs_of(flags.spec)
             )
             comparisons = result.comparisons(test, resamples=resamples, seed=flags.seed)
             counts: list[int | None] = [*result.unfinished] or [None] * len(result.names)
             listed = zip(result.names, comparisons, counts, strict=True)
-            closed = [
-                ClosedUnit(closed=name, comparison=comparison, unfinished=count) for name, comparison, count in listed
-            ]
-            document = AblationDocument(base=ResultDocument.of(result.base), test=test, ablations=tuple(closed))
+            closed = tuple(ClosedUnit(closed=name, comparison=one, unfinished=count) for name, one, count in listed)
+            whole = ResultDocument.of(result.base)
+            document = AblationDocument(base=whole, test=test, fill=result.fill, ablations=closed)
             keep(run, document, flags, ablation_text(result, comparisons))
         return
-    select, report, how = _two_sets(model, subject, flags, task, "select", select_data, select_limit)
-    with running("ablate-all-but-one", model, subject, flags, {"select": select, "report": report}) as run:
+    select, report, how = two_sets(model, subject, flags, task, "select", select_data, select_limit)
+    report, fill = fill_of(stands_in, model, subject, flags, report, select)
+    sets = {"select": select, "report": report}
+    with running("ablate-all-but-one", model, subject, flags, sets, fill=option_of(fill)) as run:
         base, rows, chosen = ablation.ablate_all_but_one(
             subject,
             report,
@@ -197,6 +243,7 @@ def ablate(
             seed=flags.seed,
             memory=limit,
             run=run,
+            fill=fill,
             specs=specs_of(flags.spec),
         )
         attentions = tuple(
@@ -207,10 +254,11 @@ def ablate(
             select=ResultDocument.of(chosen.base),
             test=test,
             sets=how,
+            fill=chosen.fill,
             attentions=attentions,
         )
         ended = limit_notes({" of the whole model": base.unfinished}, base.n)
-        keep(run, one_head_document, flags, f"{base}\n{how}\n" + one_head_table(rows) + ended)
+        keep(run, one_head_document, flags, f"{base}\n{how}\n{fill_line(chosen.fill)}" + one_head_table(rows) + ended)
 
 
 def transfer(
@@ -221,6 +269,8 @@ def transfer(
         str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")
     ] = None,
     units: Units = "heads",
+    *,
+    stands_in: FillFlags,
 ) -> None:
     """Do the same heads matter on other data? The same ablation on two data sets, and how well they agree.
 
@@ -228,7 +278,7 @@ def transfer(
 
         headcount transfer my-model --data mnli/dev_matched.tsv --other-data mnli/dev_mismatched.tsv
     """
-    subject, task = _model_and_task(model, flags)
+    subject, task = model_and_task(model, flags)
     from ..documents.ablation import Damages, TransferDocument
     from ..documents.results import ResultDocument
     from ..evaluation import ablation
@@ -239,12 +289,19 @@ def transfer(
     uses = splits.share_out(task, {"measure": 1.0}, flags.seed, {"compare": second_task})
     task, second_task = uses.tasks["measure"], uses.tasks["compare"]
     note = f"note: {uses.left_out}\n" if uses.left_out else ""
-    with running("transfer", model, subject, flags, {"one": task, "other": second_task}, units=units) as run:
+    if stands_in.fill == "counterfactual":
+        raise typer.BadParameter(
+            "counterparts belong to one data set, and transfer measures two: choose another --fill."
+        )
+    task, fill = fill_of(stands_in, model, subject, flags, task)
+    options = {"units": units, "fill": option_of(fill)}
+    with running("transfer", model, subject, flags, {"one": task, "other": second_task}, **options) as run:
         result = ablation.transfer(
-            subject, (task, second_task), units, run=run, seed=flags.seed, specs=specs_of(flags.spec)
+            subject, (task, second_task), units, run=run, seed=flags.seed, fill=fill, specs=specs_of(flags.spec)
         )
         document = TransferDocument(
             sets=splits.in_words(uses, {"measure": "measured", "compare": "compared"}),
+            fill=result.one.fill,
             one=ResultDocument.of(result.one.base),
             other=ResultDocument.of(result.other.base),
             pearson=result.pearson,
@@ -258,144 +315,16 @@ def transfer(
         keep(run, document, flags, note + transfer_text(result))
 
 
-def curve(
-    model: Model,
-    flags: CommonFlags,
-    by: Annotated[
-        str,
-        typer.Option(
-            "--by", help="Importance criteria that order the units, separated by commas: taylor, ablation, random, ..."
-        ),
-    ] = "taylor",
-    scores: Annotated[
-        str | None, typer.Option("--scores", metavar="FILE", help="Scores from `headcount score`, instead of --by.")
-    ] = None,
-    score_data: ScoreData = None,
-    score_limit: ScoreLimit = None,
-    step: Annotated[str, typer.Option("--step", help="Units per step: a count, or a share such as 5%.")] = "10%",
-    least: Annotated[int, typer.Option("--least", help="Heads that every attention keeps.")] = 0,
-    only: Only = "",
-    until_drop: Annotated[
-        float | None,
-        typer.Option("--until-drop", help="Stop at the first point that is worse by this many points of the metric."),
-    ] = None,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Score again after every step (iterative pruning).")
-    ] = False,
-    really_cut: Annotated[
-        bool, typer.Option("--really-cut", help="Cut copies of the model instead of masking.")
-    ] = False,
-    random_seeds: Annotated[int, typer.Option("--random-seeds", help="Random orders, for the band of chance.")] = 3,
-    units: Annotated[str, typer.Option("--units", help="heads, neurons, layers or kv-groups.")] = "heads",
-    test: Test = "randomization",
-    over: Annotated[
-        Path | None,
-        typer.Option(
-            "--over",
-            metavar="CHECKPOINTS",
-            help="A curve for every model folder in this folder (epoch-01, checkpoint-500, ...) instead of MODEL's own.",
-        ),
-    ] = None,
-    checkpoints: Annotated[
-        str | None, typer.Option("--checkpoints", help="With --over: only these, by their places, such as 1,2,5,10.")
-    ] = None,
-    checkpointing: Checkpointing = False,
-) -> None:
-    """Remove units in the order of their scores, step by step, and measure what is left at each.
-
-    Scores and curve never share examples: give --score-data, or --data is split in two. The plan of every point is in
-    the run folder, for `headcount cut --plan`.
-
-    With --over, the curve of every checkpoint of a training, each by its own scores and all on the same examples. MODEL
-    is then what the training came to (or any of the checkpoints): it gives the tokenizer and the kind of task.
-
-    Examples:
-
-        headcount curve my-model --data dev.tsv --score-data train.tsv --score-limit 1000
-
-        headcount curve my-model --data dev.tsv --by taylor,ablation,random
-
-        headcount curve my-translator --data val.de --target val.en --only cross --until-drop 1.0
-
-        headcount curve my-model --over runs/training/checkpoints --data dev.tsv --score-data train.tsv
-    """
-    if over is not None and scores is not None:
-        raise typer.BadParameter(
-            "--scores belong to one model, and --over scores every checkpoint: choose one of them."
-        )
-    if over is None and checkpoints is not None:
-        raise typer.BadParameter("--checkpoints chooses among those of a folder: name it with --over.")
-    from ..data.kinds import KINDS
-    from ..documents.curves import CurvesDocument, OverDocument
-    from ..documents.scores import Scores
-    from ..pruning import curves
-
-    stored, skipped = curves.checkpoints_in(over) if over is not None else ([], [])
-    if checkpoints is not None:
-        stored = curves.by_place(stored, checkpoints)
-    subject, task = _model_and_task(model, flags)
-    fixed = Scores.read(scores) if scores else None
-    if fixed is not None:
-        metrics = (task.with_metric(metric) for metric in KINDS.get(task.kind, (task.metric.name,)))
-        if any(f"#{same.fingerprint[:8]}|" in fixed.signature for same in metrics):
-            raise BadPlan(
-                f"{scores} was computed on the very examples of {task.name}; report on other data, or score anew."
-            )
-        assert scores is not None
-        report, left_out = _not_scored_on(task, Path(scores))
-        select, how = None, f"scores from {scores}{left_out}"
-    else:
-        select, report, how = _two_sets(model, subject, flags, task, "score", score_data, score_limit)
-    request = curves.CurvesAsked(
-        by=("file",) if fixed is not None else tuple(word.strip() for word in by.split(",")),
-        step=step,
-        least=least,
-        only=tuple(word.strip() for word in only.split(",") if word.strip()),
-        until_drop=until_drop,
-        recompute=recompute,
-        really_cut=really_cut,
-        random_seeds=random_seeds,
-        units=units,
-        test=test,
-        seed=flags.seed,
-    )
-    tasks = {"report": report} if select is None else {"select": select, "report": report}
-    options = {**request._asdict(), "by": list(request.by), "only": list(request.only), "scores": None}
-    if fixed is not None:
-        options["scores"] = fingerprint(fixed.to_json())
-    rows = specs_of(flags.spec)
-    scoring = scoring_with(checkpointing, *request.by)
-    if over is not None:
-        from ..formatting import listed
-
-        subject = subject.to("meta")  # one model in memory at a time
-        options |= {"over": str(over), "checkpoints": {path.name: weights_of(str(path), None) for path in stored}}
-        note = f"\nnote: no config.json in {listed(skipped)}, left out" if skipped else ""
-        with scoring, running("curve", model, subject, flags, tasks, **options) as run:
-            stages = curves.over(
-                lambda path: load_model(str(path), flags), stored, report, select, request, run=run, specs=rows
-            )
-            every = OverDocument(sets=how, checkpoints=tuple(map(curves.checkpoint_of, stages)), skipped=tuple(skipped))
-            keep(run, every, flags, f"{how}\n" + over_text(stages) + note)
-        return
-    with scoring, running("curve", model, subject, flags, tasks, **options) as run:
-        curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, specs=rows)
-        document = CurvesDocument(sets=how, curves=tuple(map(curves.curve_of, curve_list)))
-        keep(run, document, flags, f"{how}\n" + curve_text(curve_list))
-
-
-# -- helpers -------------------------------------------------------------------------------------------------------------
-
-
-def _model_and_task(name: str, flags: CommonFlags, optional: bool = False) -> tuple[Any, Any]:
+def model_and_task(name: str, flags: CommonFlags, optional: bool = False, lazy: bool = False) -> tuple[Any, Any]:
+    """The model and its task, or none where a criterion needs no data."""
     if not names_examples(flags) and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()
-    model = load_model(name, flags)
+    model = load_model(name, flags, lazy=lazy)
     return model, make_task(name, model, flags) if names_examples(flags) else None
 
 
-def _two_sets(
+def two_sets(
     name: str, model: Any, flags: CommonFlags, task: Task, use: str, other_data: str | None, limit: int | None = None
 ) -> tuple[Task, Task, str]:
     """Examples to choose on (`use`) and examples to report on, which share none, and a sentence that says which they are."""
@@ -407,25 +336,6 @@ def _two_sets(
         uses = splits.share_out(task, {"report": 1.0}, flags.seed, own)
     how = splits.in_words(uses, {use: "chosen", "report": "reported"})
     return uses.tasks[use], uses.tasks["report"], how
-
-
-def _not_scored_on(task: Task, path: Path) -> tuple[Task, str]:
-    """The examples that scores in a file were not computed on, as far as the file says; and how many were left out."""
-    from ..documents.scores import LARGEST_FILE
-    from ..plans import read_json
-
-    note = read_json(path, LARGEST_FILE).get("seen")
-    if note is None:
-        return task, ""
-    scored = seen_examples.everything(seen_examples.read_seen(note, path))
-    unseen = seen_examples.unseen(task, scored)
-    if unseen is None:
-        raise BadPlan(
-            f"{path} was computed on all {task.size} examples of {task.name}; never choose and report on the same ones: "
-            "report on other data, or score anew."
-        )
-    left_out = task.size - unseen.size
-    return unseen, f"; {left_out} examples of {task.name} that they were computed on were left out" if left_out else ""
 
 
 def keep(run: Run, document: JsonDocument, flags: Running, text: str) -> None:

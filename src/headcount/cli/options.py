@@ -38,9 +38,9 @@ Criterion = Annotated[
     str,
     typer.Option(
         "--by",
-        help="taylor, fisher, ablation, wanda, flap, activation, block-influence, gradient-activation, lrp-epsilon, "
-        "lrp-alpha-beta, confidence, entropy, magnitude or random; of layers also contribution, top, bottom, alternate, "
-        "alternate-top or symmetric.",
+        help="taylor, fisher, attribution-patching, eap-ig, ablation, wanda, flap, activation, block-influence, "
+        "gradient-activation, lrp-epsilon, lrp-alpha-beta, confidence, entropy, magnitude or random; of layers also "
+        "contribution, top, bottom, alternate, alternate-top or symmetric.",
     ),
 ]
 Checkpointing = Annotated[
@@ -48,6 +48,19 @@ Checkpointing = Annotated[
     typer.Option(
         "--checkpointing",
         help="Gradient checkpointing: run layers twice when scoring instead of keeping their activations.",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option("--steps", help="eap-ig: runs between corrupted and clean embeddings.", show_default="5"),
+]
+Check = Annotated[
+    int | None,
+    typer.Option(
+        "--check",
+        metavar="N",
+        help="attribution-patching, eap-ig: units that are patched exactly to compare, drawn by --seed; 0 for none.",
+        show_default="24",
     ),
 ]
 ScoreData = Annotated[
@@ -130,7 +143,7 @@ class CommonFlags(Running):
         flag(
             "--task",
             metavar="KIND",
-            help="classification, multiple-choice, language-modelling, lm-eval:arc_easy,piqa, ...",
+            help="classification, multiple-choice, language-modelling, contrast:ioi, lm-eval:arc_easy,piqa, ...",
             show_default="by the model's class",
         ),
     ] = None
@@ -145,7 +158,7 @@ class CommonFlags(Running):
     )
     limit: Annotated[int | None, flag("--limit", help="Use this many examples of each file, sampled by --seed.")] = None
     metric: Annotated[
-        str | None, flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, loss, ...")
+        str | None, flag("--metric", help="accuracy, f1, matthews, bleu, chrf, perplexity, logit-difference, loss, ...")
     ] = None
     max_length: Annotated[int | None, flag("--max-length", help="Truncate texts after this many tokens.")] = None
     num_beams: Annotated[int, flag("--num-beams", help="Beam size of translation; 1 is greedy.")] = 1
@@ -170,6 +183,10 @@ class CommonFlags(Running):
         int | None,
         flag("--stride", help="Running text: tokens that a window moves on by.", show_default="blocks side by side"),
     ] = None
+    unaligned: Annotated[
+        str,
+        flag("--unaligned", help="Contrast examples that do not align token by token: refuse or drop."),
+    ] = "refuse"
     group: Annotated[
         str | None,
         flag(
@@ -276,11 +293,11 @@ def specs_of(texts: list[str] | None) -> list[Any]:
     return rows
 
 
-def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
+def load_model(name: str, flags: Running, *, fresh: bool = False, lazy: bool = False) -> Any:
     """The model, in evaluation mode, on the device asked for and in the number format of --dtype.
 
     That is float32 unless said otherwise: as with `hc.load`, also where the file has half precision. A model with weights that no
-    file holds is loaded only where `fresh` is right.
+    file holds is loaded only where `fresh` is right. With `lazy` the weights stay in their files.
     """
     import torch
 
@@ -291,7 +308,7 @@ def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
     say_notes(name)
     with progress.Bar("loading the model"):
-        model = load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code)
+        model = load(name, dtype=kinds[flags.dtype], lazy=lazy, trust_remote_code=flags.trust_remote_code)
     untrained = missing_weights(model)
     if untrained and not fresh:
         raise BadCheckpoint(
@@ -331,13 +348,17 @@ def make_task(
     `sample` is how many examples are drawn where no limit is given.
     """
     from ..data.checks import model_fit
+    from ..data.contrast.generation import of_generator
+    from ..data.contrast.measures import REFERRING
+    from ..data.contrast.reference import with_reference
     from ..data.encoding import loaded_tokenizer
     from ..data.language.harness import of_harness
     from ..data.task_types import task
 
     source = data if data is not None else flags.data
     by_name = of_harness(flags.task) and data is None  # other data, to score on, are text
-    if source is None and not by_name:
+    generated = of_generator(flags.task) and data is None
+    if source is None and not by_name and not generated:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     options: dict[str, Any] = {
         "text": flags.text,
@@ -357,6 +378,7 @@ def make_task(
         "choices": flags.choices,
         "prompt": flags.prompt,
         "stride": flags.stride,
+        "unaligned": flags.unaligned,
         "tokenizer": name,
         **overrides,
     }
@@ -365,6 +387,8 @@ def make_task(
     kind, notes = flags.task or kind_of(model), list[str]()
     if of_harness(flags.task) and not by_name:
         kind, options["metric"] = kind_of(model), None
+    if of_generator(flags.task) and not generated:
+        kind = "contrast"
     if by_name:
         options["max_length"] = options["max_length"] or model_fit.positions_of(model)
     elif options["max_length"] is None and "image" not in kind:
@@ -379,12 +403,14 @@ def make_task(
         )
     notes += [] if flags.prefix else model_fit.missing_prefix(model, built_task)
     model_fit.check_tokens(built_task, name, model)
+    if built_task.corrupted is not None and built_task.metric.name in REFERRING:
+        built_task = with_reference(built_task, model)
     return replace(built_task, notes=(*built_task.notes, *notes))
 
 
 def names_examples(flags: CommonFlags) -> bool:
     """Whether the flags say what to measure on: data, or tasks that bring their own documents."""
-    return flags.data is not None or (flags.task or "").startswith("lm-eval:")
+    return flags.data is not None or (flags.task or "").startswith(("lm-eval:", "contrast:"))
 
 
 def other_task(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..documents.bench import Bench
     from ..documents.curves import TradeoffDocument
     from ..documents.prune import PruneDocument
+    from ..documents.results import FillDocument
     from ..documents.roles import Head, Relation, RolesDocument
     from ..documents.scores import Scores, Stability
     from ..evaluation.ablation import Ablation, OneHead, Transfer
@@ -55,7 +56,7 @@ def scores_text(scores: Scores, stability: Sequence[Stability]) -> str:
 
 def ablation_text(ablation: Ablation, comparisons: Sequence[Comparison]) -> str:
     """A map of the differences in points, marked where they are significant, and a count of those that are."""
-    lines = [str(ablation.base), ""]
+    lines = [str(ablation.base), *([] if ablation.fill is None else [ablation.fill.sentence]), ""]
     cells: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
     largest = max(abs(comparison.difference * comparison.points) for comparison in comparisons)
@@ -90,6 +91,11 @@ def limit_notes(ended: Mapping[str, int | None], n: int) -> str:
     return "".join(
         f"\nnote: the length limit ended {count:,} of {n:,} translations{whose}" for whose, count in nonzero_counts
     )
+
+
+def fill_line(fill: FillDocument | None) -> str:
+    """A line that says what stood in for masked units; nothing where it was zero."""
+    return "" if fill is None else f"{fill.sentence}\n"
 
 
 def roles_text(document: RolesDocument) -> str:
@@ -169,6 +175,7 @@ def transfer_text(transfer: Transfer) -> str:
     """Both baselines, both correlations, and what the noise of the damages leaves room for."""
     count = len(transfer.one.names)
     lines = [f"one:   {transfer.one.base}", f"other: {transfer.other.base}"]
+    lines += [] if transfer.one.fill is None else [transfer.one.fill.sentence]
     lines.append(f"damage over {count} units: {transfer.pearson}, {transfer.spearman}")
     room = f"{transfer.ceiling:.2f} [{transfer.ceiling_low:.2f}, {transfer.ceiling_high:.2f}]"
     return "\n".join([*lines, f"noise leaves room for {room}, if units mattered alike on both"])
@@ -394,10 +401,29 @@ def bench_text(bench: Bench) -> str:
         for a, size, batch, length, speed, quartiles, times, span, *others in cells
     ]
     lines = columns_text([[cell.strip() for cell in line] for line in table], "<>", keys=3)
+    if bench.decoding:
+        lines += ["", *_decoding_lines(bench)]
     where = f"torch {bench.torch}" if bench.runtime == "torch" else bench.runtime
-    how = f"{bench.device} · {bench.dtype}{' · compiled' * bench.compile} · {where}"
+    launched = f" · {bench.launched}" if bench.launched else ""
+    how = f"{bench.device} · {bench.dtype}{launched} · {where}"
     head = f"{how} · medians and quartiles of {bench.repeats} repetitions in turns"
     return "\n".join([head, "", *lines, "", *bench.sentences(), *bench.notes]).rstrip()
+
+
+def _decoding_lines(bench: Bench) -> list[str]:
+    """A table of what decoders write: a line per model at each batch size and length of the prompts."""
+    cells = [("model", "batch", "prompt", "new", "tokens/s (quartiles)", "ratio (quartiles)", "cache")]
+    for row in bench.decoding:
+        digits = 0 if row.low >= 100 else 1 if row.low >= 10 else 2
+        speeds = [f"{n:,.{digits}f}" for n in (row.tokens_per_second, row.low, row.high)]
+        doubt = "?" if row.why_not_timed else ""
+        ratio = f"{row.ratio:.2f}{doubt} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
+        numbers = (f"{row.batch:,}", f"{row.length:,}", f"{row.tokens:,}")
+        speed = f"{speeds[0]} ({speeds[1]} to {speeds[2]})"
+        cache = f"{row.cache / 2**20:,.1f} MiB"
+        name = end_of(row.model, max(12, terminal_width() - 56))
+        cells.append((name, *numbers, speed, "" if row.model == bench.reference else ratio, cache))
+    return columns_text([list(line) for line in cells], "<>", keys=3)
 
 
 def _band(curves: Sequence[Curve]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from . import contrast as contrast
     from .task_types import task
     from .tasks import Task, custom_task
 
@@ -16,7 +18,7 @@ __all__ = [
     "task",
 ]
 
-__getattr__ = lazy_attributes(
+_attribute = lazy_attributes(
     __name__,
     {
         "Task": ".tasks",
@@ -24,3 +26,9 @@ __getattr__ = lazy_attributes(
         "task": ".task_types",
     },
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "contrast":
+        return import_module(".contrast", __name__)
+    return _attribute(name)

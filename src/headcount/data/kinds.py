@@ -16,6 +16,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "masked-language-modelling": ("perplexity", "loss"),
     "multiple-choice": ("accuracy", "accuracy-norm", "loss"),
     "last-word": ("accuracy", "loss"),
+    "contrast": ("logit-difference", "probability-difference", "accuracy", "kl", "normalised", "loss"),
     "image-classification": ("accuracy", "f1", "matthews", "loss"),
 }
 KIND_ALIASES: Mapping[str, str] = {
@@ -33,6 +34,9 @@ KIND_ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("mlm", "masked-lm", "fill-mask", "masked-language-modeling"), "masked-language-modelling"),
     **dict.fromkeys(("mc", "multichoice", "choice", "multiple-choice-question-answering"), "multiple-choice"),
     **dict.fromkeys(("lambada", "last-word-prediction"), "last-word"),
+    **dict.fromkeys(
+        ("contrastive", "contrast-pairs", "clean-corrupted", "counterfactual", "counterfactuals"), "contrast"
+    ),
     **dict.fromkeys(("image", "images", "vision", "picture-classification"), "image-classification"),
 }
 METRIC_ALIASES: Mapping[str, str] = {
@@ -44,6 +48,10 @@ METRIC_ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("spearmanr", "spearman-correlation", "spearman-rho"), "spearman"),
     **dict.fromkeys(("sacrebleu", "bleu-score"), "bleu"),
     **dict.fromkeys(("ppl", "perp"), "perplexity"),
+    **dict.fromkeys(("logit-diff", "ld"), "logit-difference"),
+    **dict.fromkeys(("prob-diff", "probability-diff"), "probability-difference"),
+    **dict.fromkeys(("kl-divergence", "kl-div"), "kl"),
+    **dict.fromkeys(("normalized", "normalised-logit-difference", "normalized-logit-difference"), "normalised"),
     **dict.fromkeys(("cross-entropy", "crossentropy", "ce", "nll", "xent", "eval-loss"), "loss"),
 }
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 # Uses, the most important first. To score and to train are one use, learning from examples: no command keeps those two apart.
-IMPORTANCE = ("report", "measure", "compare", "select", "score", "train")
+IMPORTANCE = ("report", "measure", "compare", "select", "score", "reference", "train")
 
 
 class Uses(NamedTuple):

@@ -16,6 +16,9 @@ from ..errors import BadData
 from ..stats.metrics import CLASSIFIED, generated_columns, metric
 from .checks.tokenizers import counted
 from .columns import Names, read_table
+from .contrast.contrasts import contrast_task
+from .contrast.generation import generated_pairs, of_generator
+from .contrast.pairs import read_pairs
 from .encoding import (
     IGNORED,
     Encoded,
@@ -79,13 +82,15 @@ def task(
     choices: Names = None,
     prompt: str | None = None,
     stride: int | None = None,
+    unaligned: str = "refuse",
 ) -> Task:
     """A task of one of `KINDS` on data from a file, a folder, a table in memory, or a data set by name.
 
     Kinds and their metrics, the first of which is the default: classification (accuracy, f1, matthews, loss), of one
     text or of a pair; regression (pearson, spearman, loss); translation (bleu, chrf, loss), which is any text-to-text;
     language-modelling and masked-language-modelling (perplexity, loss); multiple-choice (accuracy, accuracy-norm, loss);
-    last-word (accuracy, loss); image-classification (as classification).
+    last-word (accuracy, loss); contrast (logit-difference, probability-difference, accuracy, kl, normalised, loss);
+    image-classification (as classification).
 
     `data` is a path (TSV, CSV, JSON, JSON Lines, Parquet, plain text; also .gz and .xz; a folder with a folder of
     pictures per class), a list of dicts, a dict of columns, a data frame, a `datasets.Dataset`, the name of a data set
@@ -127,6 +132,7 @@ def task(
         choices: The column of the choices of multiple choice, or "a,b,c": one for each.
         prompt: What is read before a choice, with columns in braces: "Question: {question}".
         stride: Tokens that a sliding window over running text or a long document moves on by.
+        unaligned: What becomes of contrast examples that do not align token by token: "refuse" or "drop".
 
     Returns:
         A task that every verb takes.
@@ -141,6 +147,8 @@ def task(
             raise BadData(f"Tasks of lm-eval bring their own documents; leave the data ({data!r:.60}) out.")
         options = {"metric": metric, "limit": limit, "batch_size": batch_size, "max_length": max_length, "seed": seed}
         return harness_task(kind, tokenizer=tokenizer, **options)
+    pairs = generated_pairs(kind, data, tokenizer, limit, seed) if of_generator(kind) else None
+    kind, data = ("contrast", ()) if pairs is not None else (kind, data)
     if data is None:
         raise BadData("The task needs data: a file, a folder, a table in memory, or the name of a data set.")
     name, kind = kind, kind_named(kind)
@@ -149,8 +157,16 @@ def task(
         raise BadData(f"The batch size is {batch_size}; it must be at least 1.")
     if stride is not None and kind != "language-modelling":
         raise BadData(f"stride (--stride) belongs to language-modelling, and the kind is {kind}.")
+    if unaligned != "refuse" and kind != "contrast":
+        raise BadData(f"unaligned (--unaligned) belongs to contrast, and the kind is {kind}.")
     wants, build = _BUILD[kind]
-    if wants == "choices":
+    if pairs is not None:
+        table = pairs
+    elif wants == "pairs":
+        table = read_pairs(
+            data, text=text, target=target, label=label, choices=choices, split=split, group=group, limit=limit
+        )
+    elif wants == "choices":
         table = read_choices(
             data, text=text, choices=choices, label=label, prompt=prompt, split=split, group=group, limit=limit
         )
@@ -172,6 +188,7 @@ def task(
         prefix,
         seed,
         stride,
+        unaligned,
     )
     made = build(request)
     tokens = "" if made.tokens is None else made.tokens.note(table.name)
@@ -384,6 +401,7 @@ def _translation(request: Request) -> Task:
 
 
 _BUILD: Mapping[str, tuple[str, Callable[[Request], Task]]] = {
+    "contrast": ("pairs", contrast_task),
     "multiple-choice": ("choices", multiple_choice),
     "last-word": ("text", last_words),
     "classification": ("label", _texts),

@@ -47,7 +47,8 @@ class Task:
     come; `cluster_names` says for every cluster what it is called in the data (None: an example that names no group).
     `texts` gives what an example says, where that is text; `notes` are sentences that ought to be said about the examples,
     `tokens` what the tokenizer made of them, `available` how many there were before some were drawn,
-    `label_names` the data's labels in the order of the numbers that stand for them in batches.
+    `label_names` the data's labels in the order of the numbers that stand for them in batches. `corrupted` is the same task on
+    the corrupted prompts of a contrast task, example by example and token by token.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Task:
     notes: tuple[str, ...] = ()
     tokens: TokenCounts | None = None
     available: int | None = None
+    corrupted: Task | None = None
     label_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -155,6 +157,7 @@ class Task:
             if kept_clusters is None
             else tuple(self.cluster_names[cluster] for cluster in kept_clusters),
             texts=None if texts is None else lambda number: texts(numbers[number]),
+            corrupted=None if self.corrupted is None else self.corrupted.subset(numbers),
         )
 
     def split(self, *fractions: float, seed: int = 0) -> tuple[Task, ...]:
@@ -185,7 +188,9 @@ class Task:
     def with_metric(self, name: str) -> Task:
         """The same examples, measured by another metric that this kind of task has."""
         measure = self.measure(name)
-        return replace(self, metric=measure.metric, rows=measure.rows, generates=measure.generates)
+        corrupted = None if self.corrupted is None else self.corrupted.with_metric(name)
+        chosen = {"metric": measure.metric, "rows": measure.rows, "generates": measure.generates}
+        return replace(self, **chosen, corrupted=corrupted)
 
 
 def clustered(names: Sequence[Hashable | None]) -> dict[str, Any]:

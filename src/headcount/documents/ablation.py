@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..stats.paired_tests import Correlation
 from ..stats.results import Comparison
 from .reading import FLAT, SOMETIMES, JsonDocument
-from .results import ResultDocument
+from .results import FillDocument, ResultDocument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +22,13 @@ class ClosedUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationDocument(JsonDocument):
-    """What `ablate` found: the whole model, and the model without each unit in turn."""
+    """What `ablate` found: the whole model, and the model without each unit in turn; `fill` is what stood in, None: zero."""
 
     NAME: ClassVar[str] = "ablation"
 
     base: ResultDocument
     test: str = ""
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)
     ablations: tuple[ClosedUnit, ...]
 
 
@@ -51,6 +52,7 @@ class AllButOneDocument(JsonDocument):
     select: ResultDocument | None = field(default=None, metadata=SOMETIMES)
     test: str = ""
     sets: str = ""
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)
     attentions: tuple[OneHeadLeft, ...]
 
 
@@ -79,6 +81,7 @@ class TransferDocument(JsonDocument):
     ceiling_low: float | None = field(default=None, metadata=SOMETIMES)
     ceiling_high: float | None = field(default=None, metadata=SOMETIMES)
     sets: str | None = field(default=None, metadata=SOMETIMES)
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)
     units: tuple[str, ...]
     damage: Damages
 

@@ -11,7 +11,7 @@ from ..stats.results import Comparison
 from .bench import Ratio
 from .prune import ExampleSet
 from .reading import SOMETIMES, JsonDocument
-from .results import ResultDocument
+from .results import FillDocument, ResultDocument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,7 @@ class CurvesDocument(JsonDocument):
     NAME: ClassVar[str] = "curves"
 
     sets: str = ""
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)
     curves: tuple[Curve, ...]
 
     @property
@@ -84,6 +85,7 @@ class OverDocument(JsonDocument):
     NAME: ClassVar[str] = "over"
 
     sets: str = ""
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)
     checkpoints: tuple[Checkpoint, ...]
     skipped: tuple[str, ...] = ()
 

@@ -6,6 +6,8 @@ from .ablation import AblationDocument, AllButOneDocument, TransferDocument
 from .bench import Bench
 from .claims import ClaimsDocument
 from .curves import CurvesDocument, OverDocument, TradeoffDocument
+from .discovery.circuit import CircuitDocument
+from .interventions.patch import PatchDocument
 from .learned import LearnedDocument
 from .lottery import LotteryDocument
 from .prune import PruneDocument
@@ -20,6 +22,6 @@ KINDS: dict[str, type[JsonDocument]] = {
     for kind in (
         *(PruneDocument, LearnedDocument, CurvesDocument, OverDocument, TrainingDocument, ScoresDocument),
         *(AblationDocument, AllButOneDocument, TransferDocument, Bench, LotteryDocument, ResultDocument),
-        *(RolesDocument, ClaimsDocument, TradeoffDocument),
+        *(RolesDocument, ClaimsDocument, TradeoffDocument, PatchDocument, CircuitDocument),
     )
 }

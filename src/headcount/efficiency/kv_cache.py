@@ -47,7 +47,7 @@ def cached_tensors(model: nn.Module) -> list[Tensor]:
     with evaluating(root), torch.no_grad():
         output = root(**to_device(one_token(root), device_of(root)), use_cache=True)
     cache = output.get("past_key_values") if hasattr(output, "get") else None
-    return list(_keys_and_values(cache))
+    return list(keys_and_values(cache))
 
 
 def bytes_per_token(model: nn.Module) -> int | None:
@@ -164,7 +164,7 @@ def _takes_cache(root: nn.Module) -> bool:
     return "past_key_values" in names and "input_ids" in names
 
 
-def _keys_and_values(cache: Any) -> Iterator[Tensor]:
+def keys_and_values(cache: Any) -> Iterator[Tensor]:
     """The tensors of every layer of a cache, as transformers keeps them now, or as tuples."""
     for layer in getattr(cache, "layers", None) or (cache if isinstance(cache, tuple) else ()):
         pair = layer[:2] if isinstance(layer, tuple) else (getattr(layer, "keys", None), getattr(layer, "values", None))

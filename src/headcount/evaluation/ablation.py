@@ -11,17 +11,19 @@ import numpy as np
 from torch import nn
 
 from .. import notebook
+from ..documents.results import FillDocument
 from ..documents.scores import GROUPS, Scores
 from ..errors import BadPlan
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find
+from ..model.stand_ins import Fill
 from ..plans import Plan, Unit, ranges
 from ..stats.metrics import UNFINISHED
 from ..stats.paired_tests import Correlation, pearson, resampled_differences, spearman
 from ..stats.results import Comparison, Result, compare_all
-from .evaluator import MEMORY, measure, result_of, signature
+from .evaluator import MEMORY, filled, measure, result_of, signature
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -32,13 +34,17 @@ KINDS = ("heads", "neurons", "mlps", "attentions", "layers", "kv-groups")
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """A model measured whole and without each of some plans, on the same examples: `rows` is (plans, examples, columns)."""
+    """A model measured whole and without each of some plans, on the same examples: `rows` is (plans, examples, columns).
+
+    `fill` says what stood in for masked units; None: zero.
+    """
 
     names: tuple[str, ...]
     plans: tuple[Plan, ...]
     base: Result
     rows: np.ndarray
     anatomy: Mapping[str, tuple[str, str | None]]  # site -> (kind, attention type)
+    fill: FillDocument | None = None
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -101,7 +107,12 @@ class Ablation:
         units = tuple(next(iter(plan)) for plan in self.plans)
         kinds = {unit.site: self.anatomy[unit.site][0] for unit in units}
         types = {unit.site: self.anatomy[unit.site][1] for unit in units}
-        return Scores(units, self.damage, "ablation", kinds, types, None, f"by:ablation|{self.base.signature}")
+        return Scores(units, self.damage, "ablation", kinds, types, None, f"by:ablation|{self.signature}")
+
+    @property
+    def signature(self) -> str:
+        """How it was measured: the signature of the whole model's result, and what stood in for units."""
+        return self.base.signature if self.fill is None else f"fill:{self.fill.signature}|{self.base.signature}"
 
     def __str__(self) -> str:
         points, metric = self.base.metric.points, self.base.metric.name
@@ -109,7 +120,10 @@ class Ablation:
         worst = [f"{self.names[n]} {self.damage[n] * points:+.2f}" for n in order[:5]]
         least = [f"{self.names[n]} {self.damage[n] * points:+.2f}" for n in order[::-1][:5]]
         unit = "points" if points != 1 else metric
-        lines = [f"{len(self.plans)} ablations of {self.base}", f"cost most ({unit}): {', '.join(worst)}"]
+        lines = [f"{len(self.plans)} ablations of {self.base}"]
+        if self.fill is not None:
+            lines.append(self.fill.sentence)
+        lines += [f"cost most ({unit}): {', '.join(worst)}"]
         return "\n".join([*lines, f"cost least: {', '.join(least)}", "`.comparisons()` tests each difference"])
 
     def __repr__(self) -> str:
@@ -119,7 +133,8 @@ class Ablation:
         points = self.base.metric.points
         title = f"{self.base}; below, what it loses without each{' (points)' if points != 1 else ''}"
         sites = notebook.by_site(self.names, self.damage * points)
-        return notebook.block(notebook.line(title, bold=True), notebook.shades(sites, digits=2 if points != 1 else 4))
+        drawn = notebook.shades(sites, digits=2 if points != 1 else 4, colours=notebook.LOSSES)
+        return notebook.block(notebook.line(title, bold=True), drawn)
 
 
 def plans_of(anatomy: Anatomy, units: str = "heads", *, block: int | None = None) -> dict[str, Plan]:
@@ -169,6 +184,7 @@ def ablate(
     memory: int = MEMORY,
     run: Run | None = None,
     name: str = "ablation",
+    fill: Fill | str | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> Ablation:
     """The model without each unit in turn: heads, blocks of neurons, MLPs, attentions or layers, or plans of your own.
@@ -186,6 +202,7 @@ def ablate(
         memory: Bytes of activations that may be cached.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         name: Name of the results in the run folder.
+        fill: What stands in for masked units: zero, or an `hc.interventions.Fill` (means, other examples, counterparts, noise).
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
     Returns:
@@ -207,20 +224,23 @@ def ablate(
     if not plans:
         raise BadPlan(f"{anatomy.model_name} has no {units} to close; `headcount inspect` lists what is there.")
     all_plans = [Plan(), *(anatomy.plan(plan) for plan in plans.values())]
+    measured, stands_in = filled(model, task, all_plans, fill, run=run, name=f"{name}-fill", specs=rows)
     values = measure(
         model,
-        task,
+        measured,
         all_plans,
         batch_size=batch_size,
         replay=replay,
         memory=memory,
         run=run,
         name=name,
+        fill=stands_in,
         specs=rows,
     )
-    base = result_of(task, values[0], signature(model, task))
+    base = result_of(measured, values[0], signature(model, task))
     sites = {part.name: (part.kind, getattr(part, "attention", None)) for part in anatomy.parts}
-    return Ablation(tuple(plans), tuple(all_plans[1:]), base, values[1:], sites)
+    document = None if stands_in is None else stands_in.document
+    return Ablation(tuple(plans), tuple(all_plans[1:]), base, values[1:], sites, document)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import __version__, runs
+from ..documents.results import FillDocument
 from ..errors import HeadcountError, NotFinite, OutOfMemory
 from ..model.anatomy import Anatomy, Site
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
+from ..model.stand_ins import Fill, StandIns, data_fill
 from ..model.tensor_trees import mapped, tensors, tile
 from ..plans import Plan
 from ..progress import Bar
+from ..stats.metrics import averaged
 from ..stats.results import Result
 from . import replay as replaying
 from .call_order import NOTHING, CallOrder, learn
@@ -100,16 +103,18 @@ def measure(
     memory: int = MEMORY,
     run: Run | None = None,
     name: str = "measure",
+    fill: Filled | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> np.ndarray:
     """Values of every example with each plan masked in turn: an array (plans, examples, columns of the metric).
 
     An empty plan is the model as it is. With `replay` (the default) nothing is computed twice that cannot have changed;
     without it every plan is an ordinary pass. Both give the same values. `memory` bounds what is remembered, in bytes.
-    With a run, each batch is written as soon as it is done, and read back instead of computed the next time.
+    With a run, each batch is written as soon as it is done, and read back instead of computed the next time. `fill` is what
+    stands in for masked units (see `filled`); with several draws the values of an example are means over them.
     """
     root = unwrap(model)
-    work = _Work(root, find(model, specs), task, list(plans), replay, memory)
+    work = _Work(root, find(model, specs), task, list(plans), replay, memory, fill)
     batches = task.batches(batch_size)
     out = np.empty((len(plans), task.size, len(task.metric.columns)))
     if not len(plans):
@@ -133,6 +138,46 @@ def measure(
     return out
 
 
+class Filled(NamedTuple):
+    """What stands in for masked units in some measurements: prepared, drawn so many times, and how it was made."""
+
+    stand_ins: StandIns
+    document: FillDocument
+    draws: int = 1
+    constant: bool = True  # whether it is the same at every position of every example
+
+
+def filled(
+    model: nn.Module,
+    task: Task,
+    plans: Iterable[Plan],
+    fill: Fill | str | None,
+    *,
+    run: Run | None = None,
+    name: str = "fill",
+    specs: Iterable[ModuleSpec] = (),
+) -> tuple[Task, Filled | None]:
+    """What stands in for the units of these plans, ready for `measure`; and the task to measure, whose rows may be averaged.
+
+    Nothing for `"zero"`.
+    """
+    from_data = data_fill(fill)
+    if from_data is None:
+        return task, None
+    anatomy, units = find(model, specs), Plan(frozenset(unit for plan in plans for unit in plan.units))
+    stand_ins = from_data.prepare(unwrap(model), anatomy, task, units, run=run, name=name)
+    ready = Filled(stand_ins, from_data.document, from_data.draws, from_data.constant)
+    if from_data.draws == 1:
+        return task, ready
+    metric, rows = averaged(task.metric), task.rows
+
+    def statistics(model: nn.Module, batch: dict[str, Any]) -> np.ndarray:
+        assert task.metric.statistics is not None
+        return np.asarray(task.metric.statistics(rows(model, batch)), dtype=np.float64)
+
+    return replace(task, metric=metric, rows=statistics), ready
+
+
 @dataclass
 class _Work:
     """One call of `measure`: what was asked, what was learnt about the model, and how much fits into its memory."""
@@ -143,6 +188,7 @@ class _Work:
     plans: list[Plan]
     replay: bool
     memory: int
+    fill: Filled | None = None
     call_order: CallOrder | None = None
     most_copies: int = 64
     copies: int = 1  # of the last batch
@@ -152,6 +198,14 @@ class _Work:
 
     def rows(self, batch: dict[str, Any]) -> np.ndarray:
         return self.task.rows(self.root, fresh(batch))
+
+    def stand_ins(self, numbers: Sequence[int], batch: dict[str, Any], draw: int = 0) -> Mapping[str, Any]:
+        """What stands in for masked units on these examples."""
+        return {} if self.fill is None else self.fill.stand_ins.of(numbers, batch, draw)
+
+    @property
+    def draws(self) -> int:
+        return 1 if self.fill is None else self.fill.draws
 
 
 def device_of(root: nn.Module) -> torch.device:
@@ -254,25 +308,42 @@ def _all_plans(work: _Work, numbers: Sequence[int]) -> np.ndarray:
     if work.call_order is None:
         work.call_order = _learn(work, numbers)
     call_order = work.call_order
-    if (
-        call_order.depth == NOTHING and not call_order.rows
-    ):  # each on its own, and the whole model only if it was asked for
-        nothing = Memory({}, {}, size)
-        alone = partial(_again, work, call_order, nothing, batch, start=Start(0))
-        return np.stack([alone([plan]) if len(plan) else work.rows(batch) for plan in work.plans])
+    if call_order.depth == NOTHING and not call_order.rows:  # each on its own, the whole model only if it was asked for
+        return _mean_of_draws(work, numbers, batch, lambda stand_ins: _one_by_one(work, batch, size, stand_ins))
     run = partial(work.rows, batch)
     memory, base = replaying.remember(work.root, work.anatomy, call_order, run, size=size, limit=work.memory)
     _find_positions(work, call_order, memory, batch)
     before = memory.versions
-    out = np.full((len(work.plans), *base.shape), base, dtype=np.float64)  # plans that close nothing stay so
-    for start, members in _groups(work, call_order):
-        for some in _chunks(members, _copies(work, call_order, batch, members)):
-            plans = [work.plans[number] for number in some]
-            out[some] = _again(work, call_order, memory, batch, plans, start).reshape(len(some), *base.shape)
+
+    def replay(stand_ins: Mapping[str, Any]) -> np.ndarray:
+        out = np.full((len(work.plans), *base.shape), base, dtype=np.float64)  # plans that close nothing stay so
+        for start, members in _groups(work, call_order):
+            for some in _chunks(members, _copies(work, call_order, batch, members)):
+                plans = [work.plans[number] for number in some]
+                rows = _again(work, call_order, memory, batch, plans, start, stand_ins)
+                out[some] = rows.reshape(len(some), *base.shape)
+        return out
+
+    out = _mean_of_draws(work, numbers, batch, replay)
     if memory.versions != before:  # the model writes into tensors that it was given: nothing can be remembered
         call_order.depth = NOTHING
         return _all_plans(work, numbers)
     return out
+
+
+def _mean_of_draws(
+    work: _Work, numbers: Sequence[int], batch: dict[str, Any], measured: Callable[[Mapping[str, Any]], np.ndarray]
+) -> np.ndarray:
+    """The mean of what is measured with each draw of what stands in."""
+    draws = [measured(work.stand_ins(numbers, batch, draw)) for draw in range(work.draws)]
+    return draws[0] if len(draws) == 1 else np.mean(draws, axis=0)
+
+
+def _one_by_one(work: _Work, batch: dict[str, Any], size: int, stand_ins: Mapping[str, Any]) -> np.ndarray:
+    """Values with each plan masked, from ordinary passes."""
+    nothing, plain = Memory({}, {}, size), CallOrder(depth=NOTHING)
+    alone = partial(_again, work, plain, nothing, batch, start=Start(0), stand_ins=stand_ins)
+    return np.stack([alone([plan]) if len(plan) else work.rows(batch) for plan in work.plans])
 
 
 def _learn(work: _Work, numbers: Sequence[int]) -> CallOrder:
@@ -282,11 +353,12 @@ def _learn(work: _Work, numbers: Sequence[int]) -> CallOrder:
     # the shortest will do; of different lengths, so that some are padded; no more than fit into memory
     batch = next((batch for batch in reversed(work.task.batches()) if len(batch) > 2), numbers)
     chosen = tuple(dict.fromkeys((batch[0], batch[len(batch) // 2], batch[-1])))[: len(numbers)]
-    few, two = work.batch(chosen), work.batch(chosen[1:]) if len(chosen) > 2 else None
+    last = chosen[1:] if len(chosen) > 2 else None
+    few, two = work.batch(chosen), None if last is None else work.batch(last)
     fewer = None if two is None else partial(work.rows, two)
     sites = dict.fromkeys(name for plan in work.plans for name in plan.by_site())
     call_order = learn(work.root, work.anatomy, sites, partial(work.rows, few), fewer, work.task.generates)
-    _prove(work, call_order, few if two is None else two, len(chosen) if two is None else 2)
+    _prove(work, call_order, few if two is None else two, last or chosen)
     return call_order
 
 
@@ -322,9 +394,15 @@ def _chunks(members: list[int], size: int) -> list[list[int]]:
 
 
 def _again(
-    work: _Work, call_order: CallOrder, memory: Memory, batch: dict[str, Any], plans: list[Plan], start: Start
+    work: _Work,
+    call_order: CallOrder,
+    memory: Memory,
+    batch: dict[str, Any],
+    plans: list[Plan],
+    start: Start,
+    stand_ins: Mapping[str, Any],
 ) -> np.ndarray:
-    with replaying.replayed(work.root, work.anatomy, call_order, memory, plans, start):
+    with replaying.replayed(work.root, work.anatomy, call_order, memory, plans, start, stand_ins):
         return work.rows(tiled(batch, memory.size, len(plans)))
 
 
@@ -342,6 +420,8 @@ def tiled(batch: dict[str, Any], size: int, times: int) -> dict[str, Any]:
 
 
 def _find_positions(work: _Work, call_order: CallOrder, memory: Memory, batch: dict[str, Any]) -> None:
+    if work.fill is not None and not work.fill.constant:
+        call_order.reader = None  # what stands in is there for all positions
     try:
         replaying.find_positions(work.root, call_order, memory, work.task.loss, fresh(batch))
     except (HeadcountError, RuntimeError) as error:
@@ -350,14 +430,14 @@ def _find_positions(work: _Work, call_order: CallOrder, memory: Memory, batch: d
         call_order.reader = None  # a task or a model without gradients: the last layer computes all positions
 
 
-def _prove(work: _Work, call_order: CallOrder, batch: dict[str, Any], size: int) -> None:
+def _prove(work: _Work, call_order: CallOrder, batch: dict[str, Any], numbers: Sequence[int]) -> None:
     """Run plans of each place both ways; believe less of the script until they agree.
 
     At the first place two plans run side by side, and both are looked at, to see whether copies of the batch disturb each
     other; at the others the first of the two.
     """
-    run = partial(work.rows, batch)
-    memory, _ = replaying.remember(work.root, work.anatomy, call_order, run, size=size, limit=sys.maxsize)
+    run, stand_ins = partial(work.rows, batch), work.stand_ins(numbers, batch)
+    memory, _ = replaying.remember(work.root, work.anatomy, call_order, run, size=len(numbers), limit=sys.maxsize)
     _find_positions(work, call_order, memory, batch)
     first = True
     for start, members in dict(_groups(work, call_order)).items():
@@ -368,8 +448,9 @@ def _prove(work: _Work, call_order: CallOrder, batch: dict[str, Any], size: int)
 
         def agrees(plans: list[Plan], start: Start = start, looked_at: int = looked_at) -> bool:
             plain = CallOrder(depth=NOTHING)
-            ordinary = [partial(_again, work, plain, memory, batch, [plan], Start(0)) for plan in plans[:looked_at]]
-            return replaying.agrees(work.root, ordinary, partial(_again, work, call_order, memory, batch, plans, start))
+            again = partial(_again, work, stand_ins=stand_ins)
+            ordinary = [partial(again, plain, memory, batch, [plan], Start(0)) for plan in plans[:looked_at]]
+            return replaying.agrees(work.root, ordinary, partial(again, call_order, memory, batch, plans, start))
 
         while (call_order.depth > NOTHING or len(plans) > 1) and not agrees(plans):
             if len(plans) > 1 and (call_order.depth == NOTHING or agrees(plans[:1])):

@@ -27,6 +27,7 @@ from ..errors import HeadcountError
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.equivalence import differs
 from ..model.gates import applied, gates_of
+from ..model.stand_ins import StandIn
 from ..model.tensor_trees import mapped, memory_of, tensors, tile, with_first
 from ..plans import Plan
 from .call_order import LAYERS, READ_POSITIONS, SITES, CallOrder
@@ -167,11 +168,18 @@ def _place(part: Site | Stack, plan: Plan, call_order: CallOrder) -> int:
 
 @contextmanager
 def replayed(
-    root: nn.Module, anatomy: Anatomy, call_order: CallOrder, memory: Memory, plans: Sequence[Plan], start: Start
+    root: nn.Module,
+    anatomy: Anatomy,
+    call_order: CallOrder,
+    memory: Memory,
+    plans: Sequence[Plan],
+    start: Start,
+    stand_ins: Mapping[str, Tensor | StandIn] | None = None,
 ) -> Iterator[None]:
     """Within the block, a batch tiled once per plan runs with the n-th plan masked in its n-th copy, from `start` on.
 
-    All plans begin at the same place; where there are several, each site masked must see examples one by one.
+    All plans begin at the same place; where there are several, each site masked must see examples one by one. What stands in
+    for masked units is the same in every copy.
     """
     times = len(plans)
     answers: dict[nn.Module, Callable[..., Any]] = {}
@@ -183,7 +191,7 @@ def replayed(
     if call_order.depth >= SITES and start.site is not None:
         inner = _inside_answers(anatomy, call_order, memory, start.site, times)
     with ExitStack() as stack:
-        stack.enter_context(applied(root, anatomy, _tiled_gates(anatomy, plans, memory.size)))
+        stack.enter_context(applied(root, anatomy, _tiled_gates(anatomy, plans, memory.size), stand_ins))
         trimmed = call_order.depth >= READ_POSITIONS and memory.positions is not None and call_order.reader is not None
         if trimmed and start.place < len(call_order.blocks):
             last = call_order.blocks[-1]

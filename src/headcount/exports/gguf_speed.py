@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from ..documents.bench import Ratio
-from ..efficiency.benchmark import FEWEST, MOST, orders_of, quartiles
 from ..efficiency.contention import is_busy, waited
 from ..efficiency.contention import threads as torch_threads
+from ..efficiency.in_turns import FEWEST, MOST, orders_of, quartiles
 from ..errors import BadMeasure
 from ..model.loading.gguf_files import head
 from ..progress import Bar

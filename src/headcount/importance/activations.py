@@ -6,8 +6,8 @@ back for units that are gone. Padding is left out, so that the numbers do not de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,14 @@ from torch import Tensor, nn
 from .. import runs
 from ..errors import NotFinite, Refused
 from ..evaluation.evaluator import device_of, fresh, to_device
-from ..evaluation.residual_stream import matrix_of
-from ..model.anatomy import Anatomy, Site, Stack
+from ..evaluation.layer_by_layer import Streamed, check_inside, layer_by_layer
+from ..evaluation.residual_stream import Enough, matrix_of
+from ..model.anatomy import Anatomy, Site
 from ..model.equivalence import evaluating
+from ..model.loading.lazy_tensors import is_lazy
 from ..model.matrices import Padded, index_on
 from ..model.multihead import opened
+from ..model.positions import Unclear, in_decoder, real_positions
 from ..progress import Bar
 from .attention import halved, per_token
 
@@ -34,10 +37,6 @@ if TYPE_CHECKING:
 ROWS = 128  # at most so many rows are kept; of more examples, a row is a block of consecutive ones
 CHUNK = 128  # about so many consecutive examples are written together
 KINDS = ("positions", "sums", "squares", "norms")
-
-
-class Unclear(Exception):
-    """Raised where padding cannot be told from text in a batch: each of its examples is then run alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +78,11 @@ def activation_sums(
     size = batch_size if all(site.per_example for site in sites) else 1
     per_row = -(-task.size // ROWS)
     chunk = per_row * max(1, CHUNK // per_row)
+    if is_lazy(root):
+        streamed = _layer_by_layer(root, anatomy, sites, task, per_row, chunk, size, run, name)
+        return ActivationSums(
+            **{kind: {site.name: streamed[f"{kind}.{site.name}"] for site in sites} for kind in KINDS}
+        )
     pieces = []
     with evaluating(root), torch.no_grad(), opened(root), Bar("activations", total=task.size) as bar:
         for start in range(0, task.size, chunk):
@@ -90,6 +94,53 @@ def activation_sums(
         for kind in KINDS
     }
     return ActivationSums(**joined)
+
+
+def _layer_by_layer(
+    root: nn.Module,
+    anatomy: Anatomy,
+    sites: Sequence[Site],
+    task: Task,
+    per_row: int,
+    chunk: int,
+    size: int | None,
+    run: Run | None,
+    name: str,
+) -> dict[str, np.ndarray]:
+    """The sums of a model whose weights are in files, in the same rows: every example through one layer after the other."""
+    check_inside(anatomy, sites)
+
+    def look(layer: nn.Module, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        inside = set(layer.modules())
+        return _pass(root, anatomy, [site for site in sites if site.writer in inside], task, numbers)
+
+    def gathered(size: int | None, name: str) -> dict[str, np.ndarray]:
+        starts = range(0, task.size, chunk)
+        subsets = ((start, task.subset(range(start, min(start + chunk, task.size)))) for start in starts)
+        batches = [[start + n for n in numbers] for start, some in subsets for numbers in some.batches(size)]
+        return layer_by_layer(Streamed(root, anatomy, task, batches), look, per_row=per_row, run=run, name=name)
+
+    with evaluating(root), torch.no_grad(), opened(root):
+        out = alone_where_unclear(gathered, size, f"{name}-activations")
+    for site in sites:
+        if f"sums.{site.name}" not in out:
+            raise _does_not_run(site, task)
+    return out
+
+
+def alone_where_unclear(
+    compute: Callable[[int | None, str], dict[str, np.ndarray]], size: int | None, name: str
+) -> dict[str, np.ndarray]:
+    """What `compute` gives for a batch size and a name; for examples one by one where padding cannot be told in batches."""
+    try:
+        return compute(size, name)
+    except Unclear as unclear:
+        if size == 1:
+            raise Refused(str(unclear)) from None
+    try:
+        return compute(1, f"{name}-alone")
+    except Unclear as unclear:
+        raise Refused(str(unclear)) from None
 
 
 def _chunk(
@@ -123,7 +174,7 @@ def each_alone_where_unclear(
     except Unclear as unclear:
         if len(numbers) == 1:
             raise Refused(str(unclear)) from None
-    parts = [compute([number]) for number in numbers]
+    parts = [each_alone_where_unclear(compute, [number]) for number in numbers]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
@@ -139,17 +190,22 @@ def _pass(
         for site in sites:
             see = partial(_see, site, partial(real_positions, batch, in_decoder(root, anatomy, site)), sums, size, wide)
             stack.callback(site.writer.register_forward_pre_hook(see, with_kwargs=True).remove)
-        task.loss(root, fresh(batch))
+        with suppress(Enough):  # where one layer is run alone, what comes after it does not
+            task.loss(root, fresh(batch))
     out = {}
     for site in sites:
         if site.name not in sums:
-            raise Refused(
-                f"{site.name} does not run on {task.name}, so there is nothing that it writes; score it on data that it sees."
-            )
+            raise _does_not_run(site, task)
         for kind, values in sums[site.name].items():
             out[f"{kind}.{site.name}"] = values.double().cpu().numpy()
         finite_rows(out[f"squares.{site.name}"], f"What {site.name} writes from", task, numbers)
     return out
+
+
+def _does_not_run(site: Site, task: Task) -> Refused:
+    return Refused(
+        f"{site.name} does not run on {task.name}, so there is nothing that it writes; score it on data that it sees."
+    )
 
 
 def finite_rows(values: np.ndarray, what: str, task: Task, numbers: Sequence[int]) -> None:
@@ -187,43 +243,6 @@ def _see(
         total = torch.stack(rows)
         own_sums = sums.setdefault(site.name, {})
         own_sums[kind] = own_sums[kind] + total if kind in own_sums else total
-
-
-# -- which positions are not padding ---------------------------------------------------------------------------------------
-
-
-def in_decoder(root: nn.Module, anatomy: Anatomy, part: Site | Stack) -> bool:
-    """Whether the positions of a part are those of the targets: in the decoder of an encoder-decoder."""
-    if not getattr(getattr(root, "config", None), "is_encoder_decoder", False):
-        return False
-    if isinstance(part, Site) and part.attention is not None:
-        return part.attention in ("decoder", "cross")
-    around = [stack.path for stack in anatomy.stacks if f"{part.path}.".startswith(f"{stack.path}.")]
-    inner = max(around, key=len, default="")
-    return any(site.attention in ("decoder", "cross") for site in anatomy.heads if site.path.startswith(f"{inner}."))
-
-
-def real_positions(batch: Mapping[str, Any], of_targets: bool, x: Tensor, size: int) -> Tensor:
-    """Which positions of a tensor (rows, ..., features) are no padding: (examples, positions), bools.
-
-    All of them where the batch does not say. `Unclear` where it says so of other positions than these.
-    """
-    count = x[..., 0].numel()
-    mask = batch.get("attention_mask")
-    if of_targets:
-        labels = batch.get("labels")
-        mask = batch.get("decoder_attention_mask")
-        if mask is None and isinstance(labels, Tensor) and not labels.is_floating_point():
-            mask = labels != -100
-    known = isinstance(mask, Tensor) and mask.dim() in (2, 3)
-    if known and mask.numel() == count and not count % size:
-        return (mask > 0).reshape(size, -1).to(x.device)
-    if count % size or (known and not bool((mask > 0).all())):
-        raise Unclear(
-            "Which of the positions that a part of the model runs on are padding cannot be told: score on examples without "
-            "padding."
-        )
-    return torch.ones(size, count // size, dtype=torch.bool, device=x.device)
 
 
 # -- the criteria ----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ See = Callable[[Site, Tensor], None]  # takes probabilities (batch, heads, queri
 def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
     """Within the block, `see(site, probabilities)` is called whenever one of these attentions runs."""
     with ExitStack() as stack:
-        stack.enter_context(_eagerly(root, sites))
+        stack.enter_context(in_the_open(root, sites))
         for site in sites:
             stack.callback(site.module.register_forward_hook(partial(_show, site, see)).remove)
         yield
@@ -44,7 +44,7 @@ def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
 
 def _show(site: Site, see: See, _: nn.Module, __: Any, output: Any) -> None:
     for tensor in tensors(output):
-        if tensor.dim() == 4 and tensor.shape[1] == len(site) and _is_distribution(tensor):
+        if tensor.dim() == 4 and tensor.shape[1] == len(site) and is_distribution(tensor):
             return see(site, tensor)
     raise Refused(
         f"{site.name} ({type(site.module).__name__}) does not hand out its attention probabilities, so what it looks at "
@@ -52,14 +52,14 @@ def _show(site: Site, see: See, _: nn.Module, __: Any, output: Any) -> None:
     )
 
 
-def _is_distribution(tensor: Tensor) -> bool:
+def is_distribution(tensor: Tensor) -> bool:
     """Whether the last axis sums to one, wherever anything may be looked at; position biases do not, also zeros."""
     sums = tensor.detach().float().sum(-1)
     return bool((((sums - 1).abs() < 0.02) | (sums == 0)).all()) and bool((sums > 0).any())
 
 
 @contextmanager
-def _eagerly(root: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
+def in_the_open(root: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
     """Within the block the model computes attention in the open, and is asked for its probabilities if it wants that."""
     # attentions of the older manner look at this setting; for the others transformers would leave hooks of its own behind
     asks = any(re.search("(if|and) (not )?output_attentions", text(type(site.module))) for site in sites)

@@ -18,9 +18,12 @@ from ..model.anatomy import Anatomy, Site, Stack
 from ..model.architectures import ModuleSpec
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
+from ..model.loading.lazy_tensors import is_lazy
 from ..plans import Plan, Unit
 from . import activations, layer_orders
 from .attention import confidence_and_entropy
+from .attribution.pairs import contrasted
+from .attribution.units import METHODS, STEPS, Method, attributions
 from .block_influence import block_influence
 from .checkpointing import checkpointing as gradient_checkpointing
 from .gradients import Contributions, contributions
@@ -49,6 +52,12 @@ LOOKED_AT = {
     "block-influence": "activations",
     "contribution": "layers",
 }  # instead of the metric
+LAYER_BY_LAYER = (
+    "wanda",
+    "flap",
+    "activation",
+    "block-influence",
+)  # a layer can be forgotten when the next one is read
 BACKWARD = ("taylor", "fisher", "gradient-activation")  # those whose layers may be run twice
 BY_PAPER = "by paper"  # the normalisation that the criterion was published with
 PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
@@ -69,6 +78,7 @@ class _Request:
     name: str
     specs: tuple[ModuleSpec, ...]
     grouped: bool = False  # heads that share keys and values are one unit
+    steps: int = STEPS  # of integrated gradients
 
     @property
     def data(self) -> Task:
@@ -96,6 +106,7 @@ def score(
     seed: int = 0,
     batch_size: int | None = None,
     checkpointing: bool = False,
+    steps: int | None = None,
     run: Run | None = None,
     name: str = "score",
     specs: Iterable[ModuleSpec] = (),
@@ -113,6 +124,9 @@ def score(
       loss.
     - `lrp-epsilon`, `lrp-alpha-beta`: the mean over examples of the relevance of the unit for the top-1 logit, by
       layer-wise relevance propagation (Bach et al. 2015, Voita et al. 2019); it has a sign. For heads and neurons.
+    - `attribution-patching`: of a contrast task, the estimated drop of its metric when the unit's activations are those of the
+      corrupted prompts: (clean - corrupted) times the gradient in the clean run (Nanda 2023, Syed et al. 2023). Has a sign.
+    - `eap-ig`: the same with the mean gradient of `steps` runs between corrupted and clean embeddings (Hanna et al. 2024).
     - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed.
     - `confidence`, `entropy`: the mean over all tokens of the largest attention weight (Voita et al. 2019), and of minus
       the entropy.
@@ -143,6 +157,7 @@ def score(
         seed: Random seed.
         batch_size: Examples per forward pass; by default that of the task.
         checkpointing: Gradient checkpointing: run layers twice instead of keeping their activations, for the same values.
+        steps: eap-ig: runs between corrupted and clean embeddings; by default 5.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         name: Name of the results in the run folder.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
@@ -169,6 +184,21 @@ def score(
         raise BadPlan(
             f"Only criteria with a backward pass ({', '.join(BACKWARD)}) have checkpointing; {by} has none: leave it out."
         )
+    if steps is not None and by != "eap-ig":
+        raise BadPlan(f"Only eap-ig takes steps between corrupted and clean prompts; {by} takes none: leave steps out.")
+    if by in METHODS:
+        contrasted(task, by)
+    steps = STEPS if steps is None else steps
+    if by not in (*LAYER_BY_LAYER, *NEED_NO_DATA) and is_lazy(unwrap(model)):
+        why = (
+            "a gradient comes back through all of them"
+            if by in BACKWARD
+            else "it looks at more than one pass through them"
+        )
+        raise Refused(
+            f"The weights of this model stay in their files, and {by} needs all layers at once ({why}); score it by "
+            f"{', '.join(LAYER_BY_LAYER)}, or load it whole (without lazy, or without --stream)."
+        )
     rows = tuple(specs)
     anatomy = find(model, rows)
     words = [units] if isinstance(units, str) else list(units)
@@ -177,7 +207,7 @@ def score(
         raise BadPlan(
             "The heads of a kv group are not seen token by token as one: use granularity example, batch or signed."
         )
-    request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows, grouped)
+    request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows, grouped, steps)
     with gradient_checkpointing(checkpointing):
         raw, samples = CRITERIA[by](request)
     how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
@@ -190,6 +220,7 @@ def score(
         "granularity": granularity if by == "taylor" else None,
         "norm": how,
         "seed": seed if by == "random" else None,
+        "steps": steps if by == "eap-ig" else None,
     }
     line = "|".join(f"{key}:{value}" for key, value in settings.items() if value is not None)
     looked_at = LOOKED_AT.get(by)
@@ -275,6 +306,17 @@ def _relevance(by: str) -> Callable[[_Request], Scored]:
         return _joined(request, signed if RULES[by] else taylor(relevance))
 
     return propagated
+
+
+def _attribution(by: str) -> Callable[[_Request], Scored]:
+    def estimated(request: _Request) -> Scored:
+        how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
+        method = Method(by, request.steps)
+        root = unwrap(request.model)
+        values = attributions(root, request.anatomy, request.parts, request.data, method, **how)
+        return _joined(request, summed(values, request.parts) if request.grouped else values)
+
+    return estimated
 
 
 def _joined(request: _Request, samples: dict[str, np.ndarray]) -> Scored:
@@ -409,6 +451,7 @@ CRITERIA: dict[str, Callable[[_Request], Scored]] = {
     "taylor": _taylor,
     "fisher": _fisher,
     **{name: _relevance(name) for name in RULES},
+    **{name: _attribution(name) for name in METHODS},
     "ablation": _ablation,
     "confidence": _attention("confidence", 1),
     "entropy": _attention("entropy", -1),

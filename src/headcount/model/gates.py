@@ -22,19 +22,28 @@ from ..plans import Plan
 from ..spelling import mask_rows, short
 from .anatomy import Anatomy, Site, Stack, Units
 from .architectures import ModuleSpec
-from .cutting.biases import checked_fill
 from .discovery import find, unwrap
+from .matrices import Padded, index_on
 from .multihead import opened
+from .positions import At, Examples, batch_of
+from .stand_ins import Fill, StandIn, checked_stand_ins, data_fill, placed
 
 
 @contextmanager
 def masked(
-    model: nn.Module, units: Units, *, fill: Mapping[str, Tensor] | None = None, specs: Iterable[ModuleSpec] = ()
+    model: nn.Module,
+    units: Units,
+    *,
+    fill: str | Mapping[str, Tensor] | Fill | None = None,
+    at: At | Tensor | None = None,
+    specs: Iterable[ModuleSpec] = (),
 ) -> Iterator[Plan]:
     """Zero ablation: within the block, these `units` contribute nothing; gives the plan that they make.
 
-    With `fill`, what their columns of the output matrix are given is not zero but these numbers, at every position (mean
-    ablation, where they are means): site names to one number per column of the units of the site.
+    With `fill`, what their columns of the output matrix are given is not zero but something else: its mean over a reference
+    set with `hc.interventions.Fill("mean", reference)`, or numbers of one's own by site: (columns,) for every position,
+    (positions, columns), or (examples, positions, columns) for one batch. A layer ("layers:3") is passed over, and numbers
+    for it are added there: they take the place of its contribution, output minus input.
 
     `masked(model, "3:7")` masks head 7 of layer 3, `"3:*"` that whole attention, `"*:7"` head 7 of every attention,
     `"3:-1"` the last head, `"3.mlp:0-99"` a hundred neurons, `"layers:3"` the whole layer. `(3, 7)`, `{3: [7]}`, `"L3H7"`
@@ -44,7 +53,10 @@ def masked(
     Args:
         model: The model; it is as it was after the block.
         units: Units such as `"3:7 5:0-3"`, `(3, 7)` or `{3: [7]}`, a plan, or a mask of layers x heads (see `Anatomy.plan`).
-        fill: What stands in for units, by site name: a number per column; sites that are not there have zeros.
+        fill: What stands in for units: "zero", tensors by site name, or an `hc.interventions.Fill`; sites that are not there
+            have zeros.
+        at: Positions at which they are masked: "last", "0:5", "-3:", a number, one of these for each example of a batch, or
+            a mask (examples, positions). Padding does not count; by default all positions.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
     Returns:
@@ -58,9 +70,30 @@ def masked(
     """
     anatomy = find(model, specs)
     plan = anatomy.plan(units)
-    stand_ins = checked_fill(anatomy, fill or {})
-    with applied(unwrap(model), anatomy, gates_of(anatomy, plan), stand_ins):
+    examples = Examples(unwrap(model), anatomy)
+    if not isinstance(fill, Mapping):
+        from_data = data_fill(fill)
+        fill = {} if from_data is None else from_data.stand_ins(model, anatomy, plan)
+    stand_ins = checked_stand_ins(anatomy, plan, fill, at, examples)
+    with ExitStack() as stack:
+        if any(isinstance(one, StandIn) for one in stand_ins.values()):
+            stack.enter_context(_watched(examples))
+        stack.enter_context(applied(unwrap(model), anatomy, gates_of(anatomy, plan), stand_ins))
         yield plan
+
+
+@contextmanager
+def _watched(examples: Examples) -> Iterator[None]:
+    """Within the block, `examples` are those that the model was called with last."""
+
+    def called(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        examples.batch, examples.size = batch_of(args, kwargs)
+
+    handle = examples.root.register_forward_pre_hook(called, with_kwargs=True, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def gates_of(anatomy: Anatomy, plan: Plan) -> dict[str, Tensor]:
@@ -147,13 +180,18 @@ Live = Callable[[], Tensor]  # gates that change while the block is open: asked 
 
 @contextmanager
 def applied(
-    root: nn.Module, anatomy: Anatomy, gates: Mapping[str, Tensor | Live], fill: Mapping[str, Tensor] | None = None
+    root: nn.Module,
+    anatomy: Anatomy,
+    gates: Mapping[str, Tensor | Live],
+    fill: Mapping[str, Tensor | StandIn] | None = None,
 ) -> Iterator[None]:
     """`gated` for a model whose anatomy is at hand: loops need not find it anew for each of their turns.
 
     A gate may be a function that gives the tensor of the moment: a number per unit, or per input column of the writer. `fill`
-    has, by site, what a gate of zero lets in instead: a number per input column of the writer.
+    has, by site, what a gate of zero lets in instead: a number per input column of the writer, or a stand-in; by layer
+    ("layers:3"), what is added to what goes into it.
     """
+    fill = fill or {}
     with ExitStack() as stack:
         stack.enter_context(_compiled_code_steps_aside())
         stack.enter_context(opened(root))
@@ -162,7 +200,8 @@ def applied(
             _check_shape(part, gate)
             if isinstance(part, Stack):
                 for position, block in enumerate(part.blocks):
-                    hook = partial(_mix, part, gate, position)
+                    own_fill = _Counted(fill.get(f"{part.name}:{part.ids[position]}"))
+                    hook = partial(_mix, part, gate, position, own_fill)
                     # before the hooks by which transformers records hidden states: they should see what goes on
                     handle = block.register_forward_hook(hook, with_kwargs=True, prepend=True)
                     stack.callback(handle.remove)
@@ -179,9 +218,23 @@ def applied(
                     stack.callback(part.writer.register_forward_pre_hook(fresh, prepend=True).remove)
                     stack.callback(part.writer.register_forward_hook(fresh, always_call=True).remove)
                     stack.callback(_unshadow, part)
-                hook = partial(_multiply, part, gate, fill=(fill or {}).get(name))
+                hook = partial(_multiply, part, gate, fill=_Counted(fill.get(name)))
                 stack.callback(part.writer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
+
+
+class _Counted:
+    """A fill, and how often the part that it stands in for was called on the same batch."""
+
+    def __init__(self, source: Tensor | StandIn | None) -> None:
+        self.source, self._batch, self._calls = source, object(), 0
+
+    def call(self) -> int:
+        """How often it was called before."""
+        assert isinstance(self.source, StandIn)
+        batch = self.source.examples.batch
+        self._batch, self._calls = batch, self._calls + 1 if batch is self._batch else 0
+        return self._calls
 
 
 def _now(gate: Tensor | Live) -> Any:
@@ -238,32 +291,51 @@ def _multiply(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    fill: Tensor | None = None,
+    fill: _Counted,
 ) -> tuple[Any, Any]:
     """Pre-hook of a writer: its input, with each unit's columns multiplied by the unit's gate, and the rest from the fill."""
     gate = _now(gate_source)
     name = "" if args else next(iter(kwargs))
     x = args[0] if args else kwargs[name]
     # a copy of the module, as DataParallel makes for every device, has a weight of its own
-    if callable(gate_source) and fill is None and module is site.writer and _folds(site, x):
+    if callable(gate_source) and fill.source is None and module is site.writer and _folds(site, x):
         _shadow(site, gate_source)
         return args, kwargs
-    axis = 1 if isinstance(site.writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
+    axis = column_axis(site.writer, x)
+    whole, chosen = x, index_on(module.places, x.device) if isinstance(module, Padded) else None
+    x = x if chosen is None else x.index_select(axis, chosen)  # it picks its inputs itself
     columns = _columns(site, gate.to(x.device, x.dtype))
-    if gate.dim() == 3 or axis != x.dim() - 1:
+    if isinstance(fill.source, StandIn):
+        last = x.movedim(axis, -1)
+        values, kept = placed(fill.source, last, columns, fill.call())
+        x = (last * kept + (1 - kept) * values).movedim(-1, axis)
+    else:
+        x = _scaled(site, x, axis, columns, fill.source)
+    x = x if chosen is None else whole.index_copy(axis, chosen, x)
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
+
+
+def _scaled(site: Site, x: Tensor, axis: int, columns: Tensor, fill: Tensor | None) -> Tensor:
+    """What a writer is given, times a number per column, or per example and column, and the rest from the fill."""
+    if columns.dim() == 3 or axis != x.dim() - 1:
         shape = [1] * x.dim()
         shape[axis] = columns.shape[-1]
-        if gate.dim() == 3:
+        if columns.dim() == 3:
             columns = per_row(columns[:, 0], x, site.name)
             shape[0] = x.shape[0]
         columns = columns.view(shape)
     if fill is None:
-        x = x * columns
-    else:
-        shape = [1] * x.dim()
-        shape[axis] = -1
-        x = x * columns + (1 - columns) * fill.to(x.device, x.dtype).view(shape)
-    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, name: x})
+        return x * columns
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return x * columns + (1 - columns) * fill.to(x.device, x.dtype).view(shape)
+
+
+def column_axis(writer: nn.Module, x: Tensor) -> int:
+    """Which axis of what a writer is given has its columns."""
+    if isinstance(writer, Padded):
+        return int(writer.feature_axis) % x.dim()
+    return 1 if isinstance(writer, nn.Conv1d | nn.Conv2d) else x.dim() - 1
 
 
 def _folds(site: Site, x: Tensor) -> bool:
@@ -312,6 +384,7 @@ def _mix(
     stack: Stack,
     gate_source: Tensor | Live,
     position: int,
+    fill: _Counted,
     block: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -319,6 +392,25 @@ def _mix(
 ) -> Any:
     """Forward hook of a layer: between its input (gate 0) and its output (gate 1), exactly at both ends."""
     gate = _now(gate_source)[..., position]
+    before, after = handed_on(stack, block, args, kwargs, output)
+    weight = gate.to(after.device, after.dtype)
+    if isinstance(fill.source, StandIn):
+        per_copy = weight[..., None] if gate.dim() == 2 else weight.view(1)  # (copies, 1, 1) or (1,)
+        values, weight = placed(fill.source, after - before, per_copy, fill.call())
+    elif gate.dim() == 2:
+        weight = per_row(weight, after, stack.name).view(-1, *[1] * (after.dim() - 1))
+    mixed = torch.lerp(before, after, weight.expand_as(after) if weight.dim() else weight)
+    if isinstance(fill.source, Tensor):
+        values = fill.source.to(after.device, after.dtype)
+    if fill.source is not None:
+        mixed = mixed + (1 - weight) * values
+    return mixed if isinstance(output, Tensor) else type(output)((mixed, *output[1:]))
+
+
+def handed_on(
+    stack: Stack, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> tuple[Tensor, Tensor]:
+    """The residual stream before and after a layer; `Refused` where it does not hand on what it takes in."""
     before = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
     after = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple | list) else None
     if type(output) not in (tuple, list):
@@ -327,8 +419,4 @@ def _mix(
         raise Refused(
             f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be masked."
         )
-    weight = gate.to(after.device, after.dtype)
-    if gate.dim() == 2:
-        weight = per_row(weight, after, stack.name).view(-1, *[1] * (after.dim() - 1))
-    mixed = torch.lerp(before, after, weight.expand_as(after) if weight.dim() else weight)
-    return mixed if isinstance(output, Tensor) else type(output)((mixed, *output[1:]))
+    return before, after

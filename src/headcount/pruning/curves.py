@@ -19,15 +19,17 @@ from ..documents import curves as documents
 from ..documents.results import ResultDocument
 from ..documents.scores import Scores, how_many
 from ..errors import BadPlan, BadRun
-from ..evaluation.evaluator import MEMORY, measure, result_of, signature
+from ..evaluation.evaluator import MEMORY, filled, measure, result_of, signature
 from ..importance.criteria import NEED_NO_DATA, score
 from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
 from ..model.gates import masked
+from ..model.stand_ins import Fill, data_fill
 from ..parsing import by_number, share_in
 from ..plans import Plan
 from ..progress import track
 from ..stats.results import Comparison, Result, compare
+from .tuning.compensation import biases_of, of_those_left
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -96,7 +98,10 @@ class Curve:
 
     def _repr_html_(self) -> str:
         line = notebook.curve(
-            [(p.removed, p.result.value) for p in self.points], "units removed", self.base.metric.name
+            [(p.removed, p.result.value) for p in self.points],
+            "units removed",
+            self.base.metric.name,
+            [(self.base.value + p.comparison.low, self.base.value + p.comparison.high) for p in self.points],
         )
         rows = [(f"{p.removed} of {self.of}", f"{p.result.value:.4f}", str(p.comparison)) for p in self.points[1:]]
         table = notebook.table(["removed", self.base.metric.name, "difference to the whole model"], rows)
@@ -146,6 +151,7 @@ def curve(
     run: Run | None = None,
     name: str = "curve",
     base_name: str = "whole",
+    fill: Fill | str | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> Curve:
     """Close the least important units step by step and measure the model at each.
@@ -155,7 +161,8 @@ def curve(
     scored on `score_data`, or on one half of `task`, and the curve is measured on the other half. Sets are nested: what is
     gone stays gone. `least` units of each site stay; `only` restricts the choice to a type ("encoder", "decoder", "cross").
     `until_drop` stops after the first point that is worse by more than so many points. With `really_cut` a copy of the
-    model is cut instead of masked: the numbers are the same, to rounding.
+    model is cut instead of masked: the numbers are the same, to rounding. `fill` is what stands in for units that are gone,
+    taken from the whole model; scores are those that there are, or of the model with units masked to zero.
 
     Args:
         model: The model; it is as it was afterwards.
@@ -176,6 +183,7 @@ def curve(
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         name: Name of the results in the run folder.
         base_name: Name of the full model's result in the run folder.
+        fill: What stands in for masked units: zero, or an `hc.interventions.Fill`; cut, only zero or the mean.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
     Returns:
@@ -206,6 +214,14 @@ def curve(
     if targets[-1] < reachable and (isinstance(step, str) or not isinstance(step, Sequence)):
         targets.append(reachable)
     subject = copy.deepcopy(model) if really_cut else model
+    everything = Plan(frozenset(chosen.removing(chosen)))
+    written = biases_of(model, everything, data_fill(fill), rows) if really_cut else {}
+    measured, stands_in = (
+        (task, None)
+        if really_cut
+        else filled(model, task, [everything], fill, run=run, name=f"{name}-fill", specs=rows)
+    )
+    from_data = data_fill(fill)
     plan, points = Plan(), list[Point]()
     base: Result | None = None
     for target in track(targets, f"curve by {chosen.by}"):
@@ -217,14 +233,23 @@ def curve(
         point_name = f"{name}-{target:05d}" if target else base_name
         if really_cut:
             if points and len(plan) > points[-1].removed:
-                cut(subject, plan - points[-1].plan, specs=rows)
+                cut(subject, plan - points[-1].plan, fill=of_those_left(model, subject, written, rows), specs=rows)
             closed = Plan()
         else:
             closed = plan
         values = measure(
-            subject, task, [closed], batch_size=batch_size, memory=memory, run=run, name=point_name, specs=rows
+            subject,
+            measured,
+            [closed],
+            batch_size=batch_size,
+            memory=memory,
+            run=run,
+            name=point_name,
+            fill=stands_in,
+            specs=rows,
         )
-        result = result_of(task, values[0], f"{chosen.signature}|without:{target}|{signature(model, task)}")
+        how = signature(model, task, fill=from_data.signature if from_data is not None and target else None)
+        result = result_of(measured, values[0], f"{chosen.signature}|without:{target}|{how}")
         base = base or result
         point = Point(plan, result, compare(base, result, test=test, seed=seed))
         points.append(point)
@@ -303,6 +328,7 @@ def curves(
     fixed: Scores | None = None,
     run: Run | None = None,
     prefix: str = "",
+    fill: Fill | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> list[Curve]:
     """A curve for each order: scores from `select` (or `fixed`), measured on `report`; "random" gives several.
@@ -342,6 +368,7 @@ def curves(
             run=run,
             name=f"{prefix}curve-{name}",
             base_name=f"{prefix}whole",
+            fill=fill,
             specs=rows,
         )
         for name, order in track(orders, "curves")
@@ -423,6 +450,7 @@ def over(
     request: CurvesAsked,
     *,
     run: Run | None = None,
+    fill: Fill | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> list[Stage]:
     """The curves of every checkpoint on the same examples, each by its own scores: Figure 5 of Michel et al. 2019.
@@ -434,7 +462,11 @@ def over(
         model = load(path)
         prefix = f"{place:03d}-{re.sub(r'[^A-Za-z0-9_.]+', '-', path.name)[:60]}-"
         stages.append(
-            Stage(path.name, place, curves(model, report, select, request, run=run, prefix=prefix, specs=rows))
+            Stage(
+                path.name,
+                place,
+                curves(model, report, select, request, run=run, prefix=prefix, fill=fill, specs=rows),
+            )
         )
         del model
         gc.collect()  # modules and their hooks refer to each other

@@ -25,6 +25,7 @@ from .sections import (
     layer_widths,
     lottery,
     measurements,
+    patching,
     pruning,
     role_survival,
     roles,
@@ -39,9 +40,8 @@ from .sections.runs import Step
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("heads.js", "page.js")  # one script, in this order
 LARGEST = 5_000_000  # bytes of a page
-IN_DETAIL = (
-    40  # runs with sections of their own; of more, and of a larger page, the last ones of each command are shown
-)
+# runs with sections of their own; of more, and of a larger page, the last ones of each command are shown
+IN_DETAIL = 40
 DETAIL = ((12, 8), (12, 4), (6, 4), (6, 2), (3, 2), (2, 1), (1, 1))  # models, and runs of each kind: most first
 FEW = 4  # sections that are all unfolded
 # The groups of sections of a model, in the order of a story. A section of no group stands in the last one.
@@ -50,12 +50,12 @@ GROUPS = {
         *("tradeoff", "guarantee", "structure", "recovered", "lottery", "learned"),
         *("speed", "budget", "tuned", "removed", "curve", "over", "survivors", "overlap", "agreement"),
     ),
-    "Which units matter": ("effects", "predictions", "ranking", "spread", "one-head", "transfer", "units"),
+    "Which units matter": ("effects", "patching", "predictions", "ranking", "spread", "one-head", "transfer", "units"),
     "What heads do": ("roles", "survival", "relations"),
     "How it was made": ("gates", "training", "search", "networks", "all-runs"),
 }
 # Sections that are unfolded, the first of each; of a group that has none of them, the first one.
-UNFOLDED = {"tradeoff", "guarantee", "structure", "recovered", "lottery", "learned", "effects", "roles"}
+UNFOLDED = {"tradeoff", "guarantee", "structure", "recovered", "lottery", "learned", "effects", "patching", "roles"}
 
 
 class Placed(NamedTuple):
@@ -314,6 +314,7 @@ def _sections(part: Part) -> list[Section]:
         *criteria.predictions(part),
         *measurements.spreads(part),
         *measurements.effects(part),
+        *patching.patchings(part),
         *measurements.one_head(part),
         *pruning.guarantee(part),
         *measurements.transfers(part),

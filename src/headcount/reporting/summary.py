@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from ..documents.bench import Bench, Speed
 from ..documents.curves import Curve, CurvePoint, CurvesDocument, OverDocument, TradeoffDocument
+from ..documents.interventions.patch import PatchDocument
 from ..documents.lottery import LotteryDocument, UnitCounts
 from ..documents.prune import PruneDocument
 from ..documents.results import ResultDocument
@@ -50,7 +51,8 @@ def answer(part: Part) -> str:
         return part.prune.sentence
     first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_front, _told_by_effects)
     ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
-    for describe in (*ways, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training):
+    others = (_told_by_patching, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training)
+    for describe in (*ways, *others):
         sentence = describe(part)
         if sentence:
             return sentence
@@ -270,6 +272,21 @@ def _told_by_scores(part: Part) -> str:
     order = sorted(scores.values, key=lambda unit: -scores.values[unit])
     noun = head_map.noun(scores.values, part)
     return f"Of {len(order):,} {noun}, {listed(order[:3])} matter most by {scores.by}, and {listed(order[::-1][:3])} least."
+
+
+def _told_by_patching(part: Part) -> str:
+    documents = part.of(PatchDocument)
+    if not documents or not documents[0].data.patches:
+        return ""
+    data = documents[0].data
+    base = 0.0 if data.direction == "denoising" else 1.0
+    most = max(data.patches, key=lambda one: abs(one.normalised - base))
+    found = sum(beyond_chance(one.comparison) for one in data.patches)
+    scale = "from corrupted (0) to clean (1) prompts"
+    return (
+        f"{found} of {len(data.patches):,} patches ({data.units}, {data.direction}) change the {data.clean.metric} beyond "
+        f"chance; {most.patched} goes furthest, to {most.normalised:.2f} on the way {scale}."
+    )
 
 
 def _told_by_transfer(part: Part) -> str:

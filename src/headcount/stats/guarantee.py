@@ -20,7 +20,7 @@ from scipy import special
 
 from ..errors import BadMeasure
 from .metrics import Metric
-from .noninferiority import LEAST_ALPHA, NonInferiority, check_promise, noninferiority_test
+from .noninferiority import AVERAGED, LEAST_ALPHA, NonInferiority, check_promise, noninferiority_test
 from .paired_shares import fewest
 
 __all__ = [
@@ -137,7 +137,7 @@ def least_in_words(n: int, least: float, metric: str) -> str:
 
 def unit_of(metric: str, count: float = 2) -> str:
     """What a drop of this metric is counted in, for so many of them."""
-    return f"in {metric}" if metric in ("loss", "perplexity", "mean") else "point" if count == 1 else "points"
+    return f"in {metric}" if metric in AVERAGED else "point" if count == 1 else "points"
 
 
 def fixed_sequence_test(

@@ -14,12 +14,12 @@ import numpy as np
 from ..errors import BadMeasure
 from . import betting_bound
 from .correlation_influence import fall
-from .metrics import Metric
+from .metrics import DIFFERENCES, Metric
 from .paired_shares import exact_p, fewest, upper_bound
 from .paired_tests import SAME_FOR_ALL, grouped, resampled_differences
 
 LEAST_ALPHA = 0.001  # well above what is left out
-AVERAGED = ("loss", "perplexity", "mean")  # metrics of which one example may count for any amount
+AVERAGED = ("loss", "perplexity", "mean", *DIFFERENCES)  # metrics of which one example may count for any amount
 CAP = 20  # allowed drops that one example may count for, where no cap is given
 RESAMPLES = 10_000
 DRAWS = 200_000_000  # examples drawn for one plan at most: on very many, fewer resamples do

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from ..errors import BadMeasure
-from .metrics import Metric, metric
+from .metrics import AVERAGED, DIFFERENCES, Metric, metric
 
 TESTS = ("randomization", "bootstrap", "mcnemar", "t")
 ALTERNATIVES = ("two-sided", "less", "greater")
@@ -28,7 +28,14 @@ CHUNK = 4_000_000  # numbers per array: 32 MB, whatever the number of examples, 
 TOGETHER = 32  # resamples come in such lots, so that the stream of random bits does not depend on the chunks
 ROUNDING = 1e-12  # relative: differences closer than this are the same difference, added up in another order
 SMALLEST = float(np.finfo(np.float64).tiny)  # a p-value is never zero
-SAME_FOR_ALL = ("label", "tokens", "stratum")  # columns that belong to the example, not to the model
+MEANS = ("accuracy", "accuracy-norm", "loss", "mean", *DIFFERENCES)
+SAME_FOR_ALL = (
+    "label",
+    "tokens",
+    "stratum",
+    "corrupted",
+    "clean",
+)  # columns that belong to the example, not to the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,11 +414,13 @@ def _check_fits(measure: Metric, test: str, clusters: Any) -> None:
             "McNemar's test takes every example for itself, and these are in groups; use test='randomization', which "
             "swaps whole groups."
         )
+    if test == "mcnemar" and measure.columns[0].startswith(AVERAGED):
+        raise BadMeasure(
+            "McNemar's test counts right and wrong, and means over several draws are neither; use test='randomization'."
+        )
     if test == "mcnemar" and not measure.name.startswith("accuracy"):
         raise BadMeasure(f"McNemar's test counts right and wrong; for {measure.name} use test='randomization'.")
-    if test == "t" and (
-        measure.statistics is None or measure.name not in ("accuracy", "accuracy-norm", "loss", "mean")
-    ):
+    if test == "t" and (measure.statistics is None or measure.name not in MEANS):
         raise BadMeasure(
             f"The t-test needs a metric that is a mean over examples; for {measure.name} use test='randomization'."
         )

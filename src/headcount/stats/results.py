@@ -170,7 +170,8 @@ class Comparison:
     def _repr_html_(self) -> str:
         head = ["metric", "before", "after", "difference"]
         row = [self.metric, f"{self.before:.4f}", f"{self.after:.4f}", str(self)]
-        return notebook.block(notebook.table(head, [row]))
+        picture = notebook.interval(self.difference, self.low, self.high, worse_above=not self.higher_is_better)
+        return notebook.block(notebook.table(head, [row]), picture)
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""
@@ -333,6 +334,18 @@ def _check_same(before: Result, after: Result) -> None:
             f"There are {before.n} examples before and {after.n} after; a paired comparison needs the same ones: measure "
             "both on the same data."
         )
+    fills = [stood_in(result.signature) for result in (before, after)]
+    if None not in fills and fills[0] != fills[1]:
+        raise BadMeasure(
+            f"Masked units had {fills[0]} in their place before and {fills[1]} after, so the difference is not that of the units "
+            "alone: measure both with the same fill."
+        )
+
+
+def stood_in(signature: str) -> str | None:
+    """What stood in for masked units by the signature of a result: "zero", "mean(...)"; None where it masks none."""
+    parts = dict(part.split(":", 1) for part in signature.split("|") if ":" in part)
+    return parts.get("fill") or ("zero" if parts.get("without", "0") != "0" else None)
 
 
 def sample_of(n: int, groups: int | None = None) -> str:

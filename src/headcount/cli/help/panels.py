@@ -18,7 +18,10 @@ FIRST = ""  # the group on top, which typer calls "Options"
 MORE = "More"
 Groups = Mapping[str, str]  # title of a group -> the parameters in it, separated by spaces
 
-DATA = "task text label target labels split limit metric max_length num_beams max_new_tokens prefix choices prompt stride group"
+DATA = (
+    "task text label target labels split limit metric max_length num_beams max_new_tokens prefix choices prompt stride "
+)
+DATA += "unaligned group"
 RUNS = "threads device dtype seed spec trust_remote_code"
 SAVED = "force run report as_json quiet"
 TRAINING = (
@@ -67,8 +70,18 @@ GROUPS: dict[str, Groups] = {
         "Which units go, and how far": "only least until_drop recompute random_seeds",
         "Examples and scores": "scores score_limit checkpointing",
         "How it is measured": "really_cut test",
+        "What stands in for units": "fill reference_data reference_limit draws at",
         "Over a training": "over checkpoints",
         MEASURED: DATA,
+        RUN_AS: f"batch_size {RUNS}",
+        WRITTEN: SAVED,
+    },
+    "circuit": {
+        FIRST: "data task by ranked metric output",
+        "How big": "sizes reach",
+        "How units and edges are scored": "steps edges check",
+        "Examples": "select_data select_limit random_seeds",
+        MEASURED: DATA.replace("task ", "").replace("metric ", ""),
         RUN_AS: f"batch_size {RUNS}",
         WRITTEN: SAVED,
     },
@@ -81,8 +94,8 @@ GROUPS: dict[str, Groups] = {
         WRITTEN: SAVED,
     },
     "bench": {
-        FIRST: "batch_size length runtime int8 repeats output",
-        RUN_AS: "seconds compile threads device dtype seed trust_remote_code",
+        FIRST: "batch_size length generate runtime repeats output",
+        RUN_AS: "int8 seconds compile cuda_graphs threads device dtype seed trust_remote_code",
         WRITTEN: "as_json quiet",
     },
     "reproduce": {

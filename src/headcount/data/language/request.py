@@ -31,6 +31,7 @@ class Request(NamedTuple):
     prefix: str
     seed: int | None
     stride: int | None = None
+    unaligned: str = "refuse"
 
 
 def built(
@@ -38,7 +39,7 @@ def built(
     table: Table,
     measure: Callable[[str], Measure],
     loss: Loss,
-    goal: Callable[[nn.Module, Batch], LogitsAndTargets],
+    goal: Callable[[nn.Module, Batch], LogitsAndTargets] | None,
     *,
     collate: Callable[[Sequence[int]], dict[str, Any]],
     example: Callable[[int], Any],

@@ -265,17 +265,48 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
 
     query: (batch, heads, length, width); key and value: (batch, kv heads, length, width), as the cache holds them.
     """
-    if module.headcount_kv_of is not None:
-        index = index_of(module.headcount_kv_of, key.device)
-        key, value = key.index_select(1, index), value.index_select(1, index)
     bias = kwargs.get("position_bias")
     if module.headcount_bias_of is not None and bias is not None and bias.shape[1] > 1:
-        kwargs["position_bias"] = bias.index_select(1, index_of(module.headcount_bias_of, bias.device))
+        kwargs["position_bias"] = heads_at(bias, module.headcount_bias_of)
     scope = inspect.unwrap(type(module).forward).__globals__
-    kernels, eager = scope["ALL_ATTENTION_FUNCTIONS"], scope["eager_attention_forward"]
-    return kernels.get_interface(module.config.base._attn_implementation, eager)(
-        module, query, key, value, mask, **kwargs
-    )
+    name = module.config.base._attn_implementation
+    kernel = scope["ALL_ATTENTION_FUNCTIONS"].get_interface(name, scope["eager_attention_forward"])
+    kv_of = module.headcount_kv_of
+    if kv_of is None:
+        return kernel(module, query, key, value, mask, **kwargs)
+    if name == "sdpa" and bias is None and is_one_position(query, mask):
+        arrange = side_by_side.__wrapped__ if torch.compiler.is_compiling() else side_by_side
+        slots, places = arrange(kv_of)
+        # the heads of a kv head as positions of one query, so that the cache is read where it lies
+        query = heads_at(query, slots).view(query.shape[0], key.shape[1], -1, query.shape[3])
+        output, weights = kernel(module, query, key, value, mask, **{**kwargs, "is_causal": False})
+        return heads_at(output.flatten(1, 2), places).unsqueeze(1), weights
+    return kernel(module, query, heads_at(key, kv_of), heads_at(value, kv_of), mask, **kwargs)
+
+
+def is_one_position(query: Tensor, mask: Tensor | None) -> bool:
+    """Whether there is one position to compute, under a mask that is the same for all heads; a trace does not ask."""
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if traced or torch.compiler.is_exporting():
+        return False
+    return query.shape[2] == 1 and (mask is None or (mask.dim() == 4 and mask.shape[1:3] == (1, 1)))
+
+
+@lru_cache(maxsize=4096)
+def side_by_side(kv_of: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The query head in each slot of a table of kv heads by heads of the largest group, and where each head is in the output."""
+    groups = [[head for head, kv in enumerate(kv_of) if kv == group] for group in range(max(kv_of) + 1)]
+    size = max(map(len, groups))
+    slots = [head for heads in groups for head in [*heads, *heads[:1] * (size - len(heads))]]
+    places = [groups[kv].index(head) * len(groups) + kv for head, kv in enumerate(kv_of)]
+    return tuple(slots), tuple(places)
+
+
+def heads_at(tensor: Tensor, places: tuple[int, ...]) -> Tensor:
+    """The entries of axis 1 at these places; slices in compiled code, which an index would make copy to the GPU in every pass."""
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return torch.cat([tensor[:, place : place + 1] for place in places], 1)
+    return tensor.index_select(1, index_of(places, tensor.device))
 
 
 def slice_arguments(

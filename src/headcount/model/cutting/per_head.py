@@ -1,7 +1,7 @@
 """Per-head things outside the query, key, value and output matrices, and the rule that keeps each true after a cut.
 
 Three kinds: tensors and modules of the attention with an entry per head (`claims`), numbers that modules keep about
-themselves (`Counts`, `ConfigView`), and biases that come from outside with one slice per head (`attend`, `slice_bias`).
+themselves (`Counts`, `ConfigView`), and biases that come from outside with one slice per head (`slice_bias`, `attend`).
 """
 
 from __future__ import annotations
@@ -211,8 +211,6 @@ def uses_attention_interface(module: nn.Module) -> bool:
 
 # -- biases that come from outside, one slice per head --------------------------------------------------------------------
 
-KERNEL = "headcount"
-
 
 @dataclass(frozen=True)
 class Outside:
@@ -241,26 +239,6 @@ def _has_bias_maker(module: nn.Module) -> bool:
     )
 
 
-def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-) -> Any:
-    """An attention kernel: the one the model's config names, after giving each surviving head its own key, value and bias.
-
-    `headcount_kv_of` repeats key-value heads unevenly (after the cache, which holds each once); `headcount_bias_of`
-    picks the surviving heads' slices of a position bias that is made for all of them and handed on from layer to layer.
-    """
-    if module.headcount_kv_of is not None:
-        index = index_on(module.headcount_kv_of, key.device)
-        key, value = key.index_select(1, index), value.index_select(1, index)
-    bias = kwargs.get("position_bias")
-    if module.headcount_bias_of is not None and bias is not None and bias.shape[1] > 1:
-        kwargs["position_bias"] = bias.index_select(1, index_on(module.headcount_bias_of, bias.device))
-    scope = inspect.unwrap(type(module).forward).__globals__
-    name = module.config.base._attn_implementation
-    kernel = scope["ALL_ATTENTION_FUNCTIONS"].get_interface(name, scope["eager_attention_forward"])
-    return kernel(module, query, key, value, attention_mask, **kwargs)
-
-
 def slice_bias(
     arguments: tuple[Outside, ...],
     keep: tuple[int, ...],
@@ -287,10 +265,3 @@ def _slices(bias: Any, axis: int, keep: tuple[int, ...], of: int) -> Any:
     if axis == 1:
         return bias.index_select(1, index)
     return bias.unflatten(0, (-1, of)).index_select(1, index).flatten(0, 1)
-
-
-def register_kernel() -> None:
-    """Make `attend` known to transformers under the name that `ConfigView`s give out; done by the first cut that needs it."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(KERNEL, attend)

@@ -22,8 +22,9 @@ from ..gates import applied, gates_of
 from ..matrices import Bypass, Matrix, Padded, features, take
 from ..multihead import OpenMultiheadAttention, closed_attentions
 from . import biases, layers, per_head, refits, rules
+from .attention_kernel import KERNEL, register_kernel
 from .kv_groups import KVGroups, layout_rows, original_kv, share, sources, survivors, used_rows
-from .per_head import KERNEL, ConfigView, Counts
+from .per_head import ConfigView, Counts
 from .transaction import Transaction
 
 
@@ -381,7 +382,7 @@ def update_counts(
     if per_head.reads_counts_from_config(module):
         own |= {name: n for name, n in counts.named().items() if name in per_head.CONFIG_COUNTS and hasattr(base, name)}
     if groups.indexed or makes_bias:
-        per_head.register_kernel()
+        register_kernel()
         own["_attn_implementation"] = KERNEL
         transaction.set(module, "headcount_kv_of", groups.kv_of if groups.indexed else None)
         transaction.set(module, "headcount_bias_of", keep if makes_bias else None)

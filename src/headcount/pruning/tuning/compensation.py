@@ -8,17 +8,20 @@ fit a bias with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import BadPlan
+from ...errors import BadPlan, Refused
 from ...hashing import fingerprint
 from ...importance.activations import activation_sums
 from ...model.anatomy import Anatomy, Site
+from ...model.architectures import ModuleSpec
 from ...model.cutting.layers import deleted_blocks
-from ...model.discovery import unwrap
+from ...model.discovery import find, unwrap
+from ...model.stand_ins import Fill
 from ...plans import Plan
 
 if TYPE_CHECKING:
@@ -67,3 +70,37 @@ def unit_means(model: nn.Module, anatomy: Anatomy, plan: Plan, task: Task, run: 
     name = f"means-{fingerprint([site.name for site in sites])[:8]}"
     sums = activation_sums(unwrap(model), anatomy, sites, task, run=run, name=name)
     return {site.name: torch.from_numpy(sums.means(site.name)) for site in sites}
+
+
+def biases_of(model: nn.Module, plan: Plan, fill: Fill | None, specs: Iterable[ModuleSpec]) -> dict[str, Tensor]:
+    """What a cut puts into biases for the units of a plan, by site."""
+    if fill is None:
+        return {}
+    if not fill.constant:
+        raise Refused(
+            f"Fill {fill.signature} differs from example to example or from position to position, and a bias does not: cut with "
+            "fill zero or mean, or mask."
+        )
+    anatomy = find(model, specs)
+    written = dict(fill.stand_ins(model, anatomy, plan))
+    layers = next((name for name in written if name not in {site.name for site in anatomy.sites}), None)
+    if layers is not None:
+        raise Refused(
+            f"{layers} is passed over when it is cut, and nothing can be put in its place: mask it, or cut to zero."
+        )
+    return written
+
+
+def of_those_left(
+    whole: nn.Module, subject: nn.Module, written: dict[str, Tensor], specs: Iterable[ModuleSpec]
+) -> dict[str, Tensor]:
+    """The numbers for the columns that a model still has, of those for all columns of the whole one."""
+    if not written:
+        return {}
+    before, now, out = find(whole, specs), find(subject, specs), dict[str, Tensor]()
+    for site in now.sites:
+        if site.name in written:
+            original = before[site.name]
+            places = torch.tensor(original.positions(site.ids), dtype=torch.long)
+            out[site.name] = written[site.name].view(-1, site.width)[places].flatten()
+    return out

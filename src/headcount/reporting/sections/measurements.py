@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...documents.ablation import AllButOneDocument, TransferDocument
 from ...documents.curves import CurvesDocument
+from ...documents.results import FillDocument
 from ...formatting import (
     Column,
     Table,
@@ -121,6 +122,7 @@ def curves(part: Part) -> list[Section]:
                 (
                     "Low and high are a 95 % interval, and for random orders the lowest and highest of them. p compares each "
                     "point with the whole model and is not corrected for the number of points.",
+                    *filled(data.fill),
                 ),
             )
         )
@@ -279,10 +281,15 @@ def effects(part: Part) -> list[Section]:
                 about,
                 f"{MICHEL}, Figure 1; Holm 1979.",
                 (chart,),
-                notes=(_counted(effects),),
+                notes=(_counted(effects), *filled(document.data.fill)),
             )
         )
     return out
+
+
+def filled(fill: FillDocument | None) -> tuple[str, ...]:
+    """What stood in for masked units, where it was not zero."""
+    return () if fill is None else (f"Masked units do not write zero here: they are given {fill.words}.",)
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -326,7 +333,8 @@ def one_head(part: Part) -> list[Section]:
             "examples than those it is reported on" + (f": {sets}." if sets else ".")
         )
         table = Table("all-but-one", caption, columns, tuple(rows))
-        out.append(Section("one-head", "All heads but one", about, f"{MICHEL}, Tables 5 and 6.", (), (table,)))
+        notes = filled(document.data.fill)
+        out.append(Section("one-head", "All heads but one", about, f"{MICHEL}, Tables 5 and 6.", (), (table,), notes))
     return out
 
 
@@ -363,7 +371,7 @@ def _transfer(part: Part, data: TransferDocument, first_data: str, second_data: 
     wholes = [f"{name}: {result.metric} {result_text(result)}, n = {result.n}" for name, result in sides]
     note = "Whole model on " + "; on ".join(wholes) + "."
     table = Table("transfer", caption, columns, cells)
-    notes = tuple(text for text in (related(data), room(data), note) if text)
+    notes = tuple(text for text in (related(data), room(data), note, *filled(data.fill)) if text)
     return Section("transfer", "On other data", about, f"{MICHEL}, Figure 2.", (chart,), (table,), notes)
 
 

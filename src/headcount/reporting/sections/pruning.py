@@ -159,7 +159,7 @@ def _speed(data: Bench, title: str) -> Section:
         Column("peak memory", memory_text, True),
     )
     indices = [n for n in range(len(columns)) if any(row[n] is not None for row in cells)]  # what was measured at all
-    compiled = ", compiled" if data.compile else ""
+    compiled = f", {data.launched}" if data.launched else ""
     caption = (
         f"{data.device}, {data.dtype}{compiled}, torch {data.torch}: medians and quartiles of "
         f"{counted(data.repeats, 'repetition')}."
@@ -188,8 +188,42 @@ def _speed(data: Bench, title: str) -> Section:
         "count of multiply-adds would allow; “arrived” is how much of that gain was measured."
     )
     chart = (charts.speed("speed", rows, reference=first),) if rows else ()
-    doubts = [sentence for sentence in data.sentences() if any(row.why_not_timed for row in data.rows)]
-    return Section("speed", title, about, f"{MICHEL}, Table 4.", chart, (table, sizes), (*data.notes, *doubts))
+    doubts = [
+        sentence for sentence in data.sentences() if any(row.why_not_timed for row in (*data.rows, *data.decoding))
+    ]
+    tables = (table, _writing(data), sizes) if data.decoding else (table, sizes)
+    return Section("speed", title, about, f"{MICHEL}, Table 4.", chart, tables, (*data.notes, *doubts))
+
+
+def _writing(data: Bench) -> Table:
+    """How fast decoders write, and what their caches hold then."""
+    columns = (
+        Column("model"),
+        Column("batch", with_commas, True),
+        Column("tokens of the prompt", with_commas, True),
+        Column("tokens written", with_commas, True),
+        *(Column(heading, speed_text, True) for heading in ("tokens/s", *QUARTILES)),
+        *(Column(heading, times, True) for heading in ("times as fast", *QUARTILES)),
+        Column("KV cache", memory_text, True),
+    )
+    rows = [
+        (
+            *(row.model, row.batch, row.length, row.tokens),
+            row.tokens_per_second,
+            row.low,
+            row.high,
+            row.ratio,
+            row.ratio_low,
+            row.ratio_high,
+            row.cache,
+        )
+        for row in data.decoding
+    ]
+    caption = (
+        "Tokens written one at a time after prompts of random tokens, whose reading is not in it: medians and quartiles, and the "
+        "bytes of keys and values after the last token."
+    )
+    return Table("decoding", caption, columns, tuple(rows))
 
 
 # -- what was removed ------------------------------------------------------------------------------------------------------

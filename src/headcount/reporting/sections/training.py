@@ -29,7 +29,7 @@ from ..run_labels import Place, place_names
 from ..run_reader import Document, checked
 from ..summary import lesson_groups, noun_of_curve
 from . import training_charts
-from .measurements import MICHEL, MOST_ROWS, Section
+from .measurements import MICHEL, MOST_ROWS, Section, filled
 
 SOURCES = {
     "l0": "Voita et al. 2019; Louizos, Welling and Kingma 2018",
@@ -327,7 +327,7 @@ def _over(by: str, only: bool, called: str, data: OverDocument) -> Section:
     spread = "Low and high are a 95 % interval" + (
         ", and for random orders the lowest and highest." if by == "random" else "."
     )
-    notes = (f"{spread} p compares each point with the whole model of its checkpoint.",)
+    notes = (f"{spread} p compares each point with the whole model of its checkpoint.", *filled(data.fill))
     return Section("over", title, about, f"{MICHEL}, Figure 5.", drawn, (shares_table, long), notes)
 
 

@@ -1,0 +1,1 @@
+"""The commands about what heads write and read: `attribute` and `weights`."""

@@ -1,0 +1,1 @@
+"""Commands that change what models compute, and those that make data for them."""

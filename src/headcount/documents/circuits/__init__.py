@@ -1,0 +1,1 @@
+"""What heads write and read, as JSON: `attribute` and `circuits`. No torch."""

@@ -1,0 +1,1 @@
+"""Documents about models whose activations are changed while they run."""

@@ -1,0 +1,163 @@
+"""Direct logit attribution against the model's own logits, and against plain loops over heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import says
+from helpers import zoo
+from helpers.same import close
+from helpers.small_models import word_tokenizer
+from torch import nn
+
+import headcount as hc
+from headcount.circuits import direct_logit_attribution, prompt_pairs, read_prompts
+
+PAIRS = [([5, 9, 8, 31], 7, 6), ([4, 4, 3], 2, 1), ([11, 12, 13, 14], 15, 16)]
+TEXTS = [name for name, family in zoo.ZOO.items() if family.generates and family.inputs is zoo.text]
+# a projection or layers before the unembedding; norms behind the addition; routed heads
+NOT_SPLIT = {"opt", "modernbert-decoder", "bert-generation", "openai-gpt", "jetmoe"}
+RESTS = {"mixtral", "olmoe", "qwen3_moe", "dbrx", "gpt_oss", "deepseek_v2", "deepseek_v3", "lfm2"}
+
+
+def logits(model: nn.Module, prompt: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([prompt])).logits[0, -1].double()
+
+
+@pytest.mark.parametrize("name", sorted(set(TEXTS) - NOT_SPLIT))
+def test_components_add_up_to_the_difference_of_the_logits(name: str) -> None:
+    model, _ = zoo.build(name)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    found = direct_logit_attribution(model, prompt_pairs(PAIRS))
+    for number, (prompt, right, wrong) in enumerate(PAIRS):
+        said = logits(model, prompt)
+        said = cap * torch.atanh(said / cap) if cap else said
+        assert close(torch.tensor(found.values[number].sum()), said[right] - said[wrong], 1e-4)
+    assert any(one.endswith("rest") for one in found.components) == (name in RESTS)
+    assert any("frozen" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", [*sorted(NOT_SPLIT), "bert", "roberta-prelayernorm"])
+def test_what_does_not_add_up_is_refused(name: str) -> None:
+    model, _ = zoo.build(name)
+    with says(hc.errors.Refused):
+        direct_logit_attribution(model, prompt_pairs(PAIRS[:1]))
+
+
+@pytest.mark.parametrize(("name", "unembedding"), [("llama", "lm_head"), ("gpt2", "lm_head"), ("gemma2", "lm_head")])
+def test_heads_and_neurons_are_what_plain_loops_say(name: str, unembedding: str) -> None:
+    model, _ = zoo.build(name, torch.float64)
+    heads = direct_logit_attribution(model, prompt_pairs(PAIRS[:1]))
+    neurons = direct_logit_attribution(model, prompt_pairs(PAIRS[:1]), units="neurons")
+    prompt, right, wrong = PAIRS[0]
+    cache = hc.cached(
+        model, torch.tensor([prompt]), ["head_outputs", "residual_after", "attention_outputs", "mlp_outputs", "neurons"]
+    )
+    end = cache["residual_after"]["layers:1"][0, -1]
+    norm, weight = (model.transformer.ln_f, True) if name == "gpt2" else (model.model.norm, False)
+    centred = end - end.mean() if weight else end
+    scale = 1 / (centred.square().mean() + (norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)).sqrt()
+    gain = norm.weight.detach() + (1 if name == "gemma2" else 0)
+    direction = (model.lm_head.weight[right] - model.lm_head.weight[wrong]).detach() * gain * scale
+
+    def adds(written: torch.Tensor) -> float:
+        return float(direction @ (written - written.mean() if weight else written))
+
+    for layer in range(2):
+        for head in range(len(hc.find(model)[str(layer)])):
+            written = cache["head_outputs"][f"{layer}:{head}"][0, -1]
+            if name == "gemma2":  # the norm behind the attention, its scale that of the whole output
+                behind, whole = (
+                    model.model.layers[layer].post_attention_layernorm,
+                    cache["attention_outputs"][str(layer)][0, -1],
+                )
+                written = written * (1 + behind.weight.detach()) / (whole.square().mean() + behind.eps).sqrt()
+            assert heads[f"{layer}:{head}"][0] == pytest.approx(adds(written), abs=1e-4)
+        if name != "gemma2":
+            own = hc.find(model)[f"{layer}.mlp"].writer.weight.detach()
+            column = own[5] if name == "gpt2" else own[:, 5]
+            want = adds(cache["neurons"][f"{layer}.mlp:5"][0, -1] * column)
+            assert neurons[f"{layer}.mlp:5"][0] == pytest.approx(want, abs=1e-4)
+    total = sum(heads[f"0:{head}"][0] for head in range(len(hc.find(model)["0"])))
+    assert neurons["0"][0] == pytest.approx(total, abs=1e-4)
+
+
+def test_a_text_is_attributed_at_each_of_its_tokens_and_an_encoder_decoder_by_its_targets() -> None:
+    model, _ = zoo.build("llama")
+    ids = torch.tensor([[5, 9, 8, 31], [7, 3, 3, 20]])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    from dataclasses import replace
+
+    from headcount.data.losses import next_tokens, summed_losses, target_tokens
+
+    task = replace(hc.custom_task([batch], loss=lambda m, b: summed_losses(*next_tokens(m, b))), goal=next_tokens)
+    found = direct_logit_attribution(model, task)
+    with torch.no_grad():
+        said = model(**batch).logits.double()
+    right = said[:, :-1].gather(2, ids[:, 1:, None])[..., 0] - said[:, :-1].mean(-1)
+    assert close(torch.tensor(found.totals), right.mean(1), 1e-4)
+    plain = direct_logit_attribution(model, task, against="nothing")
+    assert close(torch.tensor(plain.totals), said[:, :-1].gather(2, ids[:, 1:, None])[..., 0].mean(1), 1e-4)
+    t5, inputs = zoo.build("t5")
+    labels = inputs["decoder_input_ids"]
+    batch = {"input_ids": inputs["input_ids"], "labels": labels}
+    task = replace(hc.custom_task([batch], loss=lambda m, b: summed_losses(*target_tokens(m, b))), goal=target_tokens)
+    found = direct_logit_attribution(t5, task)
+    with torch.no_grad():
+        said = t5(**batch).logits.double()
+    assert close(torch.tensor(found.totals), (said.gather(2, labels[..., None])[..., 0] - said.mean(-1)).mean(1), 1e-4)
+    assert not found["encoder.0:0"].any()
+    assert found["decoder.1.cross:2"].any()
+
+
+def test_a_cut_model_has_the_values_of_the_masked_one() -> None:
+    model, _ = zoo.build("llama")
+    task = prompt_pairs(PAIRS)
+    with hc.masked(model, "0:3 1:1"):
+        want = direct_logit_attribution(model, task)
+    hc.cut(model, "0:3 1:1")
+    got = direct_logit_attribution(model, task)
+    assert set(got.components) == set(want.components) - {"0:3", "1:1"}
+    assert all(np.allclose(got[name], want[name], atol=1e-4) for name in got.components)
+    assert not want["1:1"].any()
+
+
+def test_intervals_and_tests_are_those_of_plain_statistics() -> None:
+    from scipy import stats
+
+    model, _ = zoo.build("gpt2")
+    pairs = [([3 + n, 9, 8 + n % 5], 7, 6) for n in range(12)]
+    found = direct_logit_attribution(model, prompt_pairs(pairs))
+    compared = found.comparisons()
+    assert set(compared) == set(found.components)
+    values = found["1:2"]
+    assert compared["1:2"].difference == pytest.approx(values.mean())
+    assert compared["1:2"].p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-6)
+    ps = {name: stats.ttest_1samp(found[name], 0).pvalue for name in found.units}
+    smallest = min(ps, key=lambda name: ps[name])
+    assert compared[smallest].p_holm == pytest.approx(min(1, ps[smallest] * len(ps)), rel=1e-6)
+    document = found.document()
+    again = type(document).from_json(document.to_json())
+    assert again == document
+    assert "1:2" in repr(found) or "1" in repr(found)
+    with says(hc.errors.BadPlan, about="no component"):
+        found["9:9"]
+
+
+def test_prompts_are_read_from_a_table(tmp_path) -> None:
+    tokenizer = word_tokenizer(["the", "film", "is", "good", "bad"])
+    tokenizer.save_pretrained(tmp_path / "words")
+    (tmp_path / "p.tsv").write_text("prompt\tright\twrong\nthe film is\tgood\tbad\nis the film\tbad\tgood\n")
+    task = read_prompts(str(tmp_path / "p.tsv"), str(tmp_path / "words"), right="right", wrong="wrong")
+    batch = task.collate([0, 1])
+    words = tokenizer.convert_ids_to_tokens
+    assert words(batch["labels"][:, -1].tolist()) == ["good", "bad"]
+    assert words(batch["wrong"][:, -1].tolist()) == ["bad", "good"]
+    assert words(batch["input_ids"][0].tolist())[-3:] == ["the", "film", "is"]
+    (tmp_path / "same.tsv").write_text("prompt\tright\twrong\nthe film is\tgood\tgood\n")
+    with says(hc.errors.BadData, about="same token"):
+        read_prompts(str(tmp_path / "same.tsv"), str(tmp_path / "words"), right="right", wrong="wrong")
+    with says(hc.errors.BadPlan, about="triples"):
+        prompt_pairs([([1, 2], 3, None), ([1, 2], 3, 4)])
