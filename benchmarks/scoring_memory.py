@@ -1,10 +1,12 @@
 """Peak memory of each criterion, as a multiple of the weights: a forward pass alone, criteria without and with gradients.
 
     python benchmarks/scoring_memory.py                              # a Llama of 12 layers, batch 8, length 512
+    python benchmarks/scoring_memory.py --layers 48 --batch 2 --length 128
     python benchmarks/scoring_memory.py --model MY-LLM --dtype bfloat16 --batch 8 --length 1024
 
-Each criterion runs in a process of its own. On a GPU the peak is what its allocator gave out at most; on a CPU it is the
-largest resident set, less what the process held before it had a model. The weights count among it: 1.0 is the model alone.
+Each criterion runs in a process of its own; `streamed` is that of a model whose weights stay in their files. On a
+GPU the peak is what its allocator gave out at most; on a CPU it is the largest resident set, less what the process held before
+it had a model. The weights count among it: 1.0 is the model alone.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 CRITERIA = ("forward", "wanda", "flap", "activation", "block-influence", "ablation")
+CRITERIA += ("wanda streamed", "flap streamed", "activation streamed", "block-influence streamed")
 CRITERIA += ("taylor", "taylor checkpointing", "fisher", "fisher checkpointing")
 
 
@@ -25,14 +30,14 @@ def made(arguments):
 
     import headcount as hc
 
-    dtype = getattr(torch, arguments.dtype)
-    if arguments.model:
-        return hc.load(arguments.model, dtype=dtype)
+    dtype, streamed = getattr(torch, arguments.dtype), bool(arguments.one) and arguments.one.endswith("streamed")
+    if streamed or arguments.model:
+        return hc.load(arguments.stored if streamed else arguments.model, dtype=dtype, lazy=streamed)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=768,
         intermediate_size=2048,
-        num_hidden_layers=12,
+        num_hidden_layers=arguments.layers,
         num_attention_heads=12,
         num_key_value_heads=4,
         vocab_size=8192,
@@ -68,11 +73,11 @@ def one(arguments) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     model = made(arguments).to("cuda" if cuda else "cpu")
     task, weights = task_of(model, arguments), sum(p.numel() * p.element_size() for p in model.parameters())
-    by, _, checkpointing = arguments.one.partition(" ")
+    by, _, how = arguments.one.partition(" ")
     if by in ("forward", "ablation"):
         hc.evaluation.measure(model, task, [hc.Plan()] if by == "forward" else [hc.Plan(), hc.Plan.of("0:0")])
     else:
-        hc.score(model, task, by, units="heads,neurons", checkpointing=bool(checkpointing))
+        hc.score(model, task, by, units="heads,neurons", checkpointing=how == "checkpointing")
     peak = (
         torch.cuda.max_memory_allocated()
         if cuda
@@ -89,15 +94,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--stored", help=argparse.SUPPRESS)  # a folder with the model
     arguments = parser.parse_args()
+    if arguments.one == "store":
+        import headcount as hc
+
+        hc.save(made(arguments), arguments.stored)
+        return
     if arguments.one:
         one(arguments)
         return
-    for criterion in CRITERIA:
-        subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", criterion], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        stored = str(Path(folder, "model")) if arguments.model is None else arguments.model
+        for criterion in (*(["store"] if arguments.model is None else []), *CRITERIA):
+            command = [sys.executable, __file__, *sys.argv[1:], "--one", criterion, "--stored", stored]
+            subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

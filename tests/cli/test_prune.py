@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,8 @@ import pytest
 import torch
 from conftest import Fingerprint, says
 from helpers import small_models, zoo
-from helpers.same import alike
+from helpers.processes import spawned
+from helpers.same import alike, felt
 from helpers.small_models import loss_of, ran, ran_json, zoo_task
 from pruning.test_budget import speed_row
 from pruning.test_pipeline import _asked, _leftovers, _model, _task, place, quick  # noqa: F401 (fixtures)
@@ -154,12 +157,61 @@ def test_a_smaller_model_is_trained_once_more_and_both_numbers_are_told(place: P
     assert not torch.equal(smaller.classifier.weight, plain.classifier.weight)
 
 
+def test_two_processes_recover_as_one(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """The first chooses, cuts, with means in the biases, and writes; both train, on the same batches."""
+    shutil.copytree(place, tmp_path / "place")  # without dropout, which every process draws for its own examples
+    config = tmp_path / "place" / "classifier" / "config.json"
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config.write_text(json.dumps(json.loads(config.read_text()) | dropouts))
+    words = (
+        "--remove",
+        2,
+        "--compensate",
+        "mean",
+        "--score-data",
+        place / "train.tsv",
+        "--no-report",
+        "--brake",
+        "off",
+    )
+    words += ("--recover", "3steps", "--recover-data", place / "train.tsv", "--recover-lr", 1e-2, "--device", "cpu")
+    asked = {name: _asked(tmp_path / "place", tmp_path / name, *words) for name in ("one", "two")}
+    monkeypatch.setattr(pipeline, "bench", lambda *_, **__: None)
+    want = _json(*asked["one"])
+    script = str(Path(small_models.__file__).with_name("untimed.py"))
+    spawned([script, *map(str, asked["two"])], 2)
+    assert _leftovers(tmp_path / "two") == ["smaller"]
+    alone, together = (hc.load(tmp_path / name / "smaller", dtype=torch.float32) for name in asked)
+    assert hc.removed(alone) == hc.removed(together)
+    plain = _model(place)
+    hc.cut(plain, hc.removed(alone))
+    before = felt(plain)
+    moved = torch.cat([(weight - before[name]).flatten() for name, weight in felt(alone).items()])
+    apart = torch.cat([(weight - felt(together)[name]).flatten() for name, weight in felt(alone).items()])
+    assert moved.norm() > 0.1
+    assert apart.norm() < 0.05 * moved.norm()  # Adam turns rounding into steps where there is no gradient; and float16
+    said = json.loads((tmp_path / "two" / "run" / "prune.json").read_text())
+    assert said["recovered"]["steps"] == want["recovered"]["steps"] == 3
+
+
+def test_several_processes_have_nothing_to_do_without_a_training(
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = ran(*map(str, _asked(place, tmp_path, "--remove", 2)))
+    assert done.exit_code == 2
+    assert "start it without a launcher" in " ".join(done.stderr.replace("│", " ").split())
+
+
 def test_it_recovers_by_additions_of_low_rank_for_so_many_steps(place: Path, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("peft")
     words = ("--remove", 2, "--score-data", place / "train.tsv", "--no-report")
-    recover = ("--recover", "3steps", "--lora", 2, "--recover-data", place / "train.tsv")
+    recover = ("--recover", "3steps", "--lora", 2, "--recover-data", place / "train.tsv", "--recover-precision", "bf16")
     facts = _json(*_asked(place, tmp_path, *words, *recover))["recovered"]
     assert (facts["steps"], facts["recipe"]["lora"], facts["recipe"]["lr"]) == (3, 2, 2e-4)
+    assert facts["recipe"]["precision"] == "bf16"
     assert facts["epochs"] == pytest.approx(3 * 32 / facts["examples"])
     smaller = hc.load(tmp_path / "smaller")
     assert len(hc.removed(smaller)) == 2
@@ -177,6 +229,8 @@ def test_it_recovers_by_additions_of_low_rank_for_so_many_steps(place: Path, tmp
         (("--flops", "50%", "--recover", "soon", "--recover-data", "x.tsv"), "200steps"),
         (("--flops", "50%", "--recover", "1", "--recover-data", "x.tsv", "--lora", "0"), "a rank"),
         (("--flops", "50%", "--lora", "4"), "goes with --recover"),
+        (("--flops", "50%", "--recover-precision", "bf16"), "goes with --recover"),
+        (("--flops", "50%", "--recover", "1", "--recover-data", "x.tsv", "--recover-precision", "f8"), "bf16 or fp16"),
         (("--flops", "50"), "such as"),
         (("--flops", "50%", "--params", "50%"), "in one way"),
     ],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -49,3 +51,33 @@ def wait_until(true: Callable[[], bool], process: BaseProcess, pause: float = 0.
     """Come back as soon as it is so, or the process has ended."""
     while process.is_alive() and not true():
         process.join(pause)
+
+
+def spawned(script: Sequence[str], count: int) -> None:
+    """So many Python processes with these words, which know of each other as a launcher would have it; each must end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *script],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        for one in started:
+            _, errors = one.communicate(timeout=240)
+            assert one.returncode == 0, errors[-2000:]
+    finally:
+        for one in started:
+            one.kill()

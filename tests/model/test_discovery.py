@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import Fingerprint, says
 from helpers import zoo
 from helpers.same import close, same_weights
@@ -218,9 +219,9 @@ def stranger() -> nn.Module:
 def test_a_strangers_attention_is_named_and_the_row_it_needs_is_shown(stranger: nn.Module) -> None:
     with says(NotFound, about="tower.0.mixer, tower.1.mixer, tower.2.mixer look like attention") as caught:
         hc.find(stranger)
-    row = re.search(r"Dialect\(.*\)(?=\]\))", str(caught.value))
+    row = re.search(r"hc\.model\.ModuleSpec\(.*\)(?=\]\))", str(caught.value))
     assert row is not None
-    anatomy = hc.find(stranger, specs=[eval(row[0], {"Dialect": ModuleSpec})])
+    anatomy = hc.find(stranger, specs=[eval(row[0], {"hc": hc})])
     assert [(site.path, len(site), site.width) for site in anatomy.heads] == [
         (f"tower.{n}.mixer", 3, 8) for n in range(3)
     ]
@@ -580,3 +581,27 @@ def test_an_attention_alone_can_be_named_and_closed() -> None:
     x = _draw(3, 5, 16)
     with hc.masked(attention, "self:0-3"):
         assert close(attention(x, x, x)[0], attention.out_proj.bias.expand(3, 5, 16))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "about"),
+    [
+        ("Mamba", {"state_size": 8}, "backbone.layers.0.mixer (MambaMixer mixes positions without attention"),
+        ("Rwkv", {"attention_hidden_size": 16}, "rwkv.blocks.0.attention (RwkvSelfAttention mixes positions without"),
+    ],
+)
+def test_a_model_without_attention_is_refused_by_what_it_has(name: str, sizes: dict[str, int], about: str) -> None:
+    config = getattr(transformers, f"{name}Config")(vocab_size=20, hidden_size=16, num_hidden_layers=2, **sizes)
+    with says(NotFound, about=about):
+        hc.find(getattr(transformers, f"{name}ForCausalLM")(config))
+
+
+def test_of_a_model_with_linear_attention_in_some_layers_the_others_are_cut() -> None:
+    config = zoo.build("qwen3_next")[0].config.to_dict() | {"layer_types": ["linear_attention", "full_attention"]}
+    torch.manual_seed(0)
+    model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**config)).eval()
+    anatomy = hc.find(model)
+    assert [site.name for site in anatomy.heads] == ["1"]
+    assert [path for path, _ in anatomy.refused] == ["model.layers.0.linear_attn"]
+    assert "Qwen3NextGatedDeltaNet mixes positions without attention" in str(anatomy)
+    hc.cut(model, "1:0 0.mlp:1-5", check={"input_ids": torch.arange(3, 15).view(2, 6)})

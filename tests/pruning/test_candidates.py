@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Fingerprint, says
+from helpers.language import byte_tokenizer, small_llama
+from helpers.same import close
 from helpers.small_models import zoo_task
 
 import headcount as hc
@@ -20,8 +22,9 @@ from headcount.documents.prune import Candidate
 from headcount.errors import BadPlan, NotShown, TooMuchLost
 from headcount.pruning import budget as budgets
 from headcount.pruning import candidates
-from headcount.pruning.candidates import Candidates, Judge, ranked
+from headcount.pruning.candidates import LAST, Candidates, Judge, ranked
 from headcount.pruning.plan_tests import PlanTester
+from headcount.pruning.tuning.compensation import unit_means
 from headcount.pruning.tuning.mask_rearrangement import cost
 from headcount.pruning.weighing import Weighing, removal_order
 from pruning.test_budget import clock, noisy_clock, speed_row  # noqa: F401 (a fixture)
@@ -349,3 +352,92 @@ def test_targets_are_counted_as_the_loss_counts_them() -> None:
     for batch, expected in ((read, {5: 1, 6: 4}), (masked, {6: 2, 7: 1})):
         task: Any = SimpleNamespace(batches=lambda: [(0, 1)], collate=lambda _, batch=batch: batch)
         assert candidates._target_counts(task) == expected
+
+
+# -- language models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A small language model and a task on lines of text."""
+    folder = tmp_path_factory.mktemp("lines")
+    words = [
+        "a",
+        "long",
+        "way",
+        "from",
+        "home",
+        "we",
+        "sat",
+        "and",
+        "told",
+        "each",
+        "other",
+        "what",
+        "we",
+        "had",
+        "seen",
+        "there",
+    ]
+    text = [" ".join(words[(n * k) % len(words)] for k in range(3, 12)) for n in range(1, 40)]
+    (folder / "lines.txt").write_text("\n".join(text) + "\n")
+    return small_llama(), hc.task("lm", folder / "lines.txt", tokenizer=byte_tokenizer(), max_length=32)
+
+
+def _planted_worth(monkeypatch: pytest.MonkeyPatch, model: Any, task: Any, plan: hc.Plan) -> None:
+    """One plan is worth much, and all others little."""
+    right = candidates.measure
+
+    def measured(smaller: Any, task: Any, *given: Any, **how: Any) -> np.ndarray:
+        rows = right(smaller, task, *given, **how).copy()
+        rows[..., 0] += 100.0 * rows[..., 1] * (hc.removed(smaller).units not in ({*plan.units}, set()))
+        return rows
+
+    monkeypatch.setattr(candidates, "measure", measured)
+
+
+@pytest.mark.parametrize("by", ["fisher", "taylor", "wanda", "flap"])
+@pytest.mark.parametrize("units", ["heads,neurons", "neurons"])
+def test_units_of_a_language_model_go_by_the_criterion_that_measures_best(
+    by: str,
+    units: str,
+    lines: tuple[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, task = lines
+    how: dict[str, Any] = {"remove": "20%", "units": units, "score": task, "brake": None}
+    want = hc.pruning.choose(model, by=by, **how)
+    _planted_worth(monkeypatch, model, task, want.plan)
+    choice = hc.pruning.choose(model, **how)
+    assert choice.plan.units == want.plan.units
+    (taken,) = [one for one in choice.candidates if one.chosen]
+    # two criteria may name the same units
+    assert hc.pruning.choose(model, by=taken.by, **how).plan.units == want.plan.units
+    assert len({one.by for one in choice.candidates}) == len(choice.candidates) >= 3
+    assert len(choice.plan) == len(want.plan)
+
+
+@pytest.mark.parametrize("units", ["heads,neurons", "layers"])
+def test_a_budget_of_a_language_model_is_looked_for_by_activations_as_well(units: str, lines: tuple[Any, Any]) -> None:
+    model, task = lines
+    names = {
+        way.name
+        for way in candidates.weighings(model, task, None, units.split(","), seed=0, notes=hc.runs.InMemory(), specs=())
+    }
+    assert ({"wanda", "flap"} <= names) == (units != "layers")
+    assert {"fisher", "taylor"} <= names
+
+
+def test_plans_are_measured_with_the_means_that_will_be_put_back(lines: tuple[Any, Any]) -> None:
+    model, task = lines
+    plan = hc.Plan.of("0:1 1.mlp:0-9")
+    judges = [Judge(model, task, hc.runs.InMemory(), mean=mean) for mean in (False, True)]
+    plain, filled = (judge.result(plan) for judge in judges)
+    anatomy = hc.find(model)
+    with hc.masked(model, plan, fill=unit_means(model, anatomy, plan, task)):
+        assert close(filled.rows, hc.evaluate(model, judges[0].examples(LAST)).rows, 1e-4)
+    assert not close(filled.rows, plain.rows, 1e-4)
+    choice = hc.pruning.choose(model, score=task, params="85%", units="heads,neurons", compensate="mean", brake=None)
+    (taken,) = [one for one in choice.candidates if one.chosen]
+    with hc.masked(model, choice.plan, fill=choice.fill):
+        assert hc.evaluate(model, judges[0].examples(LAST)).value == pytest.approx(taken.value, rel=1e-4)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import headcount as hc
 from headcount.pruning import pipeline
-from headcount.pruning.compensation import unit_means, ways_of
+from headcount.pruning.tuning.compensation import Ways, unit_means, ways_of
 
 
 def by_hand(model: nn.Module, task: hc.data.Task, name: str) -> Tensor:
@@ -95,24 +95,20 @@ def test_a_promise_is_tested_with_what_was_put_back() -> None:
 
 
 def test_ways() -> None:
-    assert ways_of(None, False) == (False, False)
-    assert ways_of("mean", False) == (False, True)
-    assert ways_of("lstsq", False) == ways_of(None, True) == (True, False)
-    with says(hc.errors.BadPlan, about="mean or lstsq"):
-        ways_of("median", False)
-    with says(hc.errors.BadPlan, about="take compensate mean or tune"):
-        ways_of("mean", True)
+    assert ways_of(None, False) == Ways()
+    assert ways_of(None, True) == Ways(tune=True)
+    assert ways_of("mean", False) == Ways(mean=True)
+    assert ways_of("lstsq", False) == Ways(lstsq=True)
+    assert ways_of("mean,lstsq", False) == ways_of("lstsq, mean", False) == Ways(mean=True, lstsq=True)
+    assert [ways_of(said, False).compensate for said in ("lstsq,mean", "mean", None)] == ["mean,lstsq", "mean", None]
+    for wrong in ("median", "", "mean,median"):
+        with says(hc.errors.BadPlan, about="mean, lstsq, or both"):
+            ways_of(wrong, False)
+    for way in ("mean", "lstsq", "mean,lstsq"):
+        with says(hc.errors.BadPlan, about="take compensate or tune"):
+            ways_of(way, True)
     with says(hc.errors.BadPlan, about="Compensation looks at examples"):
         hc.pruning.choose(classifier(), remove=1, by="magnitude", compensate="mean")
-
-
-def test_least_squares_are_tuning() -> None:
-    model, task = classifier(2), class_task(40)
-    how = {"remove": "50%", "score": task, "brake": None}
-    tuned, named = (hc.pruning.choose(model, **how, **more) for more in ({"tune": True}, {"compensate": "lstsq"}))
-    assert tuned.plan == named.plan
-    assert tuned.scale.keys() == named.scale.keys()
-    assert all(close(tuned.scale[site], named.scale[site]) for site in tuned.scale)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -526,6 +526,6 @@ def test_in_python_the_number_format_is_the_models_own_unless_another_is_named(
         rows = plan_tests.measure(smaller, select, [hc.Plan()])[0]
         assert select.metric.value(rows) == pytest.approx(last.value)
         if dtype is not None:
-            same = plan_tests.as_saved(model, choice.plan, choice.scale, dtype).state_dict()
+            same = plan_tests.as_saved(model, choice.plan, choice.changes, dtype).state_dict()
             assert all(torch.equal(same[key], value) for key, value in smaller.state_dict().items())
     assert pipeline.number_format(place / "classifier") == torch.float16

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import Fingerprint, says
+from helpers.processes import spawned
 from helpers.reader_model import Reader, lesson, reader, words_task
-from helpers.same import alike, close_weights
+from helpers.same import alike, close, close_weights
 from helpers.small_models import word_tokenizer
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -279,38 +278,9 @@ def test_own_batches_are_not_mixed_and_may_be_one_example() -> None:
         assert history[-1]["loss"] < history[0]["loss"] / 2
 
 
-def _spawned(script: Sequence[str], count: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, *script],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        for one in started:
-            _, errors = one.communicate(timeout=240)
-            assert one.returncode == 0, errors[-2000:]
-    finally:
-        for one in started:
-            one.kill()
-
-
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     """13 examples in batches of 4: the last batch is one example, and the second process has none of it."""
-    _spawned([str(TESTS / "helpers" / "reader_model.py"), "split", str(tmp_path)], 2)
+    spawned([str(TESTS / "helpers" / "reader_model.py"), "split", str(tmp_path)], 2)
     assert [(tmp_path / f"connected-{rank}").read_text() for rank in range(2)] == ["False"] * 2
     for method in (None, "layerdrop", "subset"):
         model, trained, _, seen = lesson(None, recipe=QUICK, method=method)
@@ -564,6 +534,24 @@ def test_precision_and_the_callers_own_accelerator() -> None:
         train(model, words_task(), replace(QUICK, precision="fp16"))
     with says(Refused, about="bfloat16"):
         train(reader().bfloat16(), words_task(), QUICK)
+
+
+def test_in_bf16_what_teacher_and_model_say_is_compared_in_float32() -> None:
+    model, teacher, asked = reader().float(), reader(seed=1).float(), words_task()
+    batch, said = asked.collate(range(5)), list[Tensor]()
+    for one in (model, teacher):
+        one.out.register_forward_hook(lambda _, given, out: said.append(out.detach()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, targets = batch_loss(model, asked, batch, 0.0, teacher, 1.0, 2.0)
+    assert [logits.dtype for logits in said] == [torch.bfloat16] * 2
+    student, tutor = ((logits.float() / 2.0).log_softmax(-1) for logits in said)
+    counted = batch["labels"] != -100
+    want = 4.0 * (tutor.exp() * (tutor - student)).sum(-1)[counted].sum()
+    assert loss.dtype == torch.float32
+    assert int(targets) == int(counted.sum())
+    assert close(loss.detach(), want, 1e-5)
+    assert float(want) > 1e-3
+    train(model, asked, replace(QUICK, precision="bf16"), teacher=teacher)
 
 
 def test_one_process_needs_no_accelerate_and_what_would_split_the_model_is_refused(

@@ -138,8 +138,8 @@ def circuit(
         >>> model = hc.load("my-decoder")
         >>> task = hc.task("contrast:induction", tokenizer="my-decoder", limit=32)
         >>> found = hc.circuit(model, task, check=0)
-        >>> found.points[0].faithfulness.value, found.points[-1].faithfulness.value
-        (0.0, 1.0)
+        >>> [round(point.faithfulness.value, 3) for point in (found.points[0], found.points[-1])]
+        [0.0, 1.0]
     """
     task = contrasted(task, "A circuit")
     if ranked not in RANKED:

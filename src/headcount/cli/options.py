@@ -293,11 +293,11 @@ def specs_of(texts: list[str] | None) -> list[Any]:
     return rows
 
 
-def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
+def load_model(name: str, flags: Running, *, fresh: bool = False, lazy: bool = False) -> Any:
     """The model, in evaluation mode, on the device asked for and in the number format of --dtype.
 
     That is float32 unless said otherwise: as with `hc.load`, also where the file has half precision. A model with weights that no
-    file holds is loaded only where `fresh` is right.
+    file holds is loaded only where `fresh` is right. With `lazy` the weights stay in their files.
     """
     import torch
 
@@ -308,7 +308,7 @@ def load_model(name: str, flags: Running, *, fresh: bool = False) -> Any:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
     say_notes(name)
     with progress.Bar("loading the model"):
-        model = load(name, dtype=kinds[flags.dtype], trust_remote_code=flags.trust_remote_code)
+        model = load(name, dtype=kinds[flags.dtype], lazy=lazy, trust_remote_code=flags.trust_remote_code)
     untrained = missing_weights(model)
     if untrained and not fresh:
         raise BadCheckpoint(

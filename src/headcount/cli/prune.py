@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,13 +24,14 @@ from .options import (
 )
 from .pruning.front import FrontRequest, sets_from
 from .pruning.targets import Targets
-from .pruning.work import Work, carry_out
+from .pruning.work import Work, carry_out, train_along
 from .run_folder import question_of
-from .training.options import Recovery
+from .training.options import Recovery, is_main, own_device
 
 if TYPE_CHECKING:
     from ..data.seen_examples import Seen
     from ..plans import Plan
+    from ..pruning.tuning.compensation import Ways
 
 
 SIZES = ("remove", "flops", "params", "kv_cache", "memory", "speedup")
@@ -123,7 +125,8 @@ def prune(
         str | None,
         typer.Option(
             "--compensate",
-            help="What makes up for units that go: mean (what they write on average, in a bias) or lstsq (the same as --tune).",
+            help="What makes up for units that go: mean (what they write on average, in a bias), lstsq (all columns that stay, "
+            "fitted anew by least squares), or mean,lstsq (with a bias).",
         ),
     ] = None,
     multiple: Annotated[
@@ -272,25 +275,26 @@ def prune(
     from ..errors import TooMuchLost
     from ..importance.criteria import NEED_NO_DATA
     from ..pruning import ledger, selection
-    from ..pruning.compensation import ways_of
+    from ..pruning.tuning.compensation import ways_of
     from ..stats.brake import brake_setting
     from ..stats.guarantee import check_promise
 
-    tune, mean = ways_of(compensate, tune)
-    if mean and front_only:
-        raise typer.BadParameter("--compensate mean goes with a size, a plan or a row.")
+    ways = ways_of(compensate, tune)
+    if ways.compensate and front_only:
+        raise typer.BadParameter(f"--compensate {ways.compensate} goes with a size, a plan or a row.")
     level, brake_at = 0.05 if alpha is None else alpha, brake_setting(brake)
     if max_drop is not None:
         check_promise(max_drop, level)
         check_promise(max_drop, level / (tries or 1))
     from_front = front_only or row is not None
-    needs = (tune or mean or from_front or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    needs = (any(ways) or from_front or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     _all_used(needs, data_flags)
     if not from_front:
         selection.size_of(plan, **how_much)
+    flags = replace(flags, device=own_device(flags))
     subject = load_model(model, flags)
     targets.check_whole(subject)
-    wanted, chosen_on, seen_examples = _read_plan(plan, tune, mean) if plan is not None else (None, None, {})
+    wanted, chosen_on, seen_examples = _read_plan(plan, ways) if plan is not None else (None, None, {})
     sets = sets_from(model, subject, flags, needs, data_flags, chosen_on, seen_examples)
     length = length or selection.usual_length(sets.report)
     names = [word.strip() for word in only.split(",") if word.strip()]
@@ -317,8 +321,8 @@ def prune(
     if row is not None:
         wanted = front.plan_of_row(row, sets, places, tradeoff)
     settings: dict[str, Any] = {"by": by, "units": units, "least": least, "only": names, "length": length}
-    settings |= {"tune": tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
-    settings |= ({"compensate": "mean"} if mean else {}) | served
+    settings |= {"tune": ways.tune, "multiple": multiple, "step": step or "5%", "alpha": level, "cap": cap}
+    settings |= ({"compensate": ways.compensate} if ways.compensate else {}) | served
     options = {
         **how_much,
         **settings,
@@ -369,9 +373,10 @@ def prune(
         places_of_exports=places_of_exports,
         budget_minutes=budget_minutes,
     )
+    act = carry_out if is_main() else train_along  # the first process chooses, measures and writes
     try:
         with computing_with(threads), scoring:
-            carry_out(work)
+            act(work)
     except TooMuchLost as refusal:
         front.show_instead(str(refusal), sets, places)
 
@@ -428,20 +433,22 @@ def _all_used(needs: tuple[bool, bool], data_flags: tuple[Any, Any, Any, Any]) -
             raise typer.BadParameter(f"{flag}-limit goes with {flag}-data; use --limit for --data.")
 
 
-def _read_plan(path: Path, tune: bool, mean: bool) -> tuple[Plan, dict[str, Any] | None, Seen]:
+def _read_plan(path: Path, ways: Ways) -> tuple[Plan, dict[str, Any] | None, Seen]:
     """The plan in a file, and, where prune wrote it, which examples it has seen (or which part, by an older headcount)."""
     from ..data.seen_examples import read_seen
     from ..plans import Plan, read_json
 
     data = read_json(path)
     plan, chosen_on = Plan.from_json(data), data.get("chosen_on")
-    if data.get("tuned") and not tune:
+    if data.get("tuned") and not ways.tune:
         typer.echo(
             f"note: what stays of {path} was tuned, which is not in the plan: add --tune to do it again", err=True
         )
-    if data.get("compensated") and not mean:
+    if data.get("compensated") and not (ways.mean or ways.lstsq):
+        done = data["compensated"] if isinstance(data["compensated"], str) else "mean"
         typer.echo(
-            f"note: {path} was compensated, which is not in the plan: add --compensate mean to do it again", err=True
+            f"note: {path} was compensated, which is not in the plan: add --compensate {done:.20} to do it again",
+            err=True,
         )
     if chosen_on is not None and not _is_part(chosen_on):
         raise BadPlan(

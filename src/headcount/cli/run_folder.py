@@ -53,13 +53,17 @@ def running(
 
 
 def _first_notes(command: str, model: Any, flags: Running, tasks: Mapping[str, Task | Passages], run: Run) -> list[str]:
-    """What a few examples show before the work begins; nothing of models that have not learned their labels yet."""
+    """What a few examples show before the work begins; nothing of models that have not learned their labels yet.
+
+    Nor of those whose weights are in files, which would all be read for it, again and again.
+    """
     from ..data.checks import first_batch
     from ..data.tasks import Task
     from ..model.checkpoints import missing_weights
+    from ..model.loading.lazy_tensors import is_lazy
 
     task = next((tasks[role] for role in ("report", "data", *tasks) if role in tasks), None)
-    if not isinstance(task, Task) or command in ("train", "lottery") or missing_weights(model):
+    if not isinstance(task, Task) or command in ("train", "lottery") or missing_weights(model) or is_lazy(model):
         return []
     if (run.folder / "notes.json").is_file():  # looked at before
         notes = run.read_json("notes")

@@ -102,6 +102,36 @@ class TunedDocument:
         return [site for site in self.sites if site.used]
 
 
+@dataclass(frozen=True)
+class RefittedSite:
+    """How well the columns of one site were fitted: squared distances from the whole model after it, on held-out examples.
+
+    As shares of the size of what the site itself writes; more than 1 where errors of earlier sites weigh more.
+    """
+
+    name: str
+    error: float  # as cut
+    refitted: float
+    strength: float  # of the ridge, as a share of the mean diagonal
+    used: bool  # False where a fit did no good on held-out examples: its columns stay as they were
+
+
+@dataclass(frozen=True)
+class RefitDocument:
+    """What fitting columns anew did to every site, without the columns themselves: those are in the weights."""
+
+    examples: int
+    positions: int
+    bias: bool  # whether a bias was fitted as well
+    sites: tuple[RefittedSite, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def used(self) -> list[RefittedSite]:
+        """The sites whose fit did some good."""
+        return [site for site in self.sites if site.used]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A plan for the budget that was measured on scoring examples: how units were weighed, and what it was worth there.
@@ -152,6 +182,7 @@ class Steps:
     compensated: int | None = field(
         default=None, metadata=SOMETIMES
     )  # examples that the means are over which are put back
+    refitted: RefitDocument | None = field(default=None, metadata=SOMETIMES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,8 @@ class Ablation:
         least = [f"{self.names[n]} {self.damage[n] * points:+.2f}" for n in order[::-1][:5]]
         unit = "points" if points != 1 else metric
         lines = [f"{len(self.plans)} ablations of {self.base}"]
-        lines += [self.fill.sentence] * (self.fill is not None)
+        if self.fill is not None:
+            lines.append(self.fill.sentence)
         lines += [f"cost most ({unit}): {', '.join(worst)}"]
         return "\n".join([*lines, f"cost least: {', '.join(least)}", "`.comparisons()` tests each difference"])
 

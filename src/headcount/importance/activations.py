@@ -7,7 +7,7 @@ back for units that are gone. Padding is left out, so that the numbers do not de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from .. import runs
 from ..errors import NotFinite, Refused
 from ..evaluation.evaluator import device_of, fresh, to_device
-from ..evaluation.residual_stream import matrix_of
+from ..evaluation.layer_by_layer import Streamed, check_inside, layer_by_layer
+from ..evaluation.residual_stream import Enough, matrix_of
 from ..model.anatomy import Anatomy, Site
 from ..model.equivalence import evaluating
+from ..model.loading.lazy_tensors import is_lazy
 from ..model.matrices import Padded, index_on
 from ..model.multihead import opened
 from ..model.positions import Unclear, in_decoder, real_positions
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 ROWS = 128  # at most so many rows are kept; of more examples, a row is a block of consecutive ones
 CHUNK = 128  # about so many consecutive examples are written together
+WIDE = 2**22  # numbers that are in double precision at a time
 KINDS = ("positions", "sums", "squares", "norms")
 
 
@@ -76,6 +79,11 @@ def activation_sums(
     size = batch_size if all(site.per_example for site in sites) else 1
     per_row = -(-task.size // ROWS)
     chunk = per_row * max(1, CHUNK // per_row)
+    if is_lazy(root):
+        streamed = _layer_by_layer(root, anatomy, sites, task, per_row, chunk, size, run, name)
+        return ActivationSums(
+            **{kind: {site.name: streamed[f"{kind}.{site.name}"] for site in sites} for kind in KINDS}
+        )
     pieces = []
     with evaluating(root), torch.no_grad(), opened(root), Bar("activations", total=task.size) as bar:
         for start in range(0, task.size, chunk):
@@ -89,6 +97,53 @@ def activation_sums(
     return ActivationSums(**joined)
 
 
+def _layer_by_layer(
+    root: nn.Module,
+    anatomy: Anatomy,
+    sites: Sequence[Site],
+    task: Task,
+    per_row: int,
+    chunk: int,
+    size: int | None,
+    run: Run | None,
+    name: str,
+) -> dict[str, np.ndarray]:
+    """The sums of a model whose weights are in files, in the same rows: every example through one layer after the other."""
+    check_inside(anatomy, sites)
+
+    def look(layer: nn.Module, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        inside = set(layer.modules())
+        return _pass(root, anatomy, [site for site in sites if site.writer in inside], task, numbers)
+
+    def gathered(size: int | None, name: str) -> dict[str, np.ndarray]:
+        starts = range(0, task.size, chunk)
+        subsets = ((start, task.subset(range(start, min(start + chunk, task.size)))) for start in starts)
+        batches = [[start + n for n in numbers] for start, some in subsets for numbers in some.batches(size)]
+        return layer_by_layer(Streamed(root, anatomy, task, batches), look, per_row=per_row, run=run, name=name)
+
+    with evaluating(root), torch.no_grad(), opened(root):
+        out = alone_where_unclear(gathered, size, f"{name}-activations")
+    for site in sites:
+        if f"sums.{site.name}" not in out:
+            raise _does_not_run(site, task)
+    return out
+
+
+def alone_where_unclear(
+    compute: Callable[[int | None, str], dict[str, np.ndarray]], size: int | None, name: str
+) -> dict[str, np.ndarray]:
+    """What `compute` gives for a batch size and a name; for examples one by one where padding cannot be told in batches."""
+    try:
+        return compute(size, name)
+    except Unclear as unclear:
+        if size == 1:
+            raise Refused(str(unclear)) from None
+    try:
+        return compute(1, f"{name}-alone")
+    except Unclear as unclear:
+        raise Refused(str(unclear)) from None
+
+
 def _chunk(
     root: nn.Module, anatomy: Anatomy, sites: Sequence[Site], task: Task, per_row: int, size: int | None, bar: Bar
 ) -> dict[str, np.ndarray]:
@@ -99,7 +154,11 @@ def _chunk(
         arrays = halved(partial(_batch, root, anatomy, sites, task), "activations", task, numbers)
         for key, values in arrays.items():
             into = out.setdefault(key, np.zeros((rows, values.shape[1])))
-            np.add.at(into, [number // per_row for number in numbers], values)
+            places = [number // per_row for number in numbers]
+            if len(set(places)) == len(places):
+                into[places] += values
+            else:
+                np.add.at(into, places, values)
         bar.advance(len(numbers))
     return out
 
@@ -120,7 +179,7 @@ def each_alone_where_unclear(
     except Unclear as unclear:
         if len(numbers) == 1:
             raise Refused(str(unclear)) from None
-    parts = [compute([number]) for number in numbers]
+    parts = [each_alone_where_unclear(compute, [number]) for number in numbers]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
@@ -136,17 +195,22 @@ def _pass(
         for site in sites:
             see = partial(_see, site, partial(real_positions, batch, in_decoder(root, anatomy, site)), sums, size, wide)
             stack.callback(site.writer.register_forward_pre_hook(see, with_kwargs=True).remove)
-        task.loss(root, fresh(batch))
+        with suppress(Enough):  # where one layer is run alone, what comes after it does not
+            task.loss(root, fresh(batch))
     out = {}
     for site in sites:
         if site.name not in sums:
-            raise Refused(
-                f"{site.name} does not run on {task.name}, so there is nothing that it writes; score it on data that it sees."
-            )
+            raise _does_not_run(site, task)
         for kind, values in sums[site.name].items():
             out[f"{kind}.{site.name}"] = values.double().cpu().numpy()
         finite_rows(out[f"squares.{site.name}"], f"What {site.name} writes from", task, numbers)
     return out
+
+
+def _does_not_run(site: Site, task: Task) -> Refused:
+    return Refused(
+        f"{site.name} does not run on {task.name}, so there is nothing that it writes; score it on data that it sees."
+    )
 
 
 def finite_rows(values: np.ndarray, what: str, task: Task, numbers: Sequence[int]) -> None:
@@ -174,14 +238,15 @@ def _see(
     if isinstance(site.writer, Padded):  # it picks its inputs itself
         x = x.index_select(-1, index_on(site.writer.places, x.device))
     mask = real(x, size)
-    x = x.reshape(size, -1, x.shape[-1])
+    x = x.reshape(size, -1, x.shape[-1]).masked_fill(~mask[..., None], 0)
     each = []
-    for values, own in zip(x, mask, strict=True):  # one example at a time: a wide copy of a batch would not fit
-        values = values[own].to(wide)  # (positions, columns)
+    few = max(1, WIDE // max(1, x[0].numel()))  # examples at a time: a wide copy of a whole batch may not fit
+    for some, own in zip(x.split(few), mask.split(few), strict=True):
+        values = some.to(wide)  # (examples, positions, columns)
         norms = values.unflatten(-1, (len(site), site.width)).norm(dim=-1)
-        each.append((own.sum()[None].to(wide), values.sum(0), values.square().sum(0), norms.sum(0)))
+        each.append((own.sum(1, keepdim=True).to(wide), values.sum(1), values.square().sum(1), norms.sum(1)))
     for kind, rows in zip(KINDS, zip(*each, strict=True), strict=True):
-        total = torch.stack(rows)
+        total = torch.cat(rows)
         own_sums = sums.setdefault(site.name, {})
         own_sums[kind] = own_sums[kind] + total if kind in own_sums else total
 

@@ -18,6 +18,7 @@ from ..model.anatomy import Anatomy, Site, Stack
 from ..model.architectures import ModuleSpec
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
+from ..model.loading.lazy_tensors import is_lazy
 from ..plans import Plan, Unit
 from . import activations, layer_orders
 from .attention import confidence_and_entropy
@@ -51,6 +52,12 @@ LOOKED_AT = {
     "block-influence": "activations",
     "contribution": "layers",
 }  # instead of the metric
+LAYER_BY_LAYER = (
+    "wanda",
+    "flap",
+    "activation",
+    "block-influence",
+)  # a layer can be forgotten when the next one is read
 BACKWARD = ("taylor", "fisher", "gradient-activation")  # those whose layers may be run twice
 BY_PAPER = "by paper"  # the normalisation that the criterion was published with
 PER_LAYER = ("taylor", "gradient-activation", "lrp-epsilon", "lrp-alpha-beta")
@@ -182,6 +189,16 @@ def score(
     if by in METHODS:
         contrasted(task, by)
     steps = STEPS if steps is None else steps
+    if by not in (*LAYER_BY_LAYER, *NEED_NO_DATA) and is_lazy(unwrap(model)):
+        why = (
+            "a gradient comes back through all of them"
+            if by in BACKWARD
+            else "it looks at more than one pass through them"
+        )
+        raise Refused(
+            f"The weights of this model stay in their files, and {by} needs all layers at once ({why}); score it by "
+            f"{', '.join(LAYER_BY_LAYER)}, or load it whole (without lazy, or without --stream)."
+        )
     rows = tuple(specs)
     anatomy = find(model, rows)
     words = [units] if isinstance(units, str) else list(units)

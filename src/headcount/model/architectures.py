@@ -237,3 +237,10 @@ WIDTH_NAMES = (
     "dim_per_head",
 )
 COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads", "heads")
+
+# Names of classes that mix positions by a recurrence or a short convolution; KimiLinear is the name of a model with attention.
+RECURRENT = re.compile(
+    r"((mamba\d?|bamba|falconh1)\w*(mixer|layer)|delta(net|attention)|(?<!kimi)linearattention|lightningattention"
+    r"|rwkv\w*selfattention|recurrentblock|shortconv)$",
+    re.IGNORECASE,
+)

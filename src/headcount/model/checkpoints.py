@@ -30,6 +30,7 @@ from .loading.adapters import adapted_class, merged
 from .loading.companions import at_the_root, companions
 from .loading.configs import hub_keywords, model_class, named_files, read_config
 from .loading.gguf_files import is_own, weights_in
+from .loading.lazy_files import check_left_in_files, left_in_files, may_be_left_in_files, written_one_by_one
 from .loading.number_formats import in_stored_format, is_widened, widen
 from .loading.quantised import ADVICE, quantisation
 from .loading.signpost import TABLE, put_up, take_down
@@ -94,6 +95,7 @@ def load(
     *,
     into: nn.Module | None = None,
     weights: bool = True,
+    lazy: bool = False,
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> Any:
@@ -108,12 +110,15 @@ def load(
     and no code runs. The weights of a GGUF file are unpacked, a PEFT adapter is merged into the model that it names, and of
     a sentence-transformers folder it is the transformer; a `LoadingNote` says so. Of quantised checkpoints units can be
     masked, not cut. `into` is a fresh model for a folder saved from a plain `torch.nn` module. With `weights=False` the
-    model is empty (on the meta device): enough to look at, in no memory.
+    model is empty (on the meta device): enough to look at, in no memory. With `lazy` the weights stay in their safetensors
+    files and each is read when something is computed with it: enough to cut and save a model larger than memory tensor by
+    tensor, and to score it layer by layer (by criteria without gradients).
 
     Args:
         name: A folder, a GGUF file or a name on the hub.
         into: A fresh model to load into, for a folder saved from a plain `torch.nn` module.
         weights: Whether to read the weights.
+        lazy: Leave the weights in their files, and read each when it is needed.
         trust_remote_code: Whether code that comes with the model may run.
         kwargs: Handed on to `from_pretrained`.
 
@@ -127,8 +132,8 @@ def load(
         >>> model.dtype
         torch.float32
     """
-    if into is not None and not weights:
-        raise BadCheckpoint("`into` takes weights in; leave out weights=False, or into.")
+    if into is not None and (lazy or not weights):
+        raise BadCheckpoint("`into` takes weights in; leave out weights=False and lazy, or into.")
     if aside := set_aside(Path(name)):
         raise BadCheckpoint(
             f"{name} was to be replaced by a command that was killed half way; the earlier one is {aside}: rename it back."
@@ -152,6 +157,10 @@ def load(
         return _empty(kind, config, files.name)
     check_weights(files)
     options = {"trust_remote_code": trust_remote_code, **kwargs, **files.keywords, **hub_keywords(files, kwargs)}
+    if lazy:
+        may_be_left_in_files(files, config)
+        with left_in_files():
+            return check_left_in_files(_whole_or_cut(kind, config, files, options)[0], files.name)
     model, info = _whole_or_cut(kind, config, files, options)
     return model if files.adapter is None else merged(model, files.adapter, info["missing_keys"]).eval()
 
@@ -279,7 +288,7 @@ def write_into(
             f"{type(root).__name__} is quantised to int8 by torch, and no folder that loads again can hold that: save it before "
             "it is quantised, and quantise what is loaded."
         )
-    with in_stored_format(root):
+    with in_stored_format(root), written_one_by_one(root):
         if not hasattr(root, "save_pretrained"):
             _save_plain(root, draft, portable)
         elif config is not None:

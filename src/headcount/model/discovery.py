@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import NotFound
 from . import source_code
 from .anatomy import MODULE_STAMPS, STAMP, Anatomy, CutRecord, Site, Stack
-from .architectures import COUNT_NAMES, HEADS, NEURONS, WIDTH_NAMES, ModuleSpec, measure
+from .architectures import COUNT_NAMES, HEADS, NEURONS, RECURRENT, WIDTH_NAMES, ModuleSpec, measure
 from .matrices import is_matrix, matrix
 
 
@@ -60,9 +60,10 @@ def find(model: nn.Module, specs: Iterable[ModuleSpec] = ()) -> Anatomy:
                 writer_ids.add(id(site.writer))
                 sites_by_path[f"{path}/{kind}"] = site
     sites = list(sites_by_path.values())
-    unknown = _unknown(modules, sites)
+    recurrent = _recurrent(modules, sites)
+    unknown = [path for path in _unknown(modules, sites) if path not in dict(recurrent)]
     if not any(site.kind == "head" for site in sites):
-        raise NotFound(_not_found(root, modules, unknown))
+        raise NotFound(_not_found(root, modules, unknown, recurrent))
     stacks = _stacks(modules, sites)
     named, stacks = _together(_named(sites, stacks), stacks)
     containers = {stack.path for stack in stacks}
@@ -72,7 +73,9 @@ def find(model: nn.Module, specs: Iterable[ModuleSpec] = ()) -> Anatomy:
         for site in named
     }
     named.sort(key=lambda site: (order[layer[id(site)]], site.kind, order[site.path]))
-    return Anatomy(type(root).__name__, tuple(named), tuple(stacks), tuple(unknown), tuple(_experts(modules, sites)))
+    return Anatomy(
+        type(root).__name__, tuple(named), tuple(stacks), tuple(unknown), (*_experts(modules, sites), *recurrent)
+    )
 
 
 # -- one module ----------------------------------------------------------------------------------------------------------
@@ -441,14 +444,29 @@ def _experts(modules: dict[str, nn.Module], sites: list[Site]) -> list[tuple[str
     ]
 
 
-def _not_found(root: nn.Module, modules: dict[str, nn.Module], unknown: list[str]) -> str:
+def _recurrent(modules: dict[str, nn.Module], sites: list[Site]) -> list[tuple[str, str]]:
+    """Modules that mix positions without attention: state spaces, linear attention, short convolutions."""
+    inside = {prefix for site in sites for prefix in _prefixes(site.path)}
+    return [
+        (path, f"{type(module).__name__} mixes positions without attention, and has no heads that could go one by one")
+        for path, module in modules.items()
+        if RECURRENT.search(type(module).__name__) and path not in inside
+    ]
+
+
+def _not_found(
+    root: nn.Module, modules: dict[str, nn.Module], unknown: list[str], recurrent: list[tuple[str, str]]
+) -> str:
     name = type(root).__name__
+    if recurrent:
+        path, reason = recurrent[0]
+        return f"I found no attention in {name}: {path} ({reason}); give a model with attention in some of its layers."
     if not unknown:
         return f"I found no attention in {name}: none of its {len(modules)} modules looks like one."
     module = modules[unknown[0]]
     children = [child for child, inner in module.named_modules() if child and matrix(inner) is not None]
     *reads, writes = children
-    row = f"Dialect(reads={tuple(reads)!r}, writes=({writes!r},), layout='split', width='head_dim')"
+    row = f"hc.model.ModuleSpec(reads={tuple(reads)!r}, writes=({writes!r},), layout='split', width='head_dim')"
     places = ", ".join(unknown[:4]) + (" ..." if len(unknown) > 4 else "")
     return (
         f"I found no attention in {name} that is built in a way I know; {places} look like attention: "

@@ -63,6 +63,12 @@ class Matrix:
             weight = (weight.float() * scale.to(weight.device).float().view(shape)).to(weight.dtype)
         return {self.weight: weight}
 
+    def with_numbers(self, tensors: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        """These tensors of this matrix with other numbers (rows, columns) in the weight, in its storage and number format."""
+        weight = tensors[self.weight]
+        values = numbers.to(weight.device, weight.dtype).movedim(0, self.row_axis).reshape(weight.shape)
+        return {**tensors, self.weight: values.clone()}
+
 
 def take(tensor: Tensor, index: Tensor, axis: int) -> Tensor:
     """`index_select` that lets an index made on the CPU choose from a tensor on any device, meta included."""

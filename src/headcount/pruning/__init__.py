@@ -8,11 +8,12 @@ from ..lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from ..documents.prune import Budget
+    from .choices import Choice
     from .curves import Curve, Point, curve
     from .front import tradeoff
     from .one_call import prune
     from .pipeline import Pruned, save_pruned
-    from .selection import Choice, choose
+    from .selection import choose
 
 __all__ = [
     "Budget",
@@ -31,7 +32,7 @@ __getattr__ = lazy_attributes(
     __name__,
     {
         "Budget": "..documents.prune",
-        "Choice": ".selection",
+        "Choice": ".choices",
         "Curve": ".curves",
         "Point": ".curves",
         "Pruned": ".pipeline",

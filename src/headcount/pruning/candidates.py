@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +41,7 @@ from ..stats.results import Result
 from .budget import BudgetProblem, must_reach, purse, reckoned, within
 from .legal_plans import ANY, RuntimeRule
 from .plan_tests import format_of, mark
+from .tuning.compensation import unit_means
 from .weighing import Weighing, weighings
 
 if TYPE_CHECKING:
@@ -60,6 +61,18 @@ class Judge:
     task: Task
     notes: Any  # a Run, or pieces in memory
     specs: tuple[ModuleSpec, ...] = ()
+    mean: bool = False  # whether plans are measured with the means of what is gone put back, as they will be cut
+
+    @cached_property
+    def _means(self) -> dict[str, Tensor]:
+        anatomy = find(self.model, self.specs)
+        everything = Plan(frozenset(site.units[0] for site in anatomy if len(site) and site.calls_writer))
+        return unit_means(self.model, anatomy, everything, self.task, self.notes)
+
+    def _changes(self, plan: Plan) -> dict[str, Mapping[str, Tensor]]:
+        """What a plan is measured with where nothing is said."""
+        fill = {name: self._means[name] for name in plan.by_site() if name in self._means} if self.mean else {}
+        return {"fill": fill} if fill else {}
 
     def examples(self, count: int) -> Task:
         """So many of the examples, or all; by their loss where the metric means to write text."""
@@ -71,20 +84,21 @@ class Judge:
         self,
         plan: Plan,
         count: int = LAST,
-        scale: Mapping[str, Tensor] | None = None,
-        fill: Mapping[str, Tensor] | None = None,
+        changes: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> Result:
-        """What the model is worth on so many examples once the plan is cut, and the scale and the fill folded in."""
+        """What the model is worth on so many examples once the plan is cut, with all that the cut changes beside that."""
         task = self.examples(count)
+        changes = self._changes(plan) if changes is None else changes
 
         def compute() -> dict[str, Any]:
             smaller = self.model
             if plan:
                 smaller = copy.deepcopy(self.model)
-                cut(smaller, plan, scale=dict(scale or {}), fill=fill, specs=self.specs)
+                cut(smaller, plan, specs=self.specs, **changes)
             return {"rows": measure(smaller, task, [Plan()], name="candidates", specs=self.specs)[0]}
 
-        tuned = "-tuned" * bool(scale) + "-mean" * bool(fill)
+        words = {"scale": "-tuned", "fill": "-mean", "columns": "-refit", "bias": "-bias"}
+        tuned = "".join(word for name, word in words.items() if name in changes)
         rows = runs.piece(self.notes, f"candidate-{len(plan):05d}-{mark(plan)}-{task.size}{tuned}", compute)["rows"]
         return result_of(task, rows)
 
@@ -151,7 +165,11 @@ class Candidates:
         """Every rule for a budget of which so much may be left; other costs than the budget's own with one floor."""
         floors = [round(floor * share, 4) for floor in FLOORS]
         first, *others = self.prices
-        out = [Rule(weighing.name, floor, first) for weighing in self.weighings for floor in floors]
+        out = [
+            Rule(weighing.name, floor, first)
+            for weighing in self.weighings
+            for floor in (floors if weighing.floors else floors[1:2])
+        ]
         return out + [Rule(weighing.name, floors[1], costs) for weighing in self.weighings for costs in others]
 
     @cached_property
@@ -252,17 +270,23 @@ def best_within(candidates: Candidates, judge: Judge | None, target: str | float
     winner, budget = min(kept.values(), key=lambda pair: _badness(pair[0]))
     final = [kept[member.rule][0] if member.rule in kept else member for member in order]
     final.sort(key=lambda member: (-len(member.result.rows), _badness(member)))
-    return Winner(winner.plan, budget, winner.rule, _document(candidates.base.costs, final, winner.rule))
+    costs = candidates.base.costs
+
+    def share(plan: Plan) -> float:
+        return costs.of(plan) / costs.whole
+
+    return Winner(winner.plan, budget, winner.rule, documents_of(final, winner.rule, share))
 
 
-def _document(costs: Costs, order: Sequence[Ranked], winner: Rule) -> tuple[Candidate, ...]:
+def documents_of(order: Sequence[Ranked], winner: Rule, share: Callable[[Plan], float]) -> tuple[Candidate, ...]:
+    """What is written down of the candidates: how each was made, the share that it leaves, and what it was worth."""
     return tuple(
         Candidate(
             by=rule.by,
             floor=rule.floor,
             costs=rule.costs,
             removed=len(plan),
-            left=costs.of(plan) / costs.whole,
+            left=share(plan),
             value=result.value,
             n=result.n,
             chosen=rule == winner,
@@ -287,6 +311,7 @@ class Search:
     brake: str | float | None
     notes: Any  # a Run, or pieces in memory
     settings: dict[str, Any]  # of budgets: least, multiple, length, batch_size, seed, specs, and perhaps a rule
+    mean: bool = False  # whether the means of what is gone will be put back
 
     @property
     def kinds(self) -> list[str]:
@@ -322,10 +347,10 @@ class Search:
         """Names of the sites that can be cut, and of those that cannot, with the reason."""
         return cuttable(self.model, ",".join(self.counted), self.specs)
 
-    @property
+    @cached_property
     def judge(self) -> Judge | None:
         """What measures plans on scoring examples; None where there are none."""
-        return None if self.score is None else Judge(self.model, self.score, self.notes, self.specs)
+        return None if self.score is None else Judge(self.model, self.score, self.notes, self.specs, self.mean)
 
     def usable(self, scores: Scores) -> Scores:
         """The scores of what may go."""

@@ -29,7 +29,7 @@ from ..parsing import by_number, share_in
 from ..plans import Plan
 from ..progress import track
 from ..stats.results import Comparison, Result, compare
-from .compensation import biases_of, of_those_left
+from .tuning.compensation import biases_of, of_those_left
 
 if TYPE_CHECKING:
     from ..data.tasks import Task

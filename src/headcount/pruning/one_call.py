@@ -26,8 +26,8 @@ from ..model.discovery import unwrap
 from ..model.model_folders import may_be_written
 from ..stats.brake import DEFAULT_BRAKE
 from . import legal_plans, pipeline, selection
-from .compensation import ways_of
 from .pipeline import Pruned
+from .tuning.compensation import ways_of
 
 if TYPE_CHECKING:
     from ..runs import Run
@@ -106,7 +106,8 @@ def prune(
         units: "heads", "neurons", "layers", "kv-groups"; several with commas.
         by: Importance criterion of `score`: by default "taylor", or "fisher" where several kinds of units are weighed.
         tune: Rearrange and rescale the units that stay by least squares, without training.
-        compensate: "mean" puts what removed units write on average into biases; "lstsq" is `tune`.
+        compensate: "mean" puts what removed units write on average into biases; "lstsq" fits all columns that stay anew by
+            least squares; "mean,lstsq" with a bias.
         multiple: Round the neurons of an MLP to multiples of this.
         least: Units that every site keeps.
         only: Restricts the units to a type ("encoder", "decoder", "cross").
@@ -159,8 +160,8 @@ def prune(
     for formats, devices in ((places, 1), (rule.names, tensor_parallel)):  # before hours of work
         several.must_hold(subject, formats, tensor_parallel=devices)
     reader = _Reader(subject, task, tokenizer or source, {"batch_size": batch_size, "seed": seed, **reading})
-    tune, mean = ways_of(compensate, tune)
-    needs = (tune or mean or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
+    ways = ways_of(compensate, tune)
+    needs = (any(ways) or (plan is None and by not in NEED_NO_DATA), max_drop is not None)
     tasks = [
         None if some is None else reader.task(some, limit if own is None else own)
         for some, own in ((data, limit), (score_data, score_limit), (select_data, select_limit))
@@ -168,7 +169,7 @@ def prune(
     assert tasks[0] is not None
     sets = sets_of((tasks[0], tasks[1] if needs[0] else None, tasks[2] if needs[1] else None), needs, seed)
     length = length or selection.usual_length(sets.report)
-    in_format = source is not None and (tune or mean or memory is not None)
+    in_format = source is not None and (any(ways) or memory is not None)
     tuned_in = pipeline.number_format(source, trust_remote_code=trust_remote_code) if source and in_format else None
     with gradient_checkpointing(checkpointing):
         choice = selection.choose(
@@ -181,8 +182,8 @@ def prune(
             select=sets.select,
             by=by,
             units=units,
-            tune=tune,
-            compensate="mean" if mean else None,
+            tune=ways.tune,
+            compensate=ways.compensate,
             multiple=multiple,
             step=step,
             least=least,

@@ -57,8 +57,9 @@ from ..stats.constant_answer import entropy
 from ..stats.guarantee import cap_in_words, unit_of
 from ..stats.metrics import TOKENS
 from ..stats.results import Comparison, Result, compare
+from .choices import Choice
 from .plan_tests import defined, format_of, known_before, mark
-from .selection import Choice, usual_length
+from .selection import usual_length
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -209,9 +210,9 @@ def save_pruned(
     cost = tuple(cut_effects(model, choice.plan, specs=rows))
     dtype = format_of(model)
     changed, facts = None, None
-    if choice.scale or choice.fill or recover is not None:  # other numbers than the source's: made and proved here
+    if choice.changes or recover is not None:  # other numbers than the source's: made and proved here
         changed = copy.deepcopy(model)
-        cut(changed, choice.plan, scale=choice.scale, fill=choice.fill, check=batch, specs=rows)
+        cut(changed, choice.plan, check=batch, specs=rows, **choice.changes)
     if changed is not None and recover is not None:
         as_cut = measure(changed, report, [Plan()], run=run, name=f"as-cut-{mark(choice.plan)}")[0]
         facts = {"before": report.metric.value(as_cut), **recover(changed)}

@@ -11,8 +11,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import runs
+from ..data import splits
 from ..documents.scores import Scores
 from ..errors import BadData, BadPlan, NotShown
 from ..evaluation.evaluator import measure, result_of
@@ -33,7 +34,8 @@ from ..progress import Bar
 from ..stats.guarantee import Guarantee, fixed_sequence_test, in_words, least_in_words, rehearsed_sequence, unit_of
 from ..stats.noninferiority import check_cap, noninferiority_test
 from ..stats.results import Result
-from .compensation import unit_means
+from .tuning.column_refit import Basis, ColumnRefit, observe, refit_columns
+from .tuning.compensation import unit_means
 from .tuning.mask_rearrangement import rearrange_mask
 from .tuning.mask_tuning import Calibration, MaskTuning, calibrate, tune_mask
 
@@ -60,6 +62,12 @@ class PreparedPlan:
     note: str = ""  # why it was not tuned after all
     judged: np.ndarray | None = None  # the values of the examples on which that was decided
     fill: Mapping[str, Tensor] = field(default_factory=dict)  # what goes into biases for units that are gone, by site
+    refit: ColumnRefit | None = None  # columns that were fitted anew
+
+    @property
+    def changes(self) -> dict[str, Mapping[str, Tensor]]:
+        """What `cut` is given beside the plan."""
+        return changes_of(self.tuned, self.fill, self.refit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +91,7 @@ class PlanTester:
     dtype: torch.dtype | None = None  # the number format that what is tuned will be saved in; None: the model's own
     cap: float | None = None  # what one example may count for in a promise about a mean; None: 20 times the drop
     mean: bool = False  # whether the mean of what is gone is put back
+    lstsq: bool = False  # whether columns that stay are fitted anew
     prepared: dict[Plan, PreparedPlan] = field(default_factory=dict, repr=False)  # nothing is made ready twice
 
     @cached_property
@@ -96,6 +105,33 @@ class PlanTester:
         return calibrate(self.model, self.score, seed=self.seed, specs=self.specs)
 
     @cached_property
+    def _parts(self) -> tuple[Task, Task]:
+        """Of the examples that were scored on, those to fit columns on, and others on which it is decided whether that did good.
+
+        So many numbers fit the examples that they were fitted on in any case.
+        """
+        assert self.score is not None
+        share = partial(
+            splits.share_out, shares={"measure": 0.25, "score": 0.75}, seed=self.seed, salt="refit", most=JUDGED
+        )
+        try:
+            parts = share(self.score).tasks
+        except BadData:  # too few documents to keep them whole
+            parts = share(replace(self.score, clusters=None, cluster_names=())).tasks
+        return parts["score"], parts["measure"]
+
+    @cached_property
+    def _basis(self) -> Basis:
+        """The positions to fit columns on, and where sites write: the same for every plan."""
+        return observe(self.model, self._parts[0], seed=self.seed, specs=self.specs)
+
+    @cached_property
+    def _judge(self) -> Task:
+        """The scoring examples on which prepared plans are compared."""
+        assert self.score is not None
+        return _judge(self._parts[1] if self.lstsq else self.score)
+
+    @cached_property
     def _gradients(self) -> tuple[list[Site], Contributions | None]:
         """The sites whose units may change places, and their gradients: the same for every plan."""
         names = set() if self.scores is None else {unit.site for unit in self.scores}
@@ -107,7 +143,7 @@ class PlanTester:
 
     def check(self) -> None:
         """Refuse what cannot be done, before hours of scoring."""
-        if (self.tune or self.mean) and self.score is None:
+        if (self.tune or self.mean or self.lstsq) and self.score is None:
             what = "Tuning" if self.tune else "Compensation"
             raise BadPlan(f"{what} looks at examples; give score=, a task that is not reported on.")
         if self.select is not None:
@@ -119,11 +155,30 @@ class PlanTester:
         Least squares bring every site nearer to what it was, which as a rule makes the model better, and where very little
         is left can make it worse: so both are measured on some of the examples, and the better one is taken.
         """
-        if not self.tune and not self.mean:
+        if not self.tune and not self.mean and not self.lstsq:
             return PreparedPlan(plan)
         if plan not in self.prepared:
-            self.prepared[plan] = self._filled(plan) if self.mean else self._tuned_or_not(plan)
+            way = self._tuned_or_not if self.tune else self._refitted_or_not if self.lstsq else self._filled
+            self.prepared[plan] = way(plan)
         return self.prepared[plan]
+
+    def _refitted_or_not(self, plan: Plan) -> PreparedPlan:
+        """The plan with columns fitted anew, or as it is (with means put back), whichever is better on examples beside those."""
+        plain = self._filled(plan) if self.mean else PreparedPlan(plan)
+        name = f"refit-{'bias-' * self.mean}{mark(plan)}"
+        how: dict[str, Any] = {"specs": self.specs, "basis": self._basis, "run": self.run, "name": name}
+        fit = refit_columns(self.model, plan, self._parts[0], intercept=self.mean, **how)
+        judge = self._judge
+        candidates = (plain, PreparedPlan(plan, refit=fit))
+        rows = [self._rows(judge, candidate, f"refit-judged{judge.size}") for candidate in candidates]
+        before, after = (judge.metric.value(values) for values in rows)
+        if _is_no_worse(judge.metric, before, after):
+            return replace(candidates[1], judged=rows[1])
+        note = (
+            f"Not refitted: on {judge.size} of the examples that were scored on, which columns were not fitted to, "
+            f"{judge.metric.name} is {before:.4f} without and {after:.4f} with it."
+        )
+        return replace(plain, note=note, judged=rows[0])
 
     def _filled(self, plan: Plan) -> PreparedPlan:
         assert self.score is not None
@@ -153,12 +208,13 @@ class PlanTester:
         """The values of every example of the task with a plan masked, and what stays scaled."""
         anatomy, root = self._anatomy, unwrap(self.model)
         name = f"{name}-{len(candidate.plan):05d}-{mark(candidate.plan)}{'-tuned' * (candidate.tuned is not None)}"
-        if candidate.fill:
-            saved = as_saved(self.model, candidate.plan, {}, self.dtype, self.specs, candidate.fill)
-            name = f"{name}-mean-{str(self.dtype or format_of(self.model)).removeprefix('torch.')}"
+        if candidate.fill or candidate.refit is not None:
+            saved = as_saved(self.model, candidate.plan, candidate.changes, self.dtype, self.specs)
+            name = f"{name}{'-mean' * self.mean}{'-refit' * (candidate.refit is not None)}"
+            name = f"{name}-{str(self.dtype or format_of(self.model)).removeprefix('torch.')}"
             return measure(saved, task, [Plan()], name=name, run=self.run, specs=self.specs)[0]
         if candidate.tuned is not None and self.dtype not in (None, format_of(self.model)):
-            saved = as_saved(self.model, candidate.plan, candidate.tuned.scale, self.dtype, self.specs)
+            saved = as_saved(self.model, candidate.plan, candidate.changes, self.dtype, self.specs)
             name = f"{name}-{str(self.dtype).removeprefix('torch.')}"
             return measure(saved, task, [Plan()], name=name, run=self.run, specs=self.specs)[0]
         with nullcontext() if candidate.tuned is None else applied(root, anatomy, candidate.tuned.scale):
@@ -211,13 +267,13 @@ class PlanTester:
         assert self.max_drop is not None
         assert self.select is not None
         if (
-            not self.tune
+            not (self.tune or self.lstsq)
             or self.score is None
             or self.score.metric.name != self.select.metric.name
             or self.score.generates
         ):
             return plans
-        judge, max_drop = _judge(self.score), self.max_drop
+        judge, max_drop = self._judge, self.max_drop
         n = min(judge.size, self.select.size)
         options: dict[str, Any] = {"alpha": level, "resamples": self.resamples, "seed": self.seed, "cap": self.cap}
         options["clusters"] = None if judge.clusters is None else np.array(judge.clusters[:n])
@@ -235,6 +291,19 @@ class PlanTester:
             return [plans[place] for place in rehearsed_sequence(len(plans), holds)]
 
 
+def changes_of(
+    tuned: MaskTuning | None, fill: Mapping[str, Tensor], refit: ColumnRefit | None
+) -> dict[str, Mapping[str, Tensor]]:
+    """The arguments of `cut` that fold what was found into weights and biases; none where nothing was."""
+    found = {
+        "scale": {} if tuned is None else tuned.scale,
+        "fill": fill,
+        "columns": {} if refit is None else refit.columns,
+        "bias": {} if refit is None else refit.bias,
+    }
+    return {name: values for name, values in found.items() if values}
+
+
 def _is_no_worse(metric: Metric, before: float, after: float) -> bool:
     """Whether what was tuned measures at least as well as what was only cut."""
     return after >= before if metric.higher_is_better else after <= before
@@ -243,18 +312,17 @@ def _is_no_worse(metric: Metric, before: float, after: float) -> bool:
 def as_saved(
     model: nn.Module,
     plan: Plan,
-    scale: Mapping[str, Tensor],
+    changes: Mapping[str, Mapping[str, Tensor]],
     dtype: torch.dtype | None,
     specs: tuple[ModuleSpec, ...] = (),
-    fill: Mapping[str, Tensor] | None = None,
 ) -> nn.Module:
-    """A copy of the model, cut, with the scale and the fill folded in.
+    """A copy of the model, cut, with all that `cut` is to change beside that (`changes_of`).
 
     It has no more digits than a checkpoint of this number format has, and still computes in the format of the model. Tables
     that the model makes anew are in no checkpoint, and keep their digits.
     """
     saved_model = copy.deepcopy(model)
-    cut(saved_model, plan, scale=scale, fill=fill, specs=specs)
+    cut(saved_model, plan, specs=specs, **changes)
     anew = getattr(unwrap(saved_model), "_keys_to_ignore_on_save", None) or ()
     for name, parameter in unwrap(saved_model).named_parameters():
         if dtype is not None and parameter.is_floating_point() and name not in anew:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .. import notebook
 from ..data import splits
-from ..documents.prune import BUDGETS, BrakeDocument, Candidate, Steps
+from ..documents.prune import BUDGETS, BrakeDocument, Candidate
 from ..documents.reading import read, write
 from ..documents.scores import Scores, how_many
 from ..documents.scores import plan as plan_by
@@ -25,16 +24,16 @@ from ..model.discovery import find, unwrap
 from ..plans import Plan, Unit
 from ..runs import InMemory, document
 from ..stats.brake import DEFAULT_BRAKE, Brake, brake_setting
-from ..stats.guarantee import Guarantee, unit_of
-from ..stats.results import Result
+from ..stats.guarantee import unit_of
 from . import budget as budgets
 from .budget import Budget
-from .candidates import Rule, Search, best_within
-from .compensation import ways_of
+from .candidates import Rule, Search, best_within, documents_of, ranked
+from .choices import Choice
 from .curves import counts
 from .legal_plans import RuntimeRule, legal, must_be_legal, removing, rule_of
 from .plan_tests import PlanTester, PreparedPlan
-from .tuning.mask_tuning import MaskTuning
+from .tuning.compensation import ways_of
+from .weighing import SEVERAL, by_activations
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -42,66 +41,6 @@ if TYPE_CHECKING:
 
 RESOURCES = {"flops": "flops", "params": "params", "kv-cache": "kv-cache", "memory": "memory", "speedup": "time"}
 BUDGET_SETTINGS = ("least", "multiple", "length", "batch_size")
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """What to remove and why: the plan, the order it was taken from, and what could be shown about it."""
-
-    how: tuple[
-        str, Any
-    ]  # ("max-drop", 1.0), ("remove", "40%"), ("flops", "50%"), ("speedup", 1.3), ("plan", its reason)
-    plan: Plan
-    of: int  # units of this kind in the model
-    units: str  # their kind: "heads", or several with commas
-    scores: Scores | None = None
-    order: tuple[Unit, ...] = ()
-    guarantee: Guarantee | None = None
-    left_alone: tuple[tuple[str, str], ...] = ()  # sites that cannot be cut, and the reason
-    used: frozenset[bytes] = frozenset()  # the examples that had a part in it, which nothing is to be reported on
-    budget: Budget | None = None
-    tuned: MaskTuning | None = None
-    exchanged: int | None = None  # units that changed places when they were rearranged
-    note: str = ""  # why what stays was not tuned after all
-    fill: Mapping[str, Tensor] = field(default_factory=dict)  # means that go into biases for what is gone, by site
-    compensated: int | None = None  # the examples that these are over
-    selected: Result | None = None  # the whole model on the examples that the guarantee was shown on
-    dtype: torch.dtype | None = None  # the number format that it was tested for, where what stays was tuned
-    tried: str = ""  # which promise on these examples it is, where it is not the only one
-    left_out: str = ""  # which examples had no part in it because they were given for two things, or twice
-    candidates: tuple[Candidate, ...] = ()  # plans that were measured on scoring examples, of which the best was taken
-    brake: BrakeDocument | None = None  # how far the metric fell on scoring examples, and how far it may
-
-    @property
-    def scale(self) -> Mapping[str, Tensor]:
-        """Numbers for the units that stay, by site, to be folded into the weights; empty where nothing was tuned."""
-        return {} if self.tuned is None else self.tuned.scale
-
-    def __str__(self) -> str:
-        kind, value = self.how
-        asked = f"{kind} {value}" if value else kind
-        lines = [f"{len(self.plan)} of {self.of} {self.units.replace(',', ' and ')} are to go ({asked}): {self.plan!r}"]
-        lines += [str(fact) for fact in (self.guarantee, self.budget, self.tried, self.note, self.left_out) if fact]
-        return "\n".join(lines)
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return notebook.block(*map(notebook.line, str(self).splitlines()), self.plan._repr_html_())
-
-    def told(self) -> Steps:
-        """The budget, and what rearranging and tuning did, as prune.json has them."""
-        return Steps(
-            budget=self.budget,
-            tuned=None if self.tuned is None else self.tuned.document(),
-            rearranged=self.exchanged,
-            not_tuned=self.note or None,
-            tried=self.tried or None,
-            candidates=self.candidates,
-            brake=self.brake,
-            compensated=self.compensated,
-        )
 
 
 class _Order(NamedTuple):
@@ -199,9 +138,11 @@ def choose(
     With `tune`, units of a site change places where together they matter less than by themselves, and those that stay
     are scaled so that each site writes what it wrote before, as nearly as they can (Kwon et al. 2022): no training,
     and `Choice.scale` is folded into the weights by the cut. Both look at the examples of `score`, and are left out
-    where the model is worse with them on 512 of those (`Choice.note` says so). `compensate` is "lstsq", another name of that, or
-    "mean": what a removed unit writes on average over the examples of `score` goes into the bias of the matrix that it wrote
-    with (`Choice.fill`). What is tested is rounded to `dtype`, the
+    where the model is worse with them on 512 of those (`Choice.note` says so). With `compensate="mean"`, what a removed unit
+    writes on average over the examples of `score` goes into the bias of the matrix that it wrote with (`Choice.fill`). With
+    "lstsq" all columns that stay are fitted anew by least squares (`Choice.columns`), on three quarters of the examples of
+    `score`, and left out where the model is worse with them on the rest; with "mean,lstsq" they get a bias as well
+    (`Choice.bias`). What is tested is rounded to `dtype`, the
     number format of the checkpoint to come, which is else the model's own. `by` is `fisher`
     for several kinds of units or with `tune`, else `taylor`. The model is as it was afterwards.
     """
@@ -209,20 +150,20 @@ def choose(
     sizes = {"remove": remove, "flops": flops, "params": params, "kv_cache": kv_cache, "memory": memory}
     sizes["speedup"] = speedup
     request, drop = size_of(plan, max_drop=max_drop, **sizes)
-    tune, mean = ways_of(compensate, tune)
+    ways = ways_of(compensate, tune)
     brake_setting(brake)
     score, select, left_out = _kept_apart(score, select)
     used = frozenset[bytes]().union(*(splits.marks(task) for task in (score, select) if task is not None))
     notes: Any = run or InMemory()  # gradients are looked at twice where units are rearranged
-    shop = PlanTester(model, score, select, tune, drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
+    shop = PlanTester(model, score, select, ways.tune, drop, alpha, resamples, seed, notes, rows, dtype=dtype, cap=cap)
     shop = replace(shop, tries=tries if callable(tries) else lambda: tries)
-    shop = replace(shop, mean=mean)
+    shop = replace(shop, mean=ways.mean, lstsq=ways.lstsq)
     shop.check()
     if score is not None and length is None:
         length = usual_length(score)
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length or 128, "batch_size": batch_size}
     settings |= {"seed": seed, "specs": rows}
-    search = Search(model, score, by, units, only, step, brake, notes, settings)
+    search = Search(model, score, by, units, only, step, brake, notes, settings, ways.mean)
     settings["rule"] = search.rule_with(rule_of(runtime, tensor_parallel), request[0] in ("kv-cache", "memory"))
     if request[0] == "memory":
         settings["serving"] = search.serving(context, batch, dtype)
@@ -248,7 +189,38 @@ def _chosen(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Pl
         search.must_reach(resource, amount)
     if resource:
         return _within_budget(search, shop, request, resource)
-    by = search.by or ("fisher" if shop.tune or len(search.kinds) > 1 else "taylor")
+    if kind == "remove" and shop.max_drop is None and search.by is None and by_activations(search.score, search.kinds):
+        return _best_of_several(search, shop, request)
+    return _by_criterion(search, shop, request, search.by or _usual(search, shop))
+
+
+def _usual(search: Search, shop: PlanTester) -> str:
+    """The criterion where none is asked for."""
+    return "fisher" if shop.tune or len(search.kinds) > 1 else "taylor"
+
+
+def _best_of_several(search: Search, shop: PlanTester, request: tuple[str, Any]) -> Choice:
+    """So many units of a language model by each of several criteria, and the best of these plans on scoring examples.
+
+    Criteria that look at single units can name units that are the model only together: which does so here is measured.
+    """
+    judge = search.judge
+    assert judge is not None
+    plain = replace(search, brake=None)  # the best alone is braked
+    bare = replace(shop, tune=False, mean=False, lstsq=False, prepared={})
+    usual = _usual(search, shop)
+    names = [usual, *(name for name in (*SEVERAL, *by_activations(search.score, search.kinds)) if name != usual)]
+    choices = {name: _by_criterion(plain, bare, request, name) for name in names}
+    rules = {choice.plan: Rule(name, 0.0, "counts") for name, choice in reversed(choices.items())}
+    order = ranked(judge, rules)
+    best = choices[order[0].rule.by]
+    tried = documents_of(order, order[0].rule, lambda plan: 1 - len(plan) / best.of)
+    return _braked(search, _as_tried(replace(best, candidates=tried), shop.prepare(best.plan)))
+
+
+def _by_criterion(search: Search, shop: PlanTester, request: tuple[str, Any], by: str) -> Choice:
+    """Units in the order of one criterion: so many of them, or as many as a promise lets go."""
+    kind, amount = request
     all_scores = search.scores(by, search.score)
     usable = search.usable(all_scores)
     anatomy, least = find(search.model, search.specs), search.settings["least"]
@@ -370,7 +342,7 @@ def _braked(search: Search, choice: Choice) -> Choice:
     brake = None if judge is None else judge.brake(search.brake)
     if judge is None or brake is None:
         return choice
-    value = judge.result(choice.plan, scale=choice.scale, fill=choice.fill).value
+    value = judge.result(choice.plan, changes=choice.changes).value
     fell = brake.fall(value)
     if brake.holds(value):
         raise TooMuchLost(_ruined(choice, brake, value))
@@ -393,6 +365,7 @@ def _as_tried(choice: Choice, tried: PreparedPlan) -> Choice:
     """The choice of the plan as it will be cut; an order that it no longer follows is left out."""
     order = () if tried.exchanged else choice.order
     done: dict[str, Any] = {"tuned": tried.tuned, "exchanged": tried.exchanged, "note": tried.note, "fill": tried.fill}
+    done["refit"] = tried.refit
     return replace(choice, plan=tried.plan, order=order, **done)
 
 

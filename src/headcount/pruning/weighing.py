@@ -7,7 +7,7 @@ many go (Kwon et al. 2022).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SEVERAL = ("fisher", "taylor")  # the criteria that are mixed: one pass gives both
 MIXTURE, BLOCK = "fisher and taylor", "block-diagonal fisher"
+ACTIVATIONS = ("wanda", "flap")  # made for language models, and one forward pass gives both
 STEPS = 1024  # in which the units of a site go at most: of more units, several go at a time
 
 
@@ -39,6 +40,7 @@ class Weighing:
     name: str
     scores: Scores
     orders: Mapping[str, SiteOrder] = field(default_factory=dict)
+    floors: bool = True  # whether plans are made with several floors; else with one
 
 
 def weighings(
@@ -51,7 +53,10 @@ def weighings(
     notes: Any,
     specs: tuple[ModuleSpec, ...],
 ) -> list[Weighing]:
-    """Every way: by one criterion alone where one is asked for, else Fisher, Taylor, both, and units of a site together."""
+    """Every way: by one criterion alone where one is asked for, else Fisher, Taylor, both, and units of a site together.
+
+    For language models what activations say as well (`by_activations`).
+    """
     options: dict[str, Any] = {"units": kinds, "seed": seed, "run": notes, "specs": specs}
     if by is not None and by != "fisher":
         return [Weighing(by, score_units(model, task, by, **options).by_heads())]
@@ -65,7 +70,15 @@ def weighings(
     if by is None:
         taylor = score_units(model, task, "taylor", **options).by_heads()
         out += [Weighing("taylor", taylor), Weighing(MIXTURE, _mixed([fisher, taylor]))]
+        for name in by_activations(task, kinds):
+            out.append(Weighing(name, score_units(model, task, name, **options).by_heads(), floors=False))
     return [*out, Weighing(BLOCK, fisher, orders)]
+
+
+def by_activations(task: Task | None, kinds: Iterable[str]) -> tuple[str, ...]:
+    """The criteria of activations that are worth trying: those made for language models, on their heads and neurons."""
+    language = task is not None and task.kind == "language-modelling"
+    return ACTIVATIONS if language and "layers" not in kinds else ()
 
 
 def _mixed(several: list[Scores]) -> Scores:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..documents.bench import Speed, shape_text, speed_text
-from ..documents.prune import BUDGETS, BrakeDocument, Budget, Candidate, PruneDocument, Steps
+from ..documents.prune import BUDGETS, BrakeDocument, Budget, Candidate, PruneDocument, RefitDocument, Steps
 from ..documents.results import ResultDocument
 from ..formatting import (
     Column,
@@ -100,6 +100,19 @@ def counts(document: PruneDocument) -> list[tuple[str, int, int]]:
     return out
 
 
+def refitted_text(refitted: RefitDocument) -> str:
+    """What fitting columns anew came to, in a sentence."""
+    fell = ""
+    if shares := [site.refitted / site.error for site in refitted.used if site.error]:
+        fell = f"; their squared distance from the whole model fell by {1 - sum(shares) / len(shares):.0%} on average"
+    what = "columns and biases" if refitted.bias else "columns"
+    return (
+        f"Compensated: {what} of output matrices were fitted anew by least squares on "
+        f"{counted(refitted.examples, 'example')} ({refitted.positions:,} positions), without training: "
+        f"{len(refitted.used)} of {counted(len(refitted.sites), 'site')}{fell}."
+    )
+
+
 def step_sentences(steps: Steps) -> list[str]:
     """What was done beyond choosing and cutting, a sentence for each: the budget, exchanges, tuning."""
     out = []
@@ -126,6 +139,8 @@ def step_sentences(steps: Steps) -> list[str]:
         )
     if steps.not_tuned:
         out.append(steps.not_tuned)
+    if refitted := steps.refitted:
+        out.append(refitted_text(refitted))
     if tuned := steps.tuned:
         fell = ""
         if tuned.used:
@@ -242,6 +257,8 @@ def proved(document: PruneDocument) -> str:
         return "computes what the trained model computes; before the training, the cut was proved equal to masking the units"
     if document.steps.compensated:
         return "computes what the whole model computes with the same units masked to their means"
+    if document.steps.refitted:
+        return "computes what the whole model computes with the same units masked and the refitted columns in place"
     if document.steps.tuned:
         return "computes what the whole model computes with the same units masked and the others scaled as tuned"
     return "computes what the whole model computes with the same units masked"

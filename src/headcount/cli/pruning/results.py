@@ -12,7 +12,7 @@ from ..options import CommonFlags, how_to_load, out
 if TYPE_CHECKING:
     from ...documents.prune import PruneDocument
     from ...exports.several import Exports
-    from ...pruning.selection import Choice
+    from ...pruning.choices import Choice
     from ...runs import Run
 
 SEVERAL = (

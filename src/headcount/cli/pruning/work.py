@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...data.seen_examples import Seen
     from ...data.tasks import Task
     from ...plans import Plan
-    from ...pruning.selection import Choice
+    from ...pruning.choices import Choice
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,16 @@ class Work:
     needed: list[Path]  # what must not be replaced by the output
     places_of_exports: dict[str, Path] = field(default_factory=dict)
     budget_minutes: float | None = None
+
+
+def train_along(work: Work) -> None:
+    """What the other processes do that a launcher started: train what the first one has cut."""
+    from ...training.followers import handed_out
+
+    rows = specs_of(work.flags.spec)
+    train = work.recovery.trainer(work.lesson, work.model, work.flags, None)
+    assert train is not None
+    train(handed_out(work.model, rows))
 
 
 def carry_out(work: Work) -> None:
@@ -163,5 +173,7 @@ def _plan_file(
     file: dict[str, Any] = choice.plan.to_json()
     file |= {"chosen_on": chosen_on} if chosen_on is not None else {}
     file |= {"tuned": True} if choice.tuned is not None else {}
-    file |= {"compensated": True} if choice.fill else {}
+    mean = choice.fill or (choice.refit is not None and choice.refit.intercept)
+    done = [word for word, found in (("mean", mean), ("lstsq", choice.refit is not None)) if found]
+    file |= {"compensated": ",".join(done)} if done else {}
     return {**file, "seen": to_note(union(seen_examples, {role: marks(tasks[role]) for role in roles}))}

@@ -137,11 +137,16 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def is_launched() -> bool:
+    """Whether a launcher started several processes."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def own_device(flags: CommonFlags) -> str | None:
     """The device of this process, where `accelerate launch` started several."""
     import torch
 
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available()
+    several = is_launched() and torch.cuda.is_available()
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and flags.device is None else flags.device
 
 
@@ -168,6 +173,10 @@ class Recovery:
     recover_lr: Annotated[
         float | None, _flag("--recover-lr", help="Peak learning rate.", show_default="3e-5; 2e-4 with --lora")
     ] = None
+    recover_precision: Annotated[
+        str | None,
+        _flag("--recover-precision", help="Mixed precision of the recovery: no, bf16 or fp16.", show_default="no"),
+    ] = None
     distill: Annotated[
         bool | None,
         _flag("--distill/--no-distill", help="Distill from the full model while recovering.", show_default="--distill"),
@@ -175,18 +184,26 @@ class Recovery:
 
     def sane(self, promised: bool, dry_run: bool) -> None:
         """What is wrong with the flags is said before any work is done."""
+        if self.recover is None and is_launched():
+            raise typer.BadParameter(
+                "several processes were started, and prune uses them for the training after the cut: say --recover, or start it "
+                "without a launcher."
+            )
         if self.recover is None:
             recovery_flags: dict[str, Any] = {
                 "--recover-data": self.recover_data,
                 "--recover-limit": self.recover_limit,
             }
             recovery_flags |= {"--recover-lr": self.recover_lr, "--distill": self.distill, "--lora": self.lora}
+            recovery_flags |= {"--recover-precision": self.recover_precision}
             for name in (flag for flag, value in recovery_flags.items() if value is not None):
                 raise typer.BadParameter(f"{name} goes with --recover EPOCHS.")
             return
         self.length()
         if self.lora is not None and self.lora < 1:
             raise typer.BadParameter(f"--lora is a rank, a whole number from 1 on; I got {self.lora}.")
+        if self.recover_precision not in (None, "no", "bf16", "fp16"):
+            raise typer.BadParameter(f"--recover-precision is no, bf16 or fp16; I got {self.recover_precision:.40}.")
         if self.recover_data is None:
             raise typer.BadParameter("--recover needs data to train on: --recover-data FILE.")
         if promised:
@@ -200,8 +217,9 @@ class Recovery:
     def question(self) -> dict[str, Any]:
         """What was asked, as run folders of earlier versions have it."""
         values = asdict(self)
-        if self.lora is None:
-            del values["lora"]
+        for name in ("lora", "recover_precision"):
+            if values[name] is None:
+                del values[name]
         return {**values, "recover": None if self.recover is None else self.length().get("epochs", self.recover)}
 
     def length(self) -> dict[str, Any]:
@@ -230,19 +248,28 @@ class Recovery:
         return uses.tasks["train"], uses.left_out
 
     def trainer(
-        self, task: Task | None, teacher: nn.Module, flags: CommonFlags, run: Run
+        self, task: Task | None, teacher: nn.Module, flags: CommonFlags, run: Run | None
     ) -> Callable[[nn.Module], dict[str, Any]] | None:
         """What trains a smaller model and says how; None where nothing is to be trained."""
         if task is None:
             return None
+        from ...training.followers import hand_out
         from ...training.loop import train
         from ...training.recipe import Recipe
 
         lr = self.recover_lr or (Recipe.lr if self.lora is None else LORA_RATE)
-        recipe = Recipe(**self.length(), lr=lr, lora=self.lora, seed=flags.seed)
+        recipe = Recipe(
+            **self.length(),
+            lr=lr,
+            lora=self.lora,
+            seed=flags.seed,
+            precision=self.recover_precision or Recipe.precision,
+        )
         distilled = self.distill is not False
 
         def recovered(smaller: nn.Module) -> dict[str, Any]:
+            if is_main():
+                hand_out(teacher, smaller)
             training = train(smaller, task, recipe, teacher=teacher if distilled else None, run=run, name="recover")
             facts = {"epochs": training.steps * recipe.batch_size / task.size if recipe.steps else recipe.epochs}
             facts |= {"examples": task.size, "distilled": distilled, "steps": training.steps}

@@ -44,11 +44,11 @@ def checked_fill(anatomy: Anatomy, fill: Mapping[str, Tensor]) -> dict[str, Tens
     return out
 
 
-def refuse_biases(root: nn.Module, anatomy: Anatomy, plan: Plan, fill: Mapping[str, Tensor]) -> None:
+def refuse_biases(anatomy: Anatomy, plan: Plan, fill: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> None:
     """`Refused` for the first writer that would need a bias and cannot have one."""
-    for name in plan.by_site():
+    for name in (*(name for name in plan.by_site() if name in fill), *added):
         site = anatomy[name]
-        if name in fill and isinstance(site, Site) and not _has_bias(site) and not _may_have_bias(site.writer):
+        if isinstance(site, Site) and not may_have_bias(site):
             raise Refused(
                 f"The output matrix of {name} ({type(site.writer).__name__}) has no bias and cannot be given one, so what its "
                 "units write on average has no place to go: leave compensation out."
@@ -94,7 +94,7 @@ def give_biases(model: nn.Module, names: Iterable[str], specs: Iterable[ModuleSp
     anatomy = find(root, specs)
     for name in names:
         site = anatomy[name]
-        if isinstance(site, Stack) or _has_bias(site) or not _may_have_bias(site.writer):
+        if isinstance(site, Stack) or has_bias(site) or not _may_have_bias(site.writer):
             raise BadPlan(f"The record says that {name} got a bias, which it cannot have got: it may be damaged.")
         columns = site.columns
         assert columns is not None
@@ -106,11 +106,17 @@ def give_biases(model: nn.Module, names: Iterable[str], specs: Iterable[ModuleSp
 def given_biases(before: nn.Module, after: nn.Module) -> list[str]:
     """The sites whose writers have no bias in one model, and one in another of the same sites."""
     sites = {site.name: site for site in find(after)}
-    return [site.name for site in find(before) if not _has_bias(site) and _has_bias(sites[site.name])]
+    return [site.name for site in find(before) if not has_bias(site) and has_bias(sites[site.name])]
 
 
-def _has_bias(site: Site) -> bool:
+def has_bias(site: Site) -> bool:
+    """Whether a site's writer has a bias."""
     return site.columns is not None and site.columns.bias_name is not None
+
+
+def may_have_bias(site: Site) -> bool:
+    """Whether a site's writer has a bias, or can be given one."""
+    return has_bias(site) or _may_have_bias(site.writer)
 
 
 def _may_have_bias(writer: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from torch import Tensor, nn
@@ -58,11 +58,11 @@ _MASKS = re.compile(r"mask[^=\n]*\.expand\([^)]*config\.num_attention_heads")
 _DIVISION = re.compile(_WIDTHS + r"\s*//\s*(self\.)?(num_heads|num_attention_heads|n_heads|n_head|heads)\b")
 
 
-def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, scales: Mapping[str, Tensor]) -> None:
-    """Raise `Refused` for the first thing in the plan that cannot be done exactly."""
+def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, changed: Iterable[str]) -> None:
+    """Raise `Refused` for the first thing in the plan, or site that gets other numbers, that cannot be done exactly."""
     shared = Counter(id(p) for _, p in root.named_parameters(remove_duplicate=False))
     chosen = plan.by_site()
-    for name in (*chosen, *scales):
+    for name in (*chosen, *changed):
         part = anatomy[name]
         reason = refusal(part, anatomy, root) if name in chosen else None
         if isinstance(part, Stack):

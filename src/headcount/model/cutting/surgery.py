@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from ..equivalence import block_outputs, differs, first_difference, run
 from ..gates import applied, gates_of
 from ..matrices import Bypass, Matrix, Padded, features, take
 from ..multihead import OpenMultiheadAttention, closed_attentions
-from . import biases, layers, per_head, rules
+from . import biases, layers, per_head, refits, rules
 from .attention_kernel import KERNEL, register_kernel
 from .kv_groups import KVGroups, layout_rows, original_kv, share, sources, survivors, used_rows
 from .per_head import ConfigView, Counts
@@ -34,6 +35,8 @@ def cut(
     check: Any = None,
     scale: Mapping[str, Tensor] | None = None,
     fill: Mapping[str, Tensor] | None = None,
+    columns: Mapping[str, Tensor] | None = None,
+    bias: Mapping[str, Tensor] | None = None,
     dry_run: bool = False,
     specs: Iterable[ModuleSpec] = (),
 ) -> Plan:
@@ -43,8 +46,9 @@ def cut(
     on the spot: on any difference the model is put back bit for bit and `CheckFailed` says where they part. `scale`
     maps site names to gates `(units,)`, folded into the writers of the units that stay. `fill` maps site names to a number
     per column of the writer: what stands in for the units that are gone, as in `masked(fill=...)`, goes into the bias of the
-    writer, which gets one where it has none. What cannot be cut exactly
-    is `Refused` with its reason, before anything is changed.
+    writer, which gets one where it has none. `columns` are other numbers for the columns that stay, and `bias` is added to the
+    bias in the same way: the cut model then computes what the masked one does with these columns swapped in. What cannot be
+    cut exactly is `Refused` with its reason, before anything is changed.
 
     Args:
         model: The model, which is changed in place.
@@ -52,6 +56,8 @@ def cut(
         check: A batch on which the cut model is compared with the masked one.
         scale: Gates `(units,)` by site name, folded into the weights that stay.
         fill: What stands in for units that go, by site name: a number per column, folded into the bias (their means).
+        columns: Refitted columns by site name: (rows of the writer, columns that stay).
+        bias: What is added to the biases of writers, by site name: (rows of the writer,).
         dry_run: Look for reasons to refuse, and change nothing.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
@@ -70,26 +76,40 @@ def cut(
     anatomy = find(root, rows)
     plan = anatomy.plan(units)
     scales = _checked_scales(anatomy, scale or {})
-    stand_ins = biases.checked_fill(anatomy, fill or {})
-    rules.refuse(root, anatomy, plan, scales)
-    biases.refuse_biases(root, anatomy, plan, stand_ins)
+    changes = Changes(
+        scales,
+        biases.checked_fill(anatomy, fill or {}),
+        refits.checked_columns(anatomy, plan, columns or {}),
+        refits.checked_bias(anatomy, bias or {}),
+    )
+    if both := sorted(set(scales) & set(changes.columns)):
+        raise BadPlan(f"{both[0]} is given a scale and columns: multiply the columns by the scale, and leave it out.")
+    rules.refuse(root, anatomy, plan, (*scales, *changes.columns, *changes.bias))
+    biases.refuse_biases(anatomy, plan, changes.fill, changes.bias)
     if dry_run:
         return plan
     gates = gates_of(anatomy, plan)
     for name, values in scales.items():
         gates[name] = values * gates.get(name, torch.ones(len(values)))
+
+    def masked_model() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(applied(root, anatomy, gates, changes.fill))
+        stack.enter_context(refits.refitted(anatomy, plan, changes.columns, changes.bias))
+        return stack
+
     want = None
     if check is not None:
-        with applied(root, anatomy, gates, stand_ins):
+        with masked_model():
             want = run(model, check)
     transaction = Transaction()
     try:
         with torch.device("cpu"):  # indices are made here, also while a model is being born on no device at all
-            _carry_out(transaction, root, anatomy, plan, scales, stand_ins, rows)
+            _carry_out(transaction, root, anatomy, plan, changes, rows)
         if want is not None and (difference := differs(want, run(model, check))):
             places = block_outputs(model, check, rows)
             transaction.undo()
-            with applied(root, anatomy, gates, stand_ins):
+            with masked_model():
                 where = first_difference(block_outputs(model, check, rows), places)
             raise CheckFailed(f"The cut model differs from the masked one by {difference}, {where}; nothing was cut.")
     except BaseException:
@@ -125,6 +145,27 @@ def removed(model: nn.Module) -> Plan:
 # -- before the first change ---------------------------------------------------------------------------------------------
 
 
+class Changes(NamedTuple):
+    """What a cut changes beside taking units away, by site name: numbers that fold into weights and biases."""
+
+    scale: Mapping[str, Tensor]  # a number per unit
+    fill: Mapping[str, Tensor]  # a number per column
+    columns: Mapping[str, Tensor]  # (rows, columns that stay)
+    bias: Mapping[str, Tensor]  # a number per row
+
+    def at(self, name: str) -> bool:
+        """Whether a site changes though it may lose nothing."""
+        return name in self.scale or name in self.columns or name in self.bias
+
+    def of_bias(self, site: Site, gone: Sequence[int]) -> Tensor | None:
+        """What is added to the bias of a site's writer, if anything."""
+        change = biases.written(site, gone, self.fill[site.name]) if gone and site.name in self.fill else None
+        own = self.bias.get(site.name)
+        if own is None or change is None:
+            return change if own is None else own.to(site.writer.weight.device)
+        return change + own.to(change)
+
+
 def _checked_scales(anatomy: Anatomy, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out = {}
     for name, values in scale.items():
@@ -143,8 +184,7 @@ def _carry_out(
     root: nn.Module,
     anatomy: Anatomy,
     plan: Plan,
-    scales: Mapping[str, Tensor],
-    fill: Mapping[str, Tensor],
+    changes: Changes,
     rows: tuple[ModuleSpec, ...],
 ) -> None:
     _stamp_all(transaction, anatomy)
@@ -159,11 +199,11 @@ def _carry_out(
     parents = {id(child): (module, name) for module in root.modules() for name, child in module.named_children()}
     given = list[str]()  # the sites whose writers get a bias
     for site in anatomy:
-        if (site.name in chosen or site.name in scales) and id(site.module) not in inside:
+        if (site.name in chosen or changes.at(site.name)) and id(site.module) not in inside:
             gone = site.positions(chosen.get(site.name, ()))
-            change = biases.written(site, gone, fill[site.name]) if gone and site.name in fill else None
+            change = changes.of_bias(site, gone)
             keep = survivors(site, gone)
-            _cut_site(transaction, root, site, keep, scales.get(site.name), parents)
+            _cut_site(transaction, root, site, keep, changes, parents)
             if change is not None:
                 parent, name = parents.get(id(site.writer), (None, ""))
                 writer = site.writer if parent is None else getattr(parent, name)
@@ -196,7 +236,7 @@ def _cut_site(
     root: nn.Module,
     site: Site,
     keep: tuple[int, ...],
-    scale: Tensor | None,
+    changes: Changes,
     parents: dict[int, tuple[nn.Module, str]],
 ) -> None:
     """Cut one site down to the units at the positions in `keep`, in its cut mode, and write on it what it was."""
@@ -204,7 +244,10 @@ def _cut_site(
     assert writer is not None
     index = torch.tensor(keep, dtype=torch.long)
     columns = torch.arange(len(site) * site.width).view(-1, site.width)[index].flatten()
+    scale, refitted = changes.scale.get(site.name), changes.columns.get(site.name)
     tensors = writer.columns(columns, None if scale is None else scale[index].repeat_interleave(site.width))
+    if refitted is not None:
+        tensors = writer.with_numbers(tensors, refitted)
     stamp = CutRecord(site.name, tuple(site.ids[position] for position in keep), site.of, site.width)
     home = site.writer
     if len(keep) == len(site):

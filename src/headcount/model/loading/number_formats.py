@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .lazy_tensors import real
 from .quantised import quantisation
 
 STORED = "headcount_stored_format"
@@ -93,4 +94,5 @@ def in_stored_format(model: nn.Module) -> Iterator[None]:
 
 
 def _holds(dtype: torch.dtype, weights: torch.Tensor) -> bool:
+    weights = real(weights)  # once, of one in a file
     return not weights.is_meta and torch.equal(weights.to(dtype).to(weights.dtype), weights)

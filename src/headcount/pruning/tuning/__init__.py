@@ -1,1 +1,1 @@
-"""What stays is rearranged and scaled, without training (Kwon et al. 2022)."""
+"""What makes up for units that go, without training: others change places, are scaled, or get other columns and biases."""
