@@ -94,6 +94,16 @@ def test_width_is_weight_colour_is_sign_and_an_interval_with_zero_is_faint() -> 
     assert "negative" not in draw_circuit(NODES, EDGES[:1]).svg
 
 
+def test_edges_to_queries_keys_and_values_of_a_head_end_side_by_side() -> None:
+    root = drawn(["embeddings", "0:1"], [("embeddings", f"0:1.{part}", 1.0) for part in "vqk"])
+    x, _, width, _ = boxes(root)["0:1"]
+    ends = {told: float(re.findall(r"-?[\d.]+", one["d"])[-2]) for told, one in edges_of(root).items()}
+    by_place = sorted(ends, key=lambda told: ends[told])
+    assert by_place == [f"embeddings → 0:1.{part}: +1" for part in "qkv"]
+    assert all(x < place < x + width for place in ends.values())
+    assert ends[by_place[1]] == pytest.approx(x + width / 2, abs=0.1)
+
+
 def test_an_encoder_decoder_has_its_encoder_below() -> None:
     names = ["decoder.0.self:1", "decoder.0.cross:0", "decoder.0.mlp", "encoder.1:0", "encoder.embeddings", "logits"]
     found = boxes(drawn([*names, "decoder.embeddings"], []))

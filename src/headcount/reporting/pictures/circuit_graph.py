@@ -23,6 +23,7 @@ from .attention_page import free_path
 
 Interval = tuple[float, float]
 Edge = tuple[str, str, float, Interval | None]
+READS = {".q": -0.3, ".k": 0.0, ".v": 0.3}  # what of a head is read, and where at its lower side such an edge ends
 
 BELOW = ("embeddings", "embedding", "embed", "inputs", "input", "tokens", "positions")
 ABOVE = ("logits", "logit", "output", "outputs", "loss")
@@ -87,7 +88,8 @@ def draw_circuit(
 
     Args:
         nodes: Names of units ("3:7", "5.mlp"), and "embeddings" and "logits".
-        edges: (from, to, weight) or (from, to, weight, (low, high)); one whose interval includes zero is drawn faint.
+        edges: (from, to, weight) or (from, to, weight, (low, high)); one whose interval includes zero is drawn faint. An
+            edge may end at the queries, keys or values of a head: "3:7.q", "3:7.k", "3:7.v".
         title: What stands above it.
         layers: Heights of nodes whose names do not say them.
         about: More words for the nodes, shown when pointed at.
@@ -112,7 +114,7 @@ def _edge(edge: Sequence[object], names: Sequence[str]) -> Edge:
     if len(edge) not in (3, 4):
         raise BadPlan(f"An edge is (from, to, weight) or (from, to, weight, (low, high)); I got {str(edge)[:80]}.")
     start, end = str(edge[0]), str(edge[1])
-    for name in (start, end):
+    for name in (start, _node_of(end)):
         if name not in names:
             raise BadPlan(
                 f"An edge names {name[:60]!r}, which is none of the nodes; add it to them, or leave the edge out."
@@ -125,6 +127,11 @@ def _edge(edge: Sequence[object], names: Sequence[str]) -> Edge:
         raise BadPlan(f"The weight of an edge and the ends of its interval are finite numbers; I got {str(edge)[:80]}.")
     weight, *ends = (float(number) for number in numbers)  # type: ignore[arg-type]
     return start, end, weight, (ends[0], ends[1]) if ends else None
+
+
+def _node_of(end: str) -> str:
+    """The node that an edge ends at: a head, where its queries, keys or values are named."""
+    return end[:-2] if end[-2:] in READS else end
 
 
 # -- the layout --------------------------------------------------------------------------------------------------------
@@ -154,16 +161,16 @@ def arranged(names: Sequence[str], edges: Sequence[Edge], layers: Mapping[str, f
     levels = sorted(set(heights.values()))
     level = {name: levels.index(heights[name]) for name in names}
     for start, end, *_ in edges:
-        if level[start] >= level[end]:
+        if level[start] >= level[_node_of(end)]:
             raise BadPlan(f"The edge from {start[:60]} to {end[:60]} does not lead to a later layer; turn it around.")
     rows: list[list[str]] = [[name for name in names if level[name] == n] for n in range(len(levels))]
     lanes: list[list[str]] = []  # what each edge goes through, from below
     near: dict[str, list[str]] = {name: [] for name in names}
     for number, (start, end, *_) in enumerate(edges):
-        passed = [f"\0{number}\0{n}" for n in range(level[start] + 1, level[end])]
+        passed = [f"\0{number}\0{n}" for n in range(level[start] + 1, level[_node_of(end)])]
         for n, lane in enumerate(passed, level[start] + 1):
             rows[n].append(lane)
-        lanes.append([start, *passed, end])
+        lanes.append([start, *passed, _node_of(end)])
         for one, other in zip(lanes[-1], lanes[-1][1:], strict=False):
             near.setdefault(one, []).append(other)
             near.setdefault(other, []).append(one)
@@ -271,6 +278,8 @@ def _drawn(layout: Layout, title: str, about: Mapping[str, str], left_out: int) 
 def _path(edge: Edge, points: Sequence[Point], largest: float) -> str:
     start, end, weight, interval = edge
     steps = [f"M{points[0].x:.1f} {points[0].y - HIGH / 2:.1f}"]
+    aside = READS[end[-2:]] * _wide(_node_of(end)) if end[-2:] in READS else 0.0
+    points = [*points[:-1], Point(points[-1].x + aside, points[-1].y)]
     for n, (one, other) in enumerate(itertools.pairwise(points)):
         low = one.y - HIGH / 2  # out of a node, or past it, straight up
         high = other.y + HIGH / 2
