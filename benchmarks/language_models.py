@@ -5,9 +5,10 @@
 
 An arm is a criterion and the way in which plans are made of it: as its authors do (`wanda-uniform`, `flap-global`, ...), or
 by the budget of `prune --params` (`fisher`, `best`, ...). Each arm is a process that scores once, on blocks of 256 tokens of
-every second document, and makes a plan for every share. What is measured afterwards is what the arm names: the model as cut, with
-means in biases, tuned, refitted by least squares, or trained for 200 steps; always its perplexity on the other documents, at
-lengths 1024 and 128, and with `--questions` its accuracy on files of questions at the shares of `--asked-at`.
+every second document, and makes a plan for every share; an arm of which much is measured is a process for each share. What is
+measured afterwards is what the arm names: the model as cut, with means in biases, tuned, refitted by least squares, or trained
+for 200 steps; always its perplexity on the other documents, at lengths 1024 and 128, and with `--questions` its accuracy on
+files of questions at the shares of `--asked-at`.
 Every measurement is a file of the study, so that it goes on where it was. `table` needs no GPU.
 """
 
@@ -41,6 +42,7 @@ SHARES = (10, 20, 30, 40, 50)
 BLOCKS = 512  # of 256 tokens, to score and to tune on
 TUNED_ON = 128  # of them
 STEPS, STEP_BLOCKS, STEP_LENGTH = 200, 16, 512  # of recovery
+LONG = 4  # measurements of an arm at each share from which every share is a process
 PROTECTED = (4, 2)  # blocks at the bottom and the top that LLM-Pruner leaves alone, of 32
 
 
@@ -59,8 +61,8 @@ ARMS_ASKED = ("cut", "mean", "mean+lstsq", "mean+lstsq-recover", "recover")  # a
 ARMS = {
     # as their authors use them
     "random-uniform": Arm("random", "uniform"),
-    "wanda-uniform": Arm("wanda", "uniform", after=ALL),
-    "flap-global": Arm("flap", "global", after=(*ALL, "recover")),
+    "wanda-uniform": Arm("wanda", "uniform", after=("cut", "mean", "mean+lstsq")),
+    "flap-global": Arm("flap", "global", after=("cut", "mean", "mean+lstsq", "recover")),
     "activation-uniform": Arm("activation", "uniform"),
     "taylor-middle": Arm("taylor", "uniform-middle", after=("cut", "recover")),
     "block-influence": Arm("block-influence", "global", "layers", after=("cut", "recover")),
@@ -154,7 +156,8 @@ def texts_of(args: argparse.Namespace) -> Texts:
     report = partial(text, str(reported_on))
     blocks = {str(length): report(max_length=length, batch_size=args.tokens // length) for length in LENGTHS}
     if args.limit:
-        blocks = {length: task.subset(spread(task.size, args.limit)) for length, task in blocks.items()}
+        count = {length: args.limit * max(LENGTHS) // int(length) for length in blocks}
+        blocks = {length: task.subset(spread(task.size, count[length])) for length, task in blocks.items()}
     questions = {}
     for path in filter(None, args.questions.split(",")):
         kind = "last-word" if "lambada" in path else "multiple-choice"
@@ -175,7 +178,8 @@ def do_arm(name: str, args: argparse.Namespace) -> None:
     embeddings = model.get_input_embeddings().weight.numel()
     total = sum(parameter.numel() for parameter in model.parameters())
     scores = None
-    with hc.runs.Run.open(folder / "run", {"arm": name, "model": args.model, "blocks": args.blocks}) as run:
+    shares = "-".join(map(str, args.shares))
+    with hc.runs.Run.open(folder / f"run-{shares}", {"arm": name, "model": args.model, "blocks": args.blocks}) as run:
         for share in args.shares:
             wanted = [after for after in arm.after if not (folder / f"{share}-{after}.json").exists()]
             if not wanted:
@@ -272,19 +276,35 @@ def run(args: argparse.Namespace) -> None:
     """Every arm in a process of its own, so many at a time; the whole model first, and long arms before short ones."""
     names = [name for name in args.arms.split(",") if name] if args.arms else list(ARMS)
     names.sort(key=lambda name: -len(ARMS[name].after))
+    long = [name for name in names if len(ARMS[name].after) >= LONG]
+    first, *others = sorted(args.shares, key=lambda share: share not in args.asked_at)
+    jobs = [("whole", ""), *((name, str(first)) for name in long)]
+    jobs += [(name, ",".join(map(str, args.shares))) for name in names if name not in long]
+    jobs += [(name, str(share)) for share in others for name in long]
     start = time.perf_counter()
 
-    def one_arm(name: str) -> tuple[str, int]:
-        words = [sys.executable, __file__, "run", *sys.argv[2:], "--only", name]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (Path(args.output) / f"{name}.log").open("w", encoding="utf-8") as log:
+    def one_job(job: tuple[str, str]) -> tuple[str, Path, int]:
+        name, shares = job
+        words = [
+            sys.executable,
+            __file__,
+            "run",
+            *sys.argv[2:],
+            "--only",
+            name,
+            *(["--shares", shares] if shares else []),
+        ]
+        place = Path(args.output) / f"{'-'.join([name, *shares.split(',')]).strip('-')}.log"
+        with place.open("w", encoding="utf-8") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(words, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-        return name, done.returncode
+        return f"{name} {shares}", place, done.returncode
 
     Path(args.output).mkdir(parents=True, exist_ok=True)
+    halves(Path(args.data), Path(args.output))
     with ThreadPoolExecutor(args.workers) as pool:
-        for name, code in pool.map(one_arm, ["whole", *names]):
-            log = (Path(args.output) / f"{name}.log").read_text(encoding="utf-8")
+        for name, place, code in pool.map(one_job, jobs):
+            log = place.read_text(encoding="utf-8")
             lines = [line for line in log.splitlines() if "%" in line and ":" in line and "it/s" not in line]
             failure = "" if code == 0 else "FAILED: " + "\n".join(log.splitlines()[-5:])
             print(f"{time.perf_counter() - start:6.0f} s  {name} {failure}", *lines, sep="\n", flush=True)
@@ -351,7 +371,7 @@ def questions(study: Study, share: int) -> Iterator[str]:
     names = [name for name in study.whole if not name.isdigit()]
     asked = [way for way in study.ways if (rows := study.rows.get((*way, share))) and names and names[0] in rows]
     if asked:
-        right = [f"{100 * np.array(study.whole[name])[:, 0].mean():.1f}" for name in names]
+        right = [f"{correct(study.whole[name]).mean():.1f}" for name in names]
         yield f"\nQuestions at {share} %\n\n| arm | after | {' | '.join(names)} |\n" + "|---" * (len(names) + 2) + "|"
         yield f"| whole model | | {' | '.join(right)} |"
     for arm, after in asked:
@@ -360,12 +380,18 @@ def questions(study: Study, share: int) -> Iterator[str]:
         yield f"| {arm} | {after} | {' | '.join(cells)} |"
 
 
+def correct(rows: list[list[float]]) -> np.ndarray:
+    """Points of every question: 100 where the answer is right."""
+    label, prediction = np.array(rows)[:, :2].T
+    return 100.0 * (label == prediction)
+
+
 def answered(rows: list[list[float]], whole: list[list[float]], resamples: int = 2000) -> str:
     """Points, and the difference to the whole model with its 95 % interval."""
-    right, before = (100 * np.array(values)[:, 0] for values in (rows, whole))
+    right, before = correct(rows), correct(whole)
     drawn = np.random.default_rng(0).integers(len(right), size=(resamples, len(right)))
     low, high = np.percentile((right - before)[drawn].mean(1), [2.5, 97.5])
-    return f"{right.mean():.1f} ({(right - before).mean():+.1f} [{low:.1f}, {high:+.1f}])"
+    return f"{right.mean():.1f} ({(right - before).mean():+.1f} [{low:+.1f}, {high:+.1f}])"
 
 
 PUBLISHED = (
@@ -423,7 +449,9 @@ def main() -> None:
     running.add_argument("--arms", default="")
     running.add_argument("--workers", type=int, default=1)
     running.add_argument("--blocks", type=int, default=BLOCKS, help="of 256 tokens, to score on")
-    running.add_argument("--limit", type=int, help="blocks to report on, of each length; default: all")
+    running.add_argument(
+        "--limit", type=int, help="tokens to report on at each length, in blocks of the longest; default: all"
+    )
     running.add_argument("--tokens", type=int, default=8192, help="of a batch")
     running.add_argument("--lr", type=float, default=1e-4, help="of recovery")
     running.add_argument("--steps", type=int, default=STEPS, help="of recovery")

@@ -29,7 +29,7 @@ BELOW = {
     "efficiency": "evaluation",
     "exports": "efficiency",
     "training": "evaluation",
-    "head_roles": "importance",
+    "head_roles": "importance reporting",
     "interventions": "evaluation",
     "circuit_discovery": "importance",
     "circuits": "importance",

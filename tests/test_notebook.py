@@ -120,7 +120,8 @@ def test_a_result_prints_itself_in_a_few_lines(name: str) -> None:
 def test_a_notebook_gets_html_with_the_numbers_in_it(name: str) -> None:
     result = RESULTS[name]()
     page = _parsed(result._repr_html_())
-    assert page.seen <= {"div", "table", "tr", "th", "td", "svg", "rect", "polyline"}
+    drawn = {"svg", "rect", "polyline", "polygon", "circle", "path", "text", "title"}
+    assert page.seen <= {"div", "table", "tr", "th", "td"} | drawn
     numbers = [number for number in re.findall(r"\d+\.\d+", str(result)) if len(number) > 3]
     assert not numbers or any(number in page.text for number in numbers)
 
@@ -168,3 +169,66 @@ def test_numbers_that_are_none_do_not_stop_a_map() -> None:
     page = notebook.shades({"0": {"0": float("nan"), "1": 1.0}, "1": {"0": float("inf")}})
     assert "nan" in _parsed(page).text
     assert notebook.curve([(0, 1.0)], "x", "y") == ""
+
+
+def test_a_map_has_a_cell_for_each_unit_and_stays_light() -> None:
+    """32 layers with 32 heads, of which one is gone: its place is empty."""
+    units = tuple(hc.Unit(str(layer), head) for layer in range(32) for head in range(32) if (layer, head) != (3, 7))
+    kinds = {str(layer): "head" for layer in range(32)}
+    page = Scores(units, np.linspace(0, 1, len(units)), "taylor", kinds, dict.fromkeys(kinds, "decoder"))._repr_html_()
+    assert len(page) < 150_000
+    titles = re.findall(r"<title>(\S+) [\d.]+</title>", page)
+    assert titles == [str(unit) for unit in units]
+    places = re.findall(r'<rect x="(\d+)" y="(\d+)"', page)
+    assert len(set(places)) == len(units)
+    rows = {y: [x for x, other in places if other == y] for _, y in places}
+    short, whole = (next(row for row in rows.values() if len(row) == n) for n in (31, 32))
+    assert set(whole) - set(short) == {whole[7]}
+
+
+def test_kinds_of_units_have_maps_and_scales_of_their_own() -> None:
+    units = (hc.Unit("0", 0), hc.Unit("0", 1), hc.Unit("layers", 0))
+    kinds = {"0": "head", "layers": "layer"}
+    page = Scores(units, np.array([0.5, 0.25, 100.0]), "taylor", kinds, {"0": "encoder", "layers": None})._repr_html_()
+    assert page.count("<svg") == 2
+    strengths = [float(one) for one in re.findall(r'fill="rgba\(\d+,\d+,\d+,([\d.]+)\)"', page)]
+    assert strengths[0] == strengths[2] > strengths[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "largest", "text"),
+    [
+        (0.1234, 0.5, ".123"),
+        (-0.0271, 0.5, "-.027"),
+        (0.0, 0.5, "0.000"),
+        (3.14159, 5, "3.14"),
+        (12345.6, 12345.6, "12346"),
+    ],
+)
+def test_numbers_fit_into_cells(value: float, largest: float, text: str) -> None:
+    assert notebook._in_a_cell(value, largest) == text
+
+
+def test_what_was_cut_is_a_cross() -> None:
+    model = classifier()
+    assert "<svg" not in hc.find(model)._repr_html_()
+    hc.cut(model, "0:1 2:0-1")
+    page = hc.find(model)._repr_html_()
+    assert re.findall(r"<title>(\S+) was cut</title>", page) == ["0:1", "2:0", "2:1"]
+    assert page.count("<rect") == 12
+
+
+@pytest.mark.parametrize(("low", "high", "colour"), [(0.1, 0.4, notebook.ORANGE), (-0.1, 0.4, "128,128,128")])
+def test_a_difference_is_drawn_beside_zero(low: float, high: float, colour: str) -> None:
+    page = notebook.interval(0.2, low, high, worse_above=True)
+    assert page.count(f"rgb({colour})") == 2
+    x = [float(number) for number in re.findall(r'd="M([\d.]+) 12H([\d.]+)"', page)[0]]
+    assert (x[0] > 150) == (low > 0)
+    assert x[1] > float(re.findall(r'cx="([\d.]+)"', page)[0]) > 150
+    assert notebook.interval(0.2, float("nan"), high, worse_above=True) == ""
+
+
+def test_a_curve_has_the_interval_of_each_point_around_it() -> None:
+    page = _curve()._repr_html_()
+    assert len(re.findall(r'<polygon points="([^"]*)"', page)[0].split()) == 2 * len(_curve())
+    assert page.count("<circle") == len(_curve())

@@ -48,6 +48,7 @@ _HOMES = {
     "learn": ".learned_gates.pipeline",
     "train": ".training.loop",
     "roles": ".head_roles.analysis",
+    "look": ".head_roles.attention_view",
     "report": ".reporting.page",
 }
 _NAMESPACES = [
@@ -90,6 +91,7 @@ __all__ = [
     "gated",
     "learn",
     "load",
+    "look",
     "masked",
     "patch",
     "plan",
@@ -134,6 +136,7 @@ if TYPE_CHECKING:
     from .evaluation.evaluator import evaluate
     from .exports.pipeline import export
     from .head_roles.analysis import roles
+    from .head_roles.attention_view import look
     from .importance.criteria import score
     from .interventions.patching import patch
     from .learned_gates.pipeline import learn

@@ -208,9 +208,10 @@ def test_several_processes_have_nothing_to_do_without_a_training(
 def test_it_recovers_by_additions_of_low_rank_for_so_many_steps(place: Path, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("peft")
     words = ("--remove", 2, "--score-data", place / "train.tsv", "--no-report")
-    recover = ("--recover", "3steps", "--lora", 2, "--recover-data", place / "train.tsv")
+    recover = ("--recover", "3steps", "--lora", 2, "--recover-data", place / "train.tsv", "--recover-precision", "bf16")
     facts = _json(*_asked(place, tmp_path, *words, *recover))["recovered"]
     assert (facts["steps"], facts["recipe"]["lora"], facts["recipe"]["lr"]) == (3, 2, 2e-4)
+    assert facts["recipe"]["precision"] == "bf16"
     assert facts["epochs"] == pytest.approx(3 * 32 / facts["examples"])
     smaller = hc.load(tmp_path / "smaller")
     assert len(hc.removed(smaller)) == 2
@@ -228,6 +229,8 @@ def test_it_recovers_by_additions_of_low_rank_for_so_many_steps(place: Path, tmp
         (("--flops", "50%", "--recover", "soon", "--recover-data", "x.tsv"), "200steps"),
         (("--flops", "50%", "--recover", "1", "--recover-data", "x.tsv", "--lora", "0"), "a rank"),
         (("--flops", "50%", "--lora", "4"), "goes with --recover"),
+        (("--flops", "50%", "--recover-precision", "bf16"), "goes with --recover"),
+        (("--flops", "50%", "--recover", "1", "--recover-data", "x.tsv", "--recover-precision", "f8"), "bf16 or fp16"),
         (("--flops", "50"), "such as"),
         (("--flops", "50%", "--params", "50%"), "in one way"),
     ],

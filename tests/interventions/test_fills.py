@@ -20,7 +20,7 @@ import headcount as hc
 from headcount.data.tasks import Task
 from headcount.documents.results import FillDocument
 from headcount.interventions import Fill, activations, means
-from headcount.pruning.compensation import unit_means
+from headcount.pruning.tuning.compensation import unit_means
 from headcount.stats.metrics import metric
 
 # a head, where its output projection is in the model, and which of the columns that it is given are the head's

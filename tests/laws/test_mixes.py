@@ -178,8 +178,9 @@ def test_a_mix_that_breaks_off_or_fails_its_check_is_taken_back(name: str, seed:
 def test_the_law_sees_numbers_that_are_folded_into_other_units(name: str, monkeypatch) -> None:
     right = surgery._cut_site
 
-    def rolled(transaction, root, site, keep, scale, parents):
-        return right(transaction, root, site, keep, None if scale is None else scale.roll(1), parents)
+    def rolled(transaction, root, site, keep, changes, parents):
+        scale = {name: values.roll(1) for name, values in changes.scale.items()}
+        return right(transaction, root, site, keep, changes._replace(scale=scale), parents)
 
     monkeypatch.setattr(surgery, "_cut_site", rolled)
     with pytest.raises(AssertionError):

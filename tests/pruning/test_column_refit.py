@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Fingerprint, says
 from helpers import zoo
-from helpers.same import close
+from helpers.same import close, same_weights
 from helpers.small_models import class_task, classifier, ragged_pairs, ragged_texts
 from torch import Tensor, nn
 
@@ -310,9 +310,32 @@ def test_columns_are_judged_on_examples_that_they_were_not_fitted_on(
     assert not judged & seen["fitted"]
 
 
-def columns_for(model: nn.Module, plan: hc.Plan) -> dict[str, Tensor]:
-    random = torch.Generator().manual_seed(0)
-    return {
-        site.name: 0.1 * torch.randn(site.columns.shape[0], len(kept_columns(site, plan)), generator=random)
-        for site in hc.find(model)
-    }
+def test_a_checkpoint_has_the_columns_and_biases_and_its_card_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a family without biases: what is saved, loaded again and measured is the masked model with these columns swapped in."""
+    monkeypatch.setattr("headcount.pruning.pipeline.bench", lambda *_, **__: None)  # takes ten seconds
+    monkeypatch.setattr("headcount.pruning.plan_tests._is_no_worse", lambda *_: True)  # on either side of a near tie
+    model = zoo.build("llama")[0]
+    ids = torch.randint(3, zoo.VOCAB - 1, (60, 7), generator=torch.Generator().manual_seed(0))
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return model(**batch).logits.tanh().flatten(1).sum(1)
+
+    score, report = (hc.custom_task([{"input_ids": some}], loss=loss) for some in (ids[:44], ids[44:]))
+    how = {"remove": "30%", "units": "heads,neurons", "score": score, "brake": None}
+    choice = hc.pruning.choose(model, compensate="mean,lstsq", **how)
+    assert choice.columns.keys() == choice.bias.keys() != set()
+    pruned = hc.pruning.save_pruned(model, tmp_path / "smaller", report, choice)
+    plain = hc.evaluate(model, report)
+    swapped_in(model, choice.plan, choice)
+    with hc.masked(model, choice.plan):
+        want = hc.evaluate(model, report)
+    assert close(pruned.after.rows, want.rows, 1e-4)
+    assert not close(pruned.after.rows, plain.rows, 1e-4)
+    again = hc.load(tmp_path / "smaller", dtype=torch.float32)
+    assert same_weights(again, pruned.model)
+    assert set(again.config.headcount["biases"]) == set(choice.bias)
+    card = (tmp_path / "smaller" / "README.md").read_text()
+    assert "Compensated: columns and biases of output matrices were fitted anew by least squares on" in card
+    assert "the refitted columns in place" in card

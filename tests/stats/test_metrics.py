@@ -18,12 +18,10 @@ from hypothesis.extra.numpy import arrays
 from headcount.errors import BadMeasure
 from headcount.stats.metrics import (
     METRICS,
-    chrf_columns,
     generated_columns,
     metric,
-    translation_rows,
-    translation_signature,
 )
+from headcount.stats.translation_scores import chrf_columns, translation_rows, translation_signature
 
 HYPOTHESES = [
     "A man rides a horse.",

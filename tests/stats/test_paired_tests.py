@@ -20,7 +20,7 @@ from sacrebleu.significance import PairedTest
 
 from headcount.errors import BadMeasure
 from headcount.stats import paired_tests
-from headcount.stats.metrics import Metric, metric, translation_rows
+from headcount.stats.metrics import Metric, metric
 from headcount.stats.paired_tests import (
     ALTERNATIVES,
     TESTS,
@@ -33,6 +33,7 @@ from headcount.stats.paired_tests import (
     spearman,
     swapped_differences,
 )
+from headcount.stats.translation_scores import translation_rows
 
 WORDS = [
     "man",

@@ -19,7 +19,7 @@ import torch
 from conftest import Fingerprint, says
 from helpers.processes import spawned
 from helpers.reader_model import Reader, lesson, reader, words_task
-from helpers.same import alike, close_weights
+from helpers.same import alike, close, close_weights
 from helpers.small_models import word_tokenizer
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -534,6 +534,24 @@ def test_precision_and_the_callers_own_accelerator() -> None:
         train(model, words_task(), replace(QUICK, precision="fp16"))
     with says(Refused, about="bfloat16"):
         train(reader().bfloat16(), words_task(), QUICK)
+
+
+def test_in_bf16_what_teacher_and_model_say_is_compared_in_float32() -> None:
+    model, teacher, asked = reader().float(), reader(seed=1).float(), words_task()
+    batch, said = asked.collate(range(5)), list[Tensor]()
+    for one in (model, teacher):
+        one.out.register_forward_hook(lambda _, given, out: said.append(out.detach()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, targets = batch_loss(model, asked, batch, 0.0, teacher, 1.0, 2.0)
+    assert [logits.dtype for logits in said] == [torch.bfloat16] * 2
+    student, tutor = ((logits.float() / 2.0).log_softmax(-1) for logits in said)
+    counted = batch["labels"] != -100
+    want = 4.0 * (tutor.exp() * (tutor - student)).sum(-1)[counted].sum()
+    assert loss.dtype == torch.float32
+    assert int(targets) == int(counted.sum())
+    assert close(loss.detach(), want, 1e-5)
+    assert float(want) > 1e-3
+    train(model, asked, replace(QUICK, precision="bf16"), teacher=teacher)
 
 
 def test_one_process_needs_no_accelerate_and_what_would_split_the_model_is_refused(

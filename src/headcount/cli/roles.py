@@ -1,14 +1,15 @@
-"""The command `roles`: what every head looks at."""
+"""The commands `roles` and `look`: what every head looks at, on many sentences and on one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .measure import Model, keep
-from .options import Running, flag, load_model, quieten, specs_of
+from .options import Running, flag, load_model, out, quieten, specs_of
 from .run_folder import running
 from .text import roles_text
 
@@ -105,3 +106,66 @@ def roles(
         )
         document = head_roles.document()
         keep(run, document, texts, roles_text(document))
+
+
+def look(
+    model: Model,
+    text: Annotated[str, typer.Option("--text", metavar="TEXT", help="What the model reads.")],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="TEXT",
+            help="What a decoder reads (translations).",
+            show_default="what the model writes",
+        ),
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", metavar="HEADS", help="The heads to show: 3:7 5:*.", show_default="all")
+    ] = None,
+    masked: Annotated[
+        str | None, typer.Option("--masked", metavar="UNITS", help="Units that are masked meanwhile: 3:7.")
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The page to write.")] = Path(
+        "attention.html"
+    ),
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page.")] = False,
+    max_length: Annotated[int, typer.Option("--max-length", help="Truncate the text after this many tokens.")] = 512,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="Number format of the weights: float32, bfloat16.")] = "float32",
+    spec: Annotated[
+        list[str] | None,
+        typer.Option("--module-spec", metavar="JSON", help="Names of the modules of an unknown architecture."),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that ships with the model.")
+    ] = False,
+) -> None:
+    """Write a page that shows what heads look at on one text: all of them small, one of them large, token by token.
+
+    The page is one HTML file that opens offline in any browser and loads nothing; pictures of it can be saved as SVG and PNG.
+
+    Examples:
+
+        headcount look my-model --text "The film is not bad." --open
+
+        headcount look my-model --text "The film is not bad." --heads "3:7 5:*" --masked 2:1 -o page.html
+
+        headcount look my-translator --text "Ein Mann mit Hut." --target "A man with a hat."
+    """
+    quieten()
+    from ..head_roles.attention_view import look as look_at
+    from ..reporting.pictures.attention_page import free_path
+
+    free_path(output, force)
+    flags = Running(device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    subject = load_model(model, flags)
+    options = {"heads": heads, "masked": masked, "max_length": max_length, "specs": specs_of(spec)}
+    view = look_at(subject, text, tokenizer=model, target=target, **options)
+    view.save(output, force=force)
+    out.print(f"{view.summary} · written to {output}", soft_wrap=True, markup=False)
+    if open_page:
+        typer.launch(output.resolve().as_uri())

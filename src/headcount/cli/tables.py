@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
 
 
 def columns_text(rows: Sequence[Sequence[str]], sides: str, *, keys: int = 1, gap: int = 2) -> list[str]:
@@ -72,3 +75,14 @@ def _wrapped(
 def terminal_width() -> int:
     """The columns of the terminal; 80 where there is none."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def effects_table(effects: Sequence[Any]) -> Table:
+    """What a cut does to each site: units, the cut mode, parameters, kv heads."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("site", "units", "left", "mode", "parameters", "kv heads in the cache"):
+        table.add_column(title, justify="left" if title in ("site", "mode") else "right")
+    for one in effects:
+        cache = f"{one.kv_heads} -> {one.kv_left}" if one.kv_heads else ""
+        table.add_row(one.name, str(one.units), str(one.left), one.mode, f"-{one.parameters:,}", cache)
+    return table

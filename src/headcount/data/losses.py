@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import pad as filled
 
 from ..errors import BadData
-from ..stats.metrics import translation_rows
+from ..stats.translation_scores import translation_rows
 from .encoding import IGNORED
 from .labels import Labels
 
@@ -26,6 +26,7 @@ Batch = Mapping[str, Any]
 AT_ONCE = (
     2**27
 )  # logits that are turned into losses at a time: float32 copies of all would not fit for large vocabularies
+KEPT = "logits_to_keep"  # what transformers calls the positions that logits are computed for
 NOT_INPUTS = ("labels", "references", "limits")
 
 
@@ -241,13 +242,25 @@ def labelled_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:
     return LogitsAndTargets(logits, filled(batch["labels"][:, 1:], (0, 1), value=IGNORED).to(logits.device))
 
 
-def next_logits(model: nn.Module, batch: Batch, kind: str) -> Tensor:
-    """What a language model says comes after every token of a batch: (rows, tokens, vocabulary)."""
+def next_logits(model: nn.Module, batch: Batch, kind: str, only: Tensor | None = None) -> Tensor:
+    """What a language model says comes after every token of a batch: (rows, tokens, vocabulary).
+
+    With `only`, some positions of the tokens: after those alone, which models compute that can leave the others out.
+    """
     _needs(model, encoder_decoder=False, kind=kind)
     if "MaskedLM" in type(model).__name__:
         raise BadData(f"{type(model).__name__} sees the words it would guess; use the kind masked-language-modelling.")
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    return _matching(model, logits_of(model, inputs), batch["input_ids"], "AutoModelForCausalLM").logits
+    inputs, tokens = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["input_ids"]
+    if only is None or not _takes(model, KEPT):
+        logits = _matching(model, logits_of(model, inputs), tokens, "AutoModelForCausalLM").logits
+        return logits if only is None else logits[:, only.to(logits.device)]
+    return _matching(model, logits_of(model, {**inputs, KEPT: only}), tokens[:, only], "AutoModelForCausalLM").logits
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    """Whether the model's forward has an argument of that name."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return argument in inspect.signature(inner.forward).parameters
 
 
 def hidden_tokens(model: nn.Module, batch: Batch) -> LogitsAndTargets:

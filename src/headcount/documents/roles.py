@@ -47,6 +47,8 @@ RULES: dict[str, float] = {
 }
 FURTHEST = int(RULES["positional: furthest offset"])
 ORDER = ("positional", "syntactic", "alignment", "rare", "induction", "copying", "local", "punctuation", "sink", "none")
+# the letters of main roles on maps; the colours there are role1, role2, ... of the palettes, in the same order
+MARKS = dict(zip(ORDER, ("P", "S", "A", "R", "I", "C", "L", "Pu", "Si", ""), strict=True))
 DIRECTIONS = ("dependent to governor", "governor to dependent")
 FIRST = "first token"
 _HEX = re.compile(r"[0-9a-fA-F]*")
@@ -327,7 +329,17 @@ class Roles:
         title = f"{self.model}: {len(some)} of {len(self.heads)} heads have a role"
         rows = [(head.unit, head.main, "; ".join(role.text for role in head.roles)) for head in some]
         table = notebook.table(["head", "main role", "what it does"], rows, left=3)
-        return notebook.block(notebook.line(title, bold=True), notebook.line(self.sets), table)
+        sites: dict[str, dict[str, tuple[str, str, str]]] = {}
+        for head in self.heads:
+            mark = MARKS.get(head.main, head.main[:2])
+            colour = f"role{1 + ORDER.index(head.main)}" if head.main in ORDER[:-1] else "role9"
+            said = "; ".join(role.text for role in head.roles) or "no role"
+            site, _, index = head.unit.rpartition(":")
+            sites.setdefault(site, {})[index] = (colour, mark, f"{head.unit}: {said}")
+        seen = {head.main for head in self.heads}
+        meaning = [(mark, role) for role, mark in MARKS.items() if mark and role in seen]
+        drawn = notebook.lettered(sites, meaning) if sites else ""
+        return notebook.block(notebook.line(title, bold=True), notebook.line(self.sets), drawn, table)
 
     def __str__(self) -> str:
         some = [head for head in self.heads if head.roles]

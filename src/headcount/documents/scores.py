@@ -291,9 +291,13 @@ class Scores:
 
     def _repr_html_(self) -> str:
         title = f"{self.by}: {len(self.units):,} units, bigger = matters more"
-        return notebook.block(
-            notebook.line(title, bold=True), notebook.shades(notebook.by_site(self.units, self.values))
-        )
+        sites = notebook.by_site(self.units, self.values)
+        parts = []  # scores of heads and of layers do not compare: a map for each kind, with its own scale
+        for kind in dict.fromkeys((self.kinds[site], self.types[site]) for site in sites):
+            own = {site: row for site, row in sites.items() if (self.kinds[site], self.types[site]) == kind}
+            parts.append(notebook.line(" ".join(filter(None, reversed(kind)))) if len(own) < len(sites) else "")
+            parts.append(notebook.shades(own))
+        return notebook.block(notebook.line(title, bold=True), *parts)
 
     def _names(self, site: str) -> set[str]:
         first = site.split(".")[0]  # of an encoder-decoder; attentions have a type, which says more

@@ -121,7 +121,8 @@ class Ablation:
         least = [f"{self.names[n]} {self.damage[n] * points:+.2f}" for n in order[::-1][:5]]
         unit = "points" if points != 1 else metric
         lines = [f"{len(self.plans)} ablations of {self.base}"]
-        lines += [self.fill.sentence] * (self.fill is not None)
+        if self.fill is not None:
+            lines.append(self.fill.sentence)
         lines += [f"cost most ({unit}): {', '.join(worst)}"]
         return "\n".join([*lines, f"cost least: {', '.join(least)}", "`.comparisons()` tests each difference"])
 
@@ -132,7 +133,8 @@ class Ablation:
         points = self.base.metric.points
         title = f"{self.base}; below, what it loses without each{' (points)' if points != 1 else ''}"
         sites = notebook.by_site(self.names, self.damage * points)
-        return notebook.block(notebook.line(title, bold=True), notebook.shades(sites, digits=2 if points != 1 else 4))
+        drawn = notebook.shades(sites, digits=2 if points != 1 else 4, colours=notebook.LOSSES)
+        return notebook.block(notebook.line(title, bold=True), drawn)
 
 
 def plans_of(anatomy: Anatomy, units: str = "heads", *, block: int | None = None) -> dict[str, Plan]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 ROWS = 128  # at most so many rows are kept; of more examples, a row is a block of consecutive ones
 CHUNK = 128  # about so many consecutive examples are written together
+WIDE = 2**22  # numbers that are in double precision at a time
 KINDS = ("positions", "sums", "squares", "norms")
 
 
@@ -153,7 +154,11 @@ def _chunk(
         arrays = halved(partial(_batch, root, anatomy, sites, task), "activations", task, numbers)
         for key, values in arrays.items():
             into = out.setdefault(key, np.zeros((rows, values.shape[1])))
-            np.add.at(into, [number // per_row for number in numbers], values)
+            places = [number // per_row for number in numbers]
+            if len(set(places)) == len(places):
+                into[places] += values
+            else:
+                np.add.at(into, places, values)
         bar.advance(len(numbers))
     return out
 
@@ -233,14 +238,15 @@ def _see(
     if isinstance(site.writer, Padded):  # it picks its inputs itself
         x = x.index_select(-1, index_on(site.writer.places, x.device))
     mask = real(x, size)
-    x = x.reshape(size, -1, x.shape[-1])
+    x = x.reshape(size, -1, x.shape[-1]).masked_fill(~mask[..., None], 0)
     each = []
-    for values, own in zip(x, mask, strict=True):  # one example at a time: a wide copy of a batch would not fit
-        values = values[own].to(wide)  # (positions, columns)
+    few = max(1, WIDE // max(1, x[0].numel()))  # examples at a time: a wide copy of a whole batch may not fit
+    for some, own in zip(x.split(few), mask.split(few), strict=True):
+        values = some.to(wide)  # (examples, positions, columns)
         norms = values.unflatten(-1, (len(site), site.width)).norm(dim=-1)
-        each.append((own.sum()[None].to(wide), values.sum(0), values.square().sum(0), norms.sum(0)))
+        each.append((own.sum(1, keepdim=True).to(wide), values.sum(1), values.square().sum(1), norms.sum(1)))
     for kind, rows in zip(KINDS, zip(*each, strict=True), strict=True):
-        total = torch.stack(rows)
+        total = torch.cat(rows)
         own_sums = sums.setdefault(site.name, {})
         own_sums[kind] = own_sums[kind] + total if kind in own_sums else total
 

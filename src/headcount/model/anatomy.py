@@ -315,7 +315,19 @@ class Anatomy:
 
     def _repr_html_(self) -> str:
         parts = [notebook.line(self._title(), bold=True), notebook.table(COLUMNS, self.rows(), left=2)]
-        return notebook.block(*parts, *map(notebook.line, self._notes()))
+        return notebook.block(*parts, *map(notebook.line, self._notes()), self._what_is_left())
+
+    def _what_is_left(self) -> str:
+        """A map of the heads, with an empty cell for each that was cut; nothing where all of them are there."""
+        if (
+            all(len(site) == site.of for site in self.heads)
+            or max(site.of for site in self.heads) > notebook.MOST_COLUMNS
+        ):
+            return ""
+        here = {site.name: set(site.ids) for site in self.heads}
+        return notebook.presence(
+            {site.name: {str(n): n in here[site.name] for n in range(site.of)} for site in self.heads}
+        )
 
 
 COLUMNS = ("site", "type", "layer", "units", "of", "kv", "width")

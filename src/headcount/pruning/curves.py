@@ -98,7 +98,10 @@ class Curve:
 
     def _repr_html_(self) -> str:
         line = notebook.curve(
-            [(p.removed, p.result.value) for p in self.points], "units removed", self.base.metric.name
+            [(p.removed, p.result.value) for p in self.points],
+            "units removed",
+            self.base.metric.name,
+            [(self.base.value + p.comparison.low, self.base.value + p.comparison.high) for p in self.points],
         )
         rows = [(f"{p.removed} of {self.of}", f"{p.result.value:.4f}", str(p.comparison)) for p in self.points[1:]]
         table = notebook.table(["removed", self.base.metric.name, "difference to the whole model"], rows)

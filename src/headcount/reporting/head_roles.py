@@ -6,26 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..documents import roles as documents
-from ..documents.roles import BestHead, Head, Interval, RolesDocument
+from ..documents.roles import MARKS, BestHead, Head, Interval, RolesDocument
 from ..formatting import MINUS, counted, fixed, listed, percent
 from .findings import Part
 from .map_cells import Key, View
 from .run_reader import Document
 
 NONE = "none"
-# Main roles: the letters of a cell, and where such a head looks. The first one that a head has earned is its main role.
-KINDS = {
-    "positional": ("P", "at the token that is so many places away, nearly always"),
-    "syntactic": ("S", "at the word at the other end of a grammatical relation"),
-    "alignment": ("A", "at the word of the source that is written or read there"),
-    "rare": ("R", "at the rarest words of the sentence"),
-    "induction": ("I", "at what came after this token the last time"),
-    "copying": ("C", "at the same token, earlier"),
-    "local": ("L", "at tokens close by, at no single one of them"),
-    "punctuation": ("Pu", "at punctuation"),
-    "sink": ("Si", "at special tokens or the first one, where attention goes that has nothing to do"),
-    NONE: ("", "nothing that has a name here"),
-}
+# Main roles: where such a head looks. The first one that a head has earned is its main role.
+_ABOUT = (
+    "at the token that is so many places away, nearly always",
+    "at the word at the other end of a grammatical relation",
+    "at the word of the source that is written or read there",
+    "at the rarest words of the sentence",
+    "at what came after this token the last time",
+    "at the same token, earlier",
+    "at tokens close by, at no single one of them",
+    "at punctuation",
+    "at special tokens or the first one, where attention goes that has nothing to do",
+    "nothing that has a name here",
+)
+KINDS = {role: (mark, about) for (role, mark), about in zip(MARKS.items(), _ABOUT, strict=True)}
 COLOURS = {role: f"role{n}" for n, role in enumerate(KINDS, 1)} | {NONE: "faint"}
 _LONGER = {"rare": "rare words"}
 NAMES = {role: f"{_LONGER.get(role, role)} ({mark})" if mark else "no role" for role, (mark, _) in KINDS.items()}

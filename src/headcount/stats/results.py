@@ -170,7 +170,8 @@ class Comparison:
     def _repr_html_(self) -> str:
         head = ["metric", "before", "after", "difference"]
         row = [self.metric, f"{self.before:.4f}", f"{self.after:.4f}", str(self)]
-        return notebook.block(notebook.table(head, [row]))
+        picture = notebook.interval(self.difference, self.low, self.high, worse_above=not self.higher_is_better)
+        return notebook.block(notebook.table(head, [row]), picture)
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""

@@ -59,7 +59,7 @@ def circuits_text(document: CircuitsDocument, top: int) -> str:
     if document.compositions:
         lines += [
             "",
-            f"composition of {document.pairs_of_heads:,} pairs: share read of what is written, and above random matrices",
+            f"composition of {document.pairs_of_heads:,} pairs of heads, and how far it is above that of random matrices",
         ]
         rows = [
             (f"{one.writer} -> {one.reader}", one.kind, f"{one.score:.3f}", f"{one.baseline:.3f}", signed(one.above, 3))

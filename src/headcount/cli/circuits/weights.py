@@ -88,7 +88,7 @@ def weights(
             model=model,
             heads=found.heads,
             compositions=most,
-            pairs_of_heads=len(compositions),
+            pairs_of_heads=len({(one.writer, one.reader) for one in compositions}),
             notes=(*found.notes, *notes),
         )
         keep(run, document, flags, circuits_text(document, top))

@@ -173,6 +173,10 @@ class Recovery:
     recover_lr: Annotated[
         float | None, _flag("--recover-lr", help="Peak learning rate.", show_default="3e-5; 2e-4 with --lora")
     ] = None
+    recover_precision: Annotated[
+        str | None,
+        _flag("--recover-precision", help="Mixed precision of the recovery: no, bf16 or fp16.", show_default="no"),
+    ] = None
     distill: Annotated[
         bool | None,
         _flag("--distill/--no-distill", help="Distill from the full model while recovering.", show_default="--distill"),
@@ -191,12 +195,15 @@ class Recovery:
                 "--recover-limit": self.recover_limit,
             }
             recovery_flags |= {"--recover-lr": self.recover_lr, "--distill": self.distill, "--lora": self.lora}
+            recovery_flags |= {"--recover-precision": self.recover_precision}
             for name in (flag for flag, value in recovery_flags.items() if value is not None):
                 raise typer.BadParameter(f"{name} goes with --recover EPOCHS.")
             return
         self.length()
         if self.lora is not None and self.lora < 1:
             raise typer.BadParameter(f"--lora is a rank, a whole number from 1 on; I got {self.lora}.")
+        if self.recover_precision not in (None, "no", "bf16", "fp16"):
+            raise typer.BadParameter(f"--recover-precision is no, bf16 or fp16; I got {self.recover_precision:.40}.")
         if self.recover_data is None:
             raise typer.BadParameter("--recover needs data to train on: --recover-data FILE.")
         if promised:
@@ -210,8 +217,9 @@ class Recovery:
     def question(self) -> dict[str, Any]:
         """What was asked, as run folders of earlier versions have it."""
         values = asdict(self)
-        if self.lora is None:
-            del values["lora"]
+        for name in ("lora", "recover_precision"):
+            if values[name] is None:
+                del values[name]
         return {**values, "recover": None if self.recover is None else self.length().get("epochs", self.recover)}
 
     def length(self) -> dict[str, Any]:
@@ -250,7 +258,13 @@ class Recovery:
         from ...training.recipe import Recipe
 
         lr = self.recover_lr or (Recipe.lr if self.lora is None else LORA_RATE)
-        recipe = Recipe(**self.length(), lr=lr, lora=self.lora, seed=flags.seed)
+        recipe = Recipe(
+            **self.length(),
+            lr=lr,
+            lora=self.lora,
+            seed=flags.seed,
+            precision=self.recover_precision or Recipe.precision,
+        )
         distilled = self.distill is not False
 
         def recovered(smaller: nn.Module) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from ...lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from .generation import GENERATORS, generate
+    from .generation import generate
     from .measures import values_of
     from .reference import with_reference
 
 __all__ = [
-    "GENERATORS",
     "generate",
     "values_of",
     "with_reference",
@@ -21,7 +20,6 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "GENERATORS": ".generation",
         "generate": ".generation",
         "values_of": ".measures",
         "with_reference": ".reference",

@@ -31,17 +31,19 @@ REFERRING = ("kl", "normalised")  # metrics that compare with the whole model
 
 def asked_logits(model: nn.Module, batch: Batch) -> Tensor:
     """The logits at the position where each example is asked, in float32 at least: (examples, vocabulary)."""
+    places, where = batch["at"].unique(return_inverse=True)  # positions, and for each example which of them it is
     if bool(batch["masked"].any()):
         logits = _masked_logits(model, batch)
+        logits = logits[:, places.to(logits.device)]
     elif "MaskedLM" in type(model).__name__:
         raise BadData(
             f"{type(model).__name__} guesses masked words, and the prompts have none; write [MASK] where the answer belongs, or "
             "take a causal language model."
         )
     else:
-        logits = next_logits(model, batch, "contrast")
+        logits = next_logits(model, batch, "contrast", places.to(batch["input_ids"].device))
     rows = torch.arange(len(logits), device=logits.device)
-    asked = logits[rows, batch["at"].to(logits.device)]
+    asked = logits[rows, where.to(logits.device)]
     return asked if asked.dtype == torch.float64 else asked.float()
 
 

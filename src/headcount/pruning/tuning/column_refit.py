@@ -37,7 +37,7 @@ from ...model.tensor_trees import tensors, with_first
 from ...plans import Plan
 from ...progress import Bar, track
 from .least_squares import STRENGTHS, CrossSums, best_ridge
-from .mask_tuning import _to_tune
+from .mask_tuning import sites_to_tune
 from .residual_targets import HELD_OUT, Trace, trace, untunable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ...runs import Run
 
 POSITIONS = 2**17  # to fit on: ten for each column and more, up to wide MLPs
-ON_GPU = 2**14  # positions of a batch on a GPU, where few large batches are faster than many small ones
+ON_GPU = 2**13  # positions of a batch on a GPU, where few large batches are faster than many small ones
 TARGET, RELATIVE = "stream", True
 
 
@@ -177,7 +177,7 @@ def _to_fit(basis: Basis, plan: Plan) -> tuple[list[str], list[tuple[str, str]]]
     """The sites to fit, in the order in which they run, and those that lose units and cannot be, with the reasons."""
     anatomy = basis.passes.anatomy
     order = {name: place for place, name in reversed(list(enumerate(basis.trace.order)))}
-    names = sorted((n for n in _to_tune(anatomy, basis.trace, plan) if n in basis.landings), key=order.__getitem__)
+    names = sorted((n for n in sites_to_tune(anatomy, basis.trace, plan) if n in basis.landings), key=order.__getitem__)
     skipped = [(name, basis.reasons[name]) for name in plan.by_site() if name in basis.reasons]
     return names, skipped
 

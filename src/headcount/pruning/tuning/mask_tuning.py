@@ -117,7 +117,7 @@ def calibrate(
         seen = trace(passes)
         names = [site.name for site in anatomy if len(site)]
         if plans is not None:
-            needed = set[str]().union(*(_to_tune(anatomy, seen, plan) for plan in plans))
+            needed = set[str]().union(*(sites_to_tune(anatomy, seen, plan) for plan in plans))
             names = [name for name in names if name in needed]
         landings, reasons = dict[str, ResidualTarget](), dict[str, str]()
         for name in track(names, "where sites write"):
@@ -196,7 +196,7 @@ class TunedSite:
         return (self.left[:, None] * width + torch.arange(width)).flatten()
 
 
-def _to_tune(anatomy: Anatomy, seen: Trace, plan: Plan) -> list[str]:
+def sites_to_tune(anatomy: Anatomy, seen: Trace, plan: Plan) -> list[str]:
     """The sites that a plan leaves something of, from the first on that it touches: nothing changes before that."""
     inside = {module for block in deleted_blocks(anatomy, plan) for module in block.modules()}
     chosen = plan.by_site()
@@ -210,7 +210,7 @@ def _to_tune(anatomy: Anatomy, seen: Trace, plan: Plan) -> list[str]:
 def _spots(work: _Work, anatomy: Anatomy, plan: Plan) -> list[TunedSite]:
     """The sites to be tuned, in the order in which they run; those that are cut and cannot be are noted in `skipped`."""
     basis, chosen, spots = work.basis, plan.by_site(), list[TunedSite]()
-    for name in _to_tune(anatomy, basis.trace, plan):
+    for name in sites_to_tune(anatomy, basis.trace, plan):
         site = anatomy[name]
         assert isinstance(site, Site)
         if name in basis.landings:

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...documents.lottery import LotteryDocument, LotterySite, NetworkMean, SearchStep, WeightStep
+from ...drawing import short_names
 from ...formatting import Column, Table, counted, fixed, listed, percent, probability, with_commas
 from ...plans import by_place
 from ...stats.results import difference_columns, in_points
 from .. import charts
 from ..findings import Part
-from ..map_cells import TITLES, short_names
+from ..map_cells import TITLES
 from ..run_reader import checked
 from . import training_charts
 from .measurements import MOST_ROWS, Section
