@@ -34,8 +34,11 @@ from transformers.utils import logging
 
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # with these, rich and typer write colours into what tests read
-# A shell has what it starts in the background ignore Ctrl-C, and so would every process that a test starts and stops.
+# A shell has what it starts in the background ignore Ctrl-C, and nohup a closed terminal, and so would every process that a
+# test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 logging.set_verbosity_error()
 logging.disable_progress_bar()

@@ -1,20 +1,24 @@
-"""`prune` of a decoder by its cache, and by weights and cache, as it is typed."""
+"""`prune` of a decoder as it is typed: by its cache, by weights and cache, and with groups of query heads of one size."""
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import says
 from helpers.small_decoders import byte_tokenizer, decoder
 from helpers.small_models import ran, ran_json
 from pruning.test_pipeline import quick  # noqa: F401 (a fixture)
 
 import headcount as hc
 from headcount.efficiency.kv_cache import Serving, bytes_per_token, memory_of
+from headcount.errors import BadPlan, BadRun
 from headcount.evaluation.ablation import plans_of
+from headcount.pruning.legal_plans import STAY_EVEN
 
 WORDS = tuple("the cat sat on a mat and the dog ran to see if it rains in may or in june while we sing".split())  # noqa: SIM905
 
@@ -85,3 +89,45 @@ def test_one_call_does_the_same(place: Path, tmp_path: Path) -> None:
     pruned = hc.prune(str(place / "model"), data, kv_cache="50%", **options)
     assert pruned.kv_cache is not None
     assert pruned.kv_cache[1] == pruned.kv_cache[0] / 2
+
+
+# -- groups of query heads ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_groups_stay_even_unless_they_may_not_and_the_run_folder_knows(place: Path, tmp_path: Path) -> None:
+    words = ("--remove", 1, "--by", "magnitude", "--dry-run")
+    start = asked(place, tmp_path, *words)
+    found = ran_json(*start)
+    assert found["groups"] == f"{STAY_EVEN} 2 units go instead of 1."
+    assert len(hc.Plan.from_json(found["plan"])) == 2
+    assert _options(tmp_path)["groups"] == "even"
+    with says(BadRun, about="groups"):  # the rule is part of the question
+        ran(*start, "--groups", "uneven")
+    start[start.index("--run") + 1] = tmp_path / "free" / "run"
+    free = ran_json(*start, "--groups", "uneven")
+    assert "groups" not in free
+    assert len(hc.Plan.from_json(free["plan"])) == 1
+    assert "groups" not in _options(tmp_path / "free"), "as earlier versions wrote it"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_in_a_file_is_taken_as_it_is(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(hc.find(hc.load(place / "model")).plan("0:1").to_json()))
+    printed = " ".join(ran(*asked(place, tmp_path, "--plan", tmp_path / "plan.json")).stdout.split())
+    assert (
+        "different sizes in 1 attention, with which a decoder writes slower: headcount export --groups pad" in printed
+    )
+    assert hc.removed(hc.load(tmp_path / "smaller")).units == {hc.Unit("0", 1)}
+
+
+def test_what_is_wrong_with_the_flag_is_said_first(place: Path, tmp_path: Path) -> None:
+    with says(BadPlan, about='it must be "even" or "uneven"'):
+        ran(*asked(place, tmp_path, "--remove", 1, "--groups", "odd"))
+    with says(BadPlan, about="gguf holds even groups of query heads alone"):
+        ran(*asked(place, tmp_path, "--remove", 1, "--groups", "uneven", "--for", "gguf"))
+
+
+def _options(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run" / "run.json").read_text())["question"]["options"]
+    return found

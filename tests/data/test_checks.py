@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import headcount as hc
-from headcount.cli import measure
 from headcount.cli.app import app
 from headcount.cli.options import SCORED_ON
-from headcount.cli.pruning import work
+from headcount.cli.pruning import curve, work
 from headcount.data.checks import first_batch, lengths, model_fit, tokenizers
 from headcount.embedded import EMBEDDED
 from headcount.errors import BadCheckpoint, BadData
@@ -319,7 +318,7 @@ def test_a_sample_is_scored_on_where_no_limit_is_given(
         tasks.update(used)
         raise Enough
 
-    monkeypatch.setattr(measure if command == "curve" else work, "running", stop)
+    monkeypatch.setattr(curve if command == "curve" else work, "running", stop)
     more = () if command == "curve" else ("--remove", "10%", "--dry-run")
     with pytest.raises(Enough):
         ran(command, ENCODER, "--data", DATA, "--score-data", large, *limit, *more)

@@ -181,13 +181,14 @@ def test_everything_patched_is_clean_and_nothing_is_corrupted(case: Any, metric:
         for one in (hc.evaluate(model, task), hc.evaluate(model, task.corrupted))
     )
     found = hc.patch(model, task, {"nothing": hc.Plan()})
-    assert close(found.clean, clean)
-    assert close(found.corrupted, corrupted)
-    assert close(found.values[0], corrupted)
+    assert close(found.clean, clean, 1e-4)
+    assert close(found.corrupted, corrupted, 1e-4)
+    assert close(found.values[0], corrupted, 1e-4)
     (row,) = found.rows(resamples=50)
-    assert row.normalised == pytest.approx(0, abs=1e-5)
+    # what rounding leaves, over a difference of a thousandth or more
+    assert row.normalised == pytest.approx(0, abs=0.02)
     assert row.comparison.metric == metric
-    assert row.comparison.p == 1
+    assert row.comparison.difference == pytest.approx(0, abs=1e-4)
     assert not close(clean, corrupted, 1e-3) or metric == "accuracy"
     anatomy = hc.find(model)
     (lowest, *_) = residual_patches(anatomy, task.lengths)
@@ -195,7 +196,7 @@ def test_everything_patched_is_clean_and_nothing_is_corrupted(case: Any, metric:
     for direction, want in (("denoising", clean), ("noising", corrupted)):
         sweep = patching_module._Sweep(model, anatomy, task, everything, direction, True, 2**30)
         with torch.no_grad():
-            assert close(patching_module._measured(sweep, None, None)["patched"][0], want)
+            assert close(patching_module._measured(sweep, None, None)["patched"][0], want, 1e-4)
 
 
 def test_replayed_and_ordinary_passes_give_the_same(case: Any) -> None:

@@ -80,7 +80,8 @@ def test_a_format_that_was_chosen_is_the_one_that_is_computed_in(tmp_path: Path)
     inputs = zoo.build("llama")[1]
     assert model.dtype == torch.float64
     assert is_lazy(model)
-    assert close(zoo.output(model, inputs), zoo.output(hc.load(tmp_path / "m").double(), inputs))
+    want = zoo.output(hc.load(tmp_path / "m").double(), inputs)
+    assert close(zoo.output(model, inputs).float(), want.float())  # its positions are turned in float32
 
 
 def test_a_folder_that_was_cut_is_cut_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import says
 from helpers import zoo
+from helpers.same import close
 from helpers.small_models import class_loss, texts
 from torch import nn
 
@@ -23,7 +24,16 @@ from headcount.exports.even_groups import group_limits
 from headcount.exports.formats import FORMATS, Settings
 from headcount.plans import Plan, Unit, parse
 from headcount.pruning import budget, choose, tradeoff
-from headcount.pruning.legal_plans import ANY, RuntimeRule, legal, legal_order, must_be_legal, removing, rule_of
+from headcount.pruning.legal_plans import (
+    ANY,
+    STAY_EVEN,
+    RuntimeRule,
+    legal,
+    legal_order,
+    must_be_legal,
+    removing,
+    rule_of,
+)
 
 GGUF, VLLM, TWO = rule_of("gguf"), rule_of("vllm"), rule_of("vllm", 2)
 
@@ -198,6 +208,117 @@ def test_a_plan_of_ones_own_is_refused_with_what_is_missing(small: tuple[nn.Modu
     with says(Refused, about="vllm on 2 devices cannot hold what this plan leaves of 0: "):
         choose(model, plan=planned("0:0-3"), runtime="vllm", tensor_parallel=2)
     assert choose(model, plan=planned("0:0-3"), runtime="gguf").plan == planned("0:0-3")
+
+
+# -- models that write text ---------------------------------------------------------------------------------------------
+
+
+def is_even(plan: Plan, model: nn.Module) -> bool:
+    return holds(cut_copy(model, plan), GGUF)
+
+
+@pytest.fixture(scope="module")
+def writer() -> tuple[nn.Module, Any, dict[str, Any]]:
+    """A llama that writes (two attentions of 8 heads, two to a group), texts to score it on, and a batch of them."""
+    model, inputs = zoo.build("llama")
+    ids = texts(80, seed=3)
+    return model, hc.custom_task([{"input_ids": ids}], loss=_text_loss), inputs
+
+
+def _text_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
+    return nn.functional.cross_entropy(logits.transpose(1, 2), batch["input_ids"][:, 1:], reduction="none").mean(1)
+
+
+WRITERS = {name: asked for name, asked in ASKED.items() if name not in ("tuned", "remove several kinds")}
+
+
+@pytest.mark.parametrize("asked", WRITERS.values(), ids=WRITERS)
+def test_groups_of_a_model_that_writes_stay_even_unless_they_may_not(
+    asked: dict[str, Any], writer: tuple[nn.Module, Any, dict[str, Any]]
+) -> None:
+    model, task, inputs = writer
+    asked = {**asked, "by": "magnitude", "brake": None, "score": task, "length": 8}
+    if "max_drop" in asked:
+        asked |= {"select": hc.custom_task([{"input_ids": texts(80, seed=4)}], loss=_text_loss)}
+    choice = choose(model, **asked)
+    assert choice.plan
+    assert is_even(choice.plan, model)
+    assert choice.groups.startswith(STAY_EVEN)
+    assert STAY_EVEN in str(choice)
+    assert choice.told().groups == choice.groups
+    free = choose(model, **asked, groups="uneven")
+    assert free.groups == ""
+    with hc.masked(model, choice.plan), torch.no_grad():
+        masked = model(**inputs).logits
+    with torch.no_grad():
+        assert close(cut_copy(model, choice.plan)(**inputs).logits, masked)
+
+
+def test_one_head_becomes_a_head_of_every_group_or_a_group(writer: tuple[nn.Module, Any, dict[str, Any]]) -> None:
+    model, *_ = writer
+    assert len(choose(model, remove=1, by="magnitude", groups="uneven").plan) == 1
+    assert not is_even(choose(model, remove=1, by="magnitude", groups="uneven").plan, model)
+    choice = choose(model, remove=1, by="magnitude")
+    assert len(choice.plan) == 2
+    assert choice.groups == f"{STAY_EVEN} 2 units go instead of 1."
+    assert choice.plan.why.endswith("as even groups can hold it")
+    assert choose(model, remove=2, by="magnitude").groups == STAY_EVEN
+    assert choose(model, remove=1, by="magnitude", groups="even").plan == choice.plan
+    assert choose(model, remove=1, by="magnitude", runtime="onnx").plan.units == choice.plan.units
+    assert choose(model, remove=1, by="magnitude", runtime="gguf").groups == "", "asked for by the runtime"
+
+
+def test_a_plan_of_ones_own_is_taken_as_it_is_and_its_groups_are_told(
+    writer: tuple[nn.Module, Any, dict[str, Any]],
+) -> None:
+    model, *_ = writer
+    choice = choose(model, plan=planned("0:0 1:3"))
+    assert choice.plan == planned("0:0 1:3")
+    assert "of different sizes in 2 attentions" in choice.groups
+    assert "--groups pad" in choice.groups
+    assert choose(model, plan=planned("0:0-1 1:0,2,4,6 1.mlp:3")).groups == ""
+    assert choose(model, plan=planned("0:0 1:3"), groups="uneven").groups == ""
+    with says(Refused, about="even groups cannot hold what this plan leaves of 0: it needs groups of one size, so 0:0"):
+        choose(model, plan=planned("0:0"), groups="even")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode", "bert"])
+def test_models_without_grouped_queries_are_left_alone(name: str) -> None:
+    model, _ = zoo.build(name)
+    choice = choose(model, remove=1, by="magnitude")
+    assert (len(choice.plan), choice.groups) == (1, "")
+    assert choose(model, remove=1, by="magnitude", groups="even").plan.units == choice.plan.units
+
+
+def test_units_that_leave_groups_even_and_models_that_are_uneven_already(
+    writer: tuple[nn.Module, Any, dict[str, Any]],
+) -> None:
+    model, *_ = writer
+    for units in ("neurons", "layers", "kv-groups"):
+        assert choose(model, remove=1, by="magnitude", units=units).groups == ""
+    smaller = cut_copy(model, planned("0:0"))
+    assert len(choose(smaller, remove=1, by="magnitude").plan) == 1
+    even = choose(smaller, remove=1, by="magnitude", groups="even").plan
+    assert is_even(even, smaller)
+
+
+def test_the_rows_of_a_trade_off_of_a_model_that_writes(writer: tuple[nn.Module, Any, dict[str, Any]]) -> None:
+    model, task, _ = writer
+    asked: dict[str, Any] = {"step": "25%", "by": "magnitude", "speeds": False, "brake": None, "length": 8}
+    front = tradeoff(model, task, **asked)
+    assert front.rows
+    assert all(is_even(row.plan, model) for row in front.rows)
+    assert front.groups == STAY_EVEN
+    assert type(front).from_json(front.to_json()).groups == STAY_EVEN
+    assert tradeoff(model, task, **asked, groups="uneven").groups == ""
+
+
+def test_what_is_asked_of_groups_must_be_possible() -> None:
+    with says(BadPlan, about="gguf holds even groups of query heads alone"):
+        rule_of("gguf", groups="uneven")
+    with says(BadPlan, about='groups (--groups) is \'odd\'; it must be "even" or "uneven"'):
+        rule_of(groups="odd")
 
 
 def test_what_a_rule_is_made_of() -> None:

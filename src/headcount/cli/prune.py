@@ -312,6 +312,7 @@ def prune(
         length,
         threads,
         **targets.question(),
+        groups=targets.groups,
     )
     scoring = scoring_with(checkpointing, by)
     if front_only:
@@ -331,6 +332,8 @@ def prune(
         "brake": None if brake == "50%" else brake,
     }
     options |= targets.question()
+    in_groups = wanted is not None or kv_cache is not None or memory is not None  # as planned, or groups go as wholes
+    options |= {} if in_groups else {"groups": front.options["groups"]}
     options |= {"tries": tries, "fresh": fresh or None, "row": row, "threads": threads}
     options |= {} if budget_minutes is None else {"budget_minutes": budget_minutes}
     if fresh:
@@ -360,6 +363,7 @@ def prune(
             "brake": brake_now,
             "runtime": targets.runtime or (),
             "tensor_parallel": targets.tensor_parallel,
+            "groups": targets.groups,
         },
         options=options,
         places=places,

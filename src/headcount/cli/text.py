@@ -333,6 +333,7 @@ def tradeoff_text(document: TradeoffDocument) -> str:
         f"a little too good, and more so if the model was trained on them; prune reports on others.{constant}",
         f"speed: times as fast at batch {document.batch}{length} ({document.device})"
         + (f", {document.speed_note}" if document.speed_note else ""),
+        *[document.groups] * bool(document.groups),
     ]
     units = document.units.replace(",", " and ")
     return "\n".join(

@@ -133,6 +133,7 @@ class TradeoffDocument(JsonDocument):
     speed_note: str = ""  # what the speeds are, where they are not time on the clock
     device: str = ""
     left_out: str = field(default="", metadata=SOMETIMES)
+    groups: str = field(default="", metadata=SOMETIMES)  # why groups of query heads stay even
     sets: tuple[ExampleSet, ...] = ()
     command: str | None = field(default=None, metadata=SOMETIMES)
 

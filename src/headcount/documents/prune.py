@@ -183,6 +183,7 @@ class Steps:
         default=None, metadata=SOMETIMES
     )  # examples that the means are over which are put back
     refitted: RefitDocument | None = field(default=None, metadata=SOMETIMES)
+    groups: str | None = field(default=None, metadata=SOMETIMES)  # why groups of query heads stay even, or are not
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ from ..stats.brake import Brake, brake_at
 from ..stats.constant_answer import constant_value
 from ..stats.results import Result
 from .budget import BudgetProblem, must_reach, purse, reckoned, within
-from .legal_plans import ANY, RuntimeRule
+from .legal_plans import ANY, RuntimeRule, stay_even
 from .plan_tests import format_of, mark
 from .tuning.compensation import unit_means
 from .weighing import Weighing, weighings
@@ -333,9 +333,14 @@ class Search:
         """What the runtimes that the plan is for can hold, and whether kv groups stay whole."""
         return self.settings.get("rule", ANY)
 
-    def rule_with(self, rule: RuntimeRule, cache: bool = False) -> RuntimeRule:
-        """The rule of runtimes, and besides that kv groups go as wholes where they are the units, or a `cache` is to shrink."""
-        return rule._replace(whole_groups=cache or KV_GROUPS in self.kinds)
+    def rule_with(self, rule: RuntimeRule, groups: str | None, cache: bool = False) -> RuntimeRule:
+        """The rule of runtimes, and what besides has to stay as it is.
+
+        kv groups go as wholes where they are the units, or a `cache` is to shrink; else groups stay even as `groups` says.
+        """
+        whole = cache or KV_GROUPS in self.kinds
+        even = not whole and stay_even(groups, self.kinds, self.model, find(self.model, self.specs))
+        return rule._replace(whole_groups=whole, even_groups=rule.even_groups or even)
 
     @property
     def counted(self) -> list[str]:

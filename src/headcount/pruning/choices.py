@@ -49,6 +49,7 @@ class Choice:
     left_out: str = ""  # which examples had no part in it because they were given for two things, or twice
     candidates: tuple[Candidate, ...] = ()  # plans that were measured on scoring examples, of which the best was taken
     brake: BrakeDocument | None = None  # how far the metric fell on scoring examples, and how far it may
+    groups: str = ""  # why groups of query heads stay even, or what a plan of one's own means that leaves uneven ones
 
     @property
     def scale(self) -> Mapping[str, Tensor]:
@@ -74,7 +75,11 @@ class Choice:
         kind, value = self.how
         asked = f"{kind} {value}" if value else kind
         lines = [f"{len(self.plan)} of {self.of} {self.units.replace(',', ' and ')} are to go ({asked}): {self.plan!r}"]
-        lines += [str(fact) for fact in (self.guarantee, self.budget, self.tried, self.note, self.left_out) if fact]
+        lines += [
+            str(fact)
+            for fact in (self.guarantee, self.budget, self.tried, self.note, self.groups, self.left_out)
+            if fact
+        ]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -95,4 +100,5 @@ class Choice:
             brake=self.brake,
             compensated=self.compensated,
             refitted=None if self.refit is None else self.refit.document(),
+            groups=self.groups or None,
         )

@@ -32,7 +32,7 @@ from ..stats.brake import DEFAULT_BRAKE
 from ..stats.results import compare
 from .budget import BudgetProblem, share_of, times_as_fast
 from .candidates import Candidates, Judge, Ranked, Search, ranked
-from .legal_plans import rule_of
+from .legal_plans import STAY_EVEN, rule_of
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -59,6 +59,7 @@ def tradeoff(
     seed: int = 0,
     runtime: str | Iterable[str] = (),
     tensor_parallel: int = 1,
+    groups: str | None = None,
     run: Run | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> TradeoffDocument:
@@ -80,6 +81,7 @@ def tradeoff(
         seed: Random seed.
         runtime: Only plans that exports to these formats can hold: "gguf", "vllm", ...
         tensor_parallel: With the runtime "vllm", devices that share every layer.
+        groups: Groups of query heads: "even" or "uneven"; by default even in models that write text.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
 
@@ -98,7 +100,7 @@ def tradeoff(
     settings |= {"length": length or sorted(score.lengths)[score.size // 2], "specs": tuple(specs)}
     notes: Any = run or InMemory()
     search = Search(model, score, by, units, only, step or "10%", brake, notes, settings)
-    settings["rule"] = search.rule_with(rule_of(runtime, tensor_parallel))
+    settings["rule"] = search.rule_with(rule_of(runtime, tensor_parallel, groups), groups)
     candidates, scores = search.candidates("flops")
     judge = search.judge
     assert judge is not None
@@ -140,6 +142,7 @@ def tradeoff(
         length=settings["length"],
         speed_note=timings.note,
         device=device_text(device_of(unwrap(model))),
+        groups=STAY_EVEN * search.rule.even_for_speed,
     )
 
 

@@ -11,14 +11,25 @@ from math import ceil
 from typing import NamedTuple
 
 import numpy as np
+from torch import nn
 
 from ..documents.scores import Scores
 from ..errors import BadPlan, Refused
 from ..exports.several import formats_named
+from ..formatting import counted
+from ..importance.criteria import KV_GROUPS
 from ..model.anatomy import Anatomy, Site
+from ..model.cutting.kv_groups import kv_groups_of
 from ..model.cutting.layers import deleted_blocks
+from ..model.discovery import unwrap
 from ..plans import Plan, Unit
 from .knapsack import LayerGroup, Options, fill
+
+GROUPS = ("even", "uneven")
+STAY_EVEN = (
+    "Groups of query heads stay of one size, because a decoder whose groups are uneven writes slower; "
+    "--groups uneven allows them."
+)
 
 
 class SiteOrder(NamedTuple):
@@ -62,16 +73,22 @@ class RuntimeRule(NamedTuple):
         """Whether there is anything that cannot be held."""
         return self.even_groups or self.attention or self.parallel > 1 or self.whole_groups
 
+    @property
+    def even_for_speed(self) -> bool:
+        """Whether groups stay even although all the formats could hold uneven ones."""
+        return self.even_groups and not (self.names and any(form.even_groups for form in formats_named(self.names)))
+
     def __str__(self) -> str:
         devices = f" on {self.parallel} devices" if self.parallel > 1 else ""
-        return f"{' and '.join(self.names) or 'whole kv groups'}{devices}"
+        words = [*self.names, *["even groups"] * self.even_for_speed]
+        return f"{' and '.join(words) or 'whole kv groups'}{devices}"
 
 
 ANY = RuntimeRule()  # of headcount itself: everything can be held
 
 
-def rule_of(runtime: str | Iterable[str] = (), tensor_parallel: int = 1) -> RuntimeRule:
-    """The rule of one or several formats, with commas; no rule without any."""
+def rule_of(runtime: str | Iterable[str] = (), tensor_parallel: int = 1, groups: str | None = None) -> RuntimeRule:
+    """The rule of one or several formats, with commas; no rule without any. Refused where `groups` says otherwise."""
     if type(tensor_parallel) is not int or tensor_parallel < 1:
         raise BadPlan(
             f"tensor_parallel (--tensor-parallel) is {tensor_parallel!r:.40}; it must be a whole number from 1 on."
@@ -79,12 +96,52 @@ def rule_of(runtime: str | Iterable[str] = (), tensor_parallel: int = 1) -> Runt
     formats = formats_named(runtime) if runtime else []
     if tensor_parallel > 1 and not any(form.shared for form in formats):
         raise BadPlan("tensor_parallel (--tensor-parallel) is for vllm: say runtime (--for) vllm, or leave it out.")
-    return RuntimeRule(
+    rule = RuntimeRule(
         tuple(form.name for form in formats),
         any(form.even_groups for form in formats),
         any(form.shared for form in formats),
         tensor_parallel,
     )
+    if groups is not None and groups not in GROUPS:
+        raise BadPlan(f'groups (--groups) is {groups!r:.40}; it must be "even" or "uneven", or be left out.')
+    if groups == "uneven" and rule.even_groups:
+        raise BadPlan(
+            f"{rule} holds even groups of query heads alone: leave groups (--groups uneven) or runtime (--for) out."
+        )
+    return rule
+
+
+def stay_even(groups: str | None, kinds: Collection[str], model: nn.Module, anatomy: Anatomy) -> bool:
+    """Whether the key-value heads of every attention have to go on serving equally many query heads.
+
+    By default they do in models that write text and whose groups are even now: there every step of one token takes longer with
+    uneven ones. Where single heads are no units, or no query heads share anything, there is nothing to keep even.
+    """
+    if groups == "uneven" or "heads" not in kinds or KV_GROUPS in kinds:
+        return False
+    sites = [site for site in anatomy.heads if groups == "even" or site.attention != "encoder"]
+    every = [[len(group) for group in kv_groups_of(site).values()] for site in sites]
+    shared = [sizes for sizes in every if len(sizes) > 1 and max(sizes) > 1]
+    if groups is None and (not _writes(model) or any(len({*sizes}) > 1 for sizes in shared)):
+        return False
+    return bool(shared)
+
+
+def uneven_left(plan: Plan, model: nn.Module, anatomy: Anatomy) -> str:
+    """A sentence about the uneven groups that a plan of one's own leaves in a model that writes text; else nothing."""
+    if not stay_even(None, ("heads",), model, anatomy):
+        return ""
+    sites = (plan - legal(plan, anatomy, RuntimeRule(even_groups=True))).by_site()
+    where = counted(len(sites), "attention")
+    return (
+        f"The plan leaves groups of query heads of different sizes in {where}, with which a decoder writes slower: "
+        "headcount export --groups pad fills them up with zero heads, with the same outputs."
+    ) * bool(sites)
+
+
+def _writes(model: nn.Module) -> bool:
+    """Whether a model generates text."""
+    return bool(getattr(unwrap(model), "can_generate", lambda: False)())
 
 
 def legal(plan: Plan, anatomy: Anatomy, rule: RuntimeRule, worth: Callable[[Unit], float] | None = None) -> Plan:
@@ -118,7 +175,11 @@ def must_be_legal(plan: Plan, anatomy: Anatomy, rule: RuntimeRule) -> None:
         )
         raise Refused(
             f"{rule} cannot hold what this plan leaves of {name}: it needs {what}so {back} would have to stay; change the plan, "
-            "or leave runtime (--for) out and export with groups (--groups)."
+            + (
+                "or leave groups (--groups even) out."
+                if rule.even_for_speed
+                else "or leave runtime (--for) out and export with groups (--groups)."
+            )
         )
 
 

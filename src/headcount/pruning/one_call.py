@@ -74,6 +74,7 @@ def prune(
     seed: int = 0,
     runtime: str | Iterable[str] = (),
     tensor_parallel: int = 1,
+    groups: str | None = None,
     export: str | Iterable[str] = (),
     force: bool = False,
     run: Run | None = None,
@@ -130,6 +131,7 @@ def prune(
         seed: Random seed.
         runtime: Choose only what exports to these formats can hold: "gguf", "vllm", ... (--for).
         tensor_parallel: With the runtime "vllm", devices that share every layer.
+        groups: Groups of query heads: "even" or "uneven"; by default even in models that write text.
         export: Formats to export the smaller model to as well, beside the output: "gguf", "onnx", ...
         force: Replace the output folder, and exports, if they exist.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
@@ -155,7 +157,7 @@ def prune(
     if output is not None:  # before any work is done
         may_be_written(Path(output), force, protected, None if source is None else Path(source))
     places = _places_of_exports(export, output, force, protected)
-    rule = legal_plans.rule_of(runtime, tensor_parallel)
+    rule = legal_plans.rule_of(runtime, tensor_parallel, groups)
     subject = _placed(model, device, trust_remote_code)
     for formats, devices in ((places, 1), (rule.names, tensor_parallel)):  # before hours of work
         several.must_hold(subject, formats, tensor_parallel=devices)
@@ -198,6 +200,7 @@ def prune(
             seed=seed,
             runtime=runtime,
             tensor_parallel=tensor_parallel,
+            groups=groups,
             run=run,
             specs=rows,
         )

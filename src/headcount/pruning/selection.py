@@ -30,7 +30,7 @@ from .budget import Budget
 from .candidates import Rule, Search, best_within, documents_of, ranked
 from .choices import Choice
 from .curves import counts
-from .legal_plans import RuntimeRule, legal, must_be_legal, removing, rule_of
+from .legal_plans import STAY_EVEN, RuntimeRule, legal, must_be_legal, removing, rule_of, uneven_left
 from .plan_tests import PlanTester, PreparedPlan
 from .tuning.compensation import ways_of
 from .weighing import SEVERAL, by_activations
@@ -109,6 +109,7 @@ def choose(
     seed: int = 0,
     runtime: str | Iterable[str] = (),
     tensor_parallel: int = 1,
+    groups: str | None = None,
     run: Run | None = None,
     specs: Iterable[ModuleSpec] = (),
 ) -> Choice:
@@ -120,7 +121,9 @@ def choose(
     share keys and values go or stay together. `speedup` is how many times as fast the model must run here, at this batch
     size and length. Units of all kinds are weighed against each other by what is lost without them for what they cost, in
     several ways where no criterion is asked for; the plans are measured on some of the examples of `score`, and the best is taken
-    (`Choice.candidates`). The cut model is never over the budget. Neurons stay in multiples of `multiple`. A plan that
+    (`Choice.candidates`). The cut model is never over the budget. Neurons stay in multiples of `multiple`. In models that write
+    text, groups of query heads stay of one size, with which they write faster, unless `groups` is "uneven"
+    (`Choice.groups` says so); at least as many heads go then as `remove` says. A plan that
     loses more than `brake` on examples of `score` is refused (`TooMuchLost`): a share of the way from the whole model to a
     constant answer, a number of points, or None.
 
@@ -164,12 +167,16 @@ def choose(
     settings: dict[str, Any] = {"least": least, "multiple": multiple, "length": length or 128, "batch_size": batch_size}
     settings |= {"seed": seed, "specs": rows}
     search = Search(model, score, by, units, only, step, brake, notes, settings, ways.mean)
-    settings["rule"] = search.rule_with(rule_of(runtime, tensor_parallel), request[0] in ("kv-cache", "memory"))
+    own = None if plan is None else "uneven"  # a plan is taken as it is
+    rule, cache = rule_of(runtime, tensor_parallel, groups), request[0] in ("kv-cache", "memory")
+    settings["rule"] = search.rule_with(rule, groups or own, cache)
     if request[0] == "memory":
         settings["serving"] = search.serving(context, batch, dtype)
     chosen = _chosen(search, shop, request, plan)
     if chosen.fill and score is not None:
         chosen = replace(chosen, compensated=score.size)
+    if plan is not None and groups is None and not chosen.groups:
+        chosen = replace(chosen, groups=uneven_left(chosen.plan, model, find(model, rows)))
     return replace(chosen, used=used, left_out=left_out, dtype=dtype)
 
 
@@ -231,13 +238,18 @@ def _by_criterion(search: Search, shop: PlanTester, request: tuple[str, Any], by
         wanted = plan_by(usable, search.asked(amount, usable), least=least)
         if not wanted:
             raise BadPlan(f"{amount} of {len(usable)} units is none of them; remove at least one.")
+        asked = len(wanted)
         if search.rule.binds:
-            wanted = order.plan(len(wanted))
+            wanted = order.plan(asked)
         if not wanted:
+            uneven = ", or allow uneven groups (--groups uneven)" * search.rule.even_for_speed
             raise BadPlan(
-                f"There is no plan of {amount} of {len(usable)} units that {search.rule} can hold; remove more."
+                f"There is no plan of {amount} of {len(usable)} units that {search.rule} can hold; remove more{uneven}."
             )
         if shop.max_drop is None:
+            common["groups"] += f" {len(wanted):,} units go instead of {asked:,}." * (
+                bool(common["groups"]) and len(wanted) != asked
+            )
             return _braked(search, _as_tried(Choice(request, wanted, **common), shop.prepare(wanted)))
         milder = [plan for plan in order.plans(search.step) if len(plan) < len(wanted)]
         return _both(
@@ -255,7 +267,7 @@ def _by_criterion(search: Search, shop: PlanTester, request: tuple[str, Any], by
 def _about(search: Search, all_scores: Scores) -> dict[str, Any]:
     """What every choice says about the units and their scores."""
     about = {"scores": all_scores, "left_alone": search.cuttable[1], "of": len(all_scores)}
-    return {**about, "units": ",".join(search.counted)}
+    return {**about, "units": ",".join(search.counted), "groups": STAY_EVEN * search.rule.even_for_speed}
 
 
 def _given(search: Search, shop: PlanTester, request: tuple[str, Any], plan: Plan | str) -> Choice:

@@ -123,6 +123,8 @@ def step_sentences(steps: Steps) -> list[str]:
         end = f", {amount_text(budget.what, budget.measured or 0.0)} measured" if is_measured else ""
         how = f" ({budget.note})" if budget.note else ""
         out.append(f"Budget: {asked_text(budget)}, of {whole_one}: {allowed} allowed, {predicted} predicted{end}{how}.")
+    if steps.groups:
+        out.append(steps.groups)
     if steps.candidates:
         out.append(candidates_text(steps.candidates))
     if steps.brake:

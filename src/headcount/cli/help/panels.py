@@ -35,7 +35,7 @@ GROUPS: dict[str, Groups] = {
         FIRST: "data output max_drop speedup units dry_run",
         "Presets": "fast careful",
         "How much goes": "remove flops params kv_cache memory context batch row tradeoff brake plan",
-        "Which units go": "by tune compensate only least multiple length checkpointing",
+        "Which units go": "by tune compensate only least groups multiple length checkpointing",
         "The guarantee of --max-drop": "alpha step tries fresh cap",
         "Examples for each use": "score_data score_limit select_data select_limit",
         "Training afterwards": "recover recover_data recover_limit recover_lr recover_precision lora distill",

@@ -16,6 +16,7 @@ from ...data.example_sets import USES, Sets, sets_of, used_text
 from ...errors import BadData, BadPlan, BadRun
 from ..options import SCORED_ON, CommonFlags, make_task, other_task, out, specs_of
 from ..run_folder import question_of, running
+from .targets import even_in_question
 
 if TYPE_CHECKING:
     from ...data.seen_examples import Seen
@@ -44,12 +45,15 @@ class FrontRequest:
     threads: int | None
     runtime: str | None = None
     tensor_parallel: int | None = None
+    groups: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """What its rows depend on, beside the model and the data."""
         names = ("units", "by", "step", "least", "only", "multiple", "length", "runtime", "tensor_parallel")
-        return {name: getattr(self, name) for name in names}
+        specs, kinds = specs_of(self.flags.spec), self.units.split(",")
+        even = even_in_question(self.groups, self.model, kinds, specs, self.runtime or ())
+        return {**{name: getattr(self, name) for name in names}, "groups": even}
 
     def find(self, sets: Sets, places: Iterable[Path], folder: Path | None = None) -> tuple[TradeoffDocument, Path]:
         """The front and its run folder: read where it was made before, else made now."""
@@ -66,6 +70,7 @@ class FrontRequest:
                 shared_options = {"batch_size": flags.batch_size, "seed": flags.seed, "specs": specs_of(flags.spec)}
                 with threads(self.threads):
                     asked = {name: value for name, value in self.options.items() if value is not None}
+                    asked["groups"] = self.groups
                     document = tradeoff(self.model, sets.score, **asked, **shared_options, run=run)
                 used = tuple(
                     ExampleSet(role=role, data=task.name, n=task.size, what=what)

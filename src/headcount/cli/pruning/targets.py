@@ -12,6 +12,16 @@ import typer
 if TYPE_CHECKING:
     from ...exports.several import Exports
 
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        "--groups",
+        metavar="even|uneven",
+        help="Groups of query heads that share a key-value head: even (of one size), or uneven.",
+        show_default="even in models that write text",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -23,12 +33,12 @@ class Targets:
             "--for",
             metavar="FORMAT",
             help="Choose only what this runtime can hold: gguf, vllm, ...; commas for several.",
-            show_default="uneven groups of heads are allowed",
         ),
     ] = None
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", help="With --for vllm: devices that share every layer.")
     ] = 1
+    groups: Groups = None
     export: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +64,7 @@ class Targets:
         """Refuse a runtime that is not there, and devices that nobody shares."""
         from ...pruning.legal_plans import rule_of
 
-        rule_of(self.runtime or (), self.tensor_parallel)
+        rule_of(self.runtime or (), self.tensor_parallel, self.groups)
 
     def check_whole(self, model: Any) -> None:
         """Refuse before hours of work what not even the whole model could be exported to, or needs a package that is missing."""
@@ -68,6 +78,21 @@ class Targets:
         """What the choice depends on; nothing where nothing was said, so that earlier run folders are found again."""
         devices = None if self.tensor_parallel == 1 else self.tensor_parallel
         return {"runtime": self.runtime, "tensor_parallel": devices}
+
+
+def even_in_question(
+    groups: str | None, model: Any, kinds: Iterable[str], specs: Iterable[Any], runtime: str | Iterable[str] = ()
+) -> str | None:
+    """What the question of a run says about groups of query heads: "even" where they stay so and no runtime says it already.
+
+    Nothing where they may be uneven, as all earlier run folders have it.
+    """
+    from ...model.discovery import find
+    from ...pruning.legal_plans import rule_of, stay_even
+
+    if rule_of(runtime, groups=groups).even_groups or not stay_even(groups, [*kinds], model, find(model, tuple(specs))):
+        return None
+    return "even"
 
 
 def exported(model: Any, places: dict[str, Path], **options: Any) -> Exports:

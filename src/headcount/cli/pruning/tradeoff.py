@@ -19,6 +19,7 @@ from ..options import (
     scoring_with,
 )
 from .front import FrontRequest, sets_from
+from .targets import Groups
 
 
 def tradeoff(
@@ -48,6 +49,7 @@ def tradeoff(
             show_default="16; 64 on a GPU",
         ),
     ] = None,
+    groups: Groups = None,
     score_data: ScoreData = None,
     score_limit: ScoreLimit = None,
     length: Annotated[
@@ -79,8 +81,10 @@ def tradeoff(
         raise typer.BadParameter("--score-limit goes with --score-data; use --limit for --data.")
     quieten()
     from ...importance.criteria import NEED_NO_DATA
+    from ...pruning.legal_plans import rule_of
     from ...pruning.selection import usual_length
 
+    rule_of(groups=groups)  # what is wrong with the word is said before any work is done
     if by in NEED_NO_DATA:
         raise typer.BadParameter(f"{by} needs no data, and the trade-off is measured on data: take another --by.")
     subject = load_model(model, flags)
@@ -88,7 +92,9 @@ def tradeoff(
     names = [word.strip() for word in only.split(",") if word.strip()]
     kinds = ",".join(dict.fromkeys(word.strip() for word in units.split(",") if word.strip()))
     length = length or usual_length(sets.report)
-    request = FrontRequest(model, subject, flags, kinds, by, step, least, names, multiple, length, threads)
+    request = FrontRequest(
+        model, subject, flags, kinds, by, step, least, names, multiple, length, threads, groups=groups
+    )
     places = [Path("runs"), *([] if flags.output is None else [flags.output.parent])]
     with scoring_with(checkpointing, by):
         request.show(sets, places, flags.output)
