@@ -116,8 +116,12 @@ def _shown(output: dict[str, Any]) -> str:
     if output["output_type"] == "stream":
         return f"```text\n{''.join(output['text']).rstrip()}\n```"
     html = "".join(output["data"].get("text/html", []))
+    if (
+        html.startswith("<iframe") and len(html) <= ON_PAGE
+    ):  # a page by itself, whose script runs only letter by letter as it is
+        return html.replace("\n", "&#10;")
     if html and len(html) <= ON_PAGE:  # Markdown ends a piece of HTML at an empty line
-        return re.sub(r"\n\s*\n", "\n", html).replace("\n", "&#10;" if html.startswith("<iframe") else "\n")
+        return re.sub(r"\n\s*\n", "\n", html)
     return f"```text\n{''.join(output['data']['text/plain'])}\n```"
 
 

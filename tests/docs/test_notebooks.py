@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,20 @@ def test_its_page_shows_the_outputs_that_are_kept(name: str) -> None:
     kept = _kept(name)
     assert all(cell["execution_count"] for cell in kept["cells"] if cell["cell_type"] == "code")
     assert [cell["id"] for cell in kept["cells"]] == [f"cell-{n}" for n in range(len(kept["cells"]))]
+
+
+def test_a_page_within_a_page_is_shown_letter_by_letter() -> None:
+    """The policy of such a page knows its script by a hash."""
+    inner = "<script>\n\n  let a;\n</script>"
+    framed = f'<iframe srcdoc="{html.escape(inner)}"></iframe>'
+    cell = {
+        "cell_type": "code",
+        "source": ["view"],
+        "outputs": [{"output_type": "execute_result", "data": {"text/html": [framed]}}],
+    }
+    page = notebooks.page({"cells": [{"cell_type": "markdown", "source": ["# A"]}, cell]}, "name")
+    (line,) = (line for line in page.splitlines() if line.startswith("<iframe"))
+    assert html.unescape(line.split('"')[1]) == inner
 
 
 def test_a_cell_gives_what_it_prints_and_what_its_last_line_is_worth() -> None:

@@ -209,6 +209,13 @@ def test_tokens_are_shown_as_people_read_them() -> None:
     assert [token.text for token in read] == ["<s>", "the", "film", "␣", "‹C3›", "‹A9›", "⏎"]
     assert [token.glued for token in read] == [False, True, False, False, True, True, True]
     assert [token.special for token in read] == [True, *[False] * 6]
+    read = token_texts(TOKENS, TOKENS("w1 w2")["input_ids"])  # of whole words
+    assert [(token.text, token.glued) for token in read[1:-1]] == [("w1", False), ("w2", False)]
+    forms = ["</s>", "▁Fuß", "b", "äl", "▁", "<0xC3>"]  # as of SentencePiece
+    words = models.WordLevel({form: n for n, form in enumerate(forms)}, unk_token="</s>")
+    read = token_texts(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="</s>"), range(1, 6))
+    assert [token.text for token in read] == ["Fuß", "b", "äl", "␣", "‹C3›"]
+    assert [token.glued for token in read] == [False, True, True, False, True]
     pieces = hc.data.encoding.loaded_tokenizer(str(EMBEDDED / "classifier"))
     read = token_texts(pieces, pieces("unwatchable films")["input_ids"])
     assert read[0] == ("[CLS]", False, True)

@@ -10,6 +10,7 @@ from ..data.encoding import special_tokens
 from ..reporting.pictures.attention_page import Token
 
 WORD_START = "▁"  # of SentencePiece, where a space was
+BYTE_START = "Ġ"  # of byte-level tokenizers (GPT-2's), a space before a word
 GOES_ON = "##"  # of WordPiece, before a piece that goes on with a word
 BROKEN = "\ufffd"  # what bytes that make no letter are decoded to
 BLANKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "⏎"}
@@ -19,41 +20,41 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[Token, ...]:
     """What each token stands for, whether it is glued to the one before, and whether it is special."""
     special = special_tokens(tokenizer)
     forms = [str(form) for form in tokenizer.convert_ids_to_tokens([int(token) for token in ids])]
-    pieces = _of_pieces(tuple(tokenizer.get_vocab()))
+    mark = _mark_of(tuple(tokenizer.get_vocab()))
     return tuple(
-        Token(form, False, True) if token in special else _read(tokenizer, int(token), form, pieces)
+        Token(form, False, True) if token in special else _read(tokenizer, int(token), form, mark)
         for token, form in zip(ids, forms, strict=True)
     )
 
 
-def _of_pieces(vocabulary: tuple[str, ...]) -> bool:
-    """Whether a vocabulary marks what goes on with a word; one that marks spaces may have ## as a token like others."""
-    return any(form.startswith(GOES_ON) and form != GOES_ON for form in vocabulary) and not _marks_spaces(vocabulary)
+def _mark_of(vocabulary: tuple[str, ...]) -> str:
+    """The mark by which a vocabulary says where words begin or go on; "" where each token is a word.
+
+    One that marks spaces may have ## as a token like others.
+    """
+    for mark in (BYTE_START, WORD_START, GOES_ON):
+        if any(form.startswith(mark) and len(form) > len(mark) for form in vocabulary):
+            return mark
+    return ""
 
 
-def _read(tokenizer: Any, token: int, form: str, pieces: bool) -> Token:
-    if pieces:
+def _read(tokenizer: Any, token: int, form: str, mark: str) -> Token:
+    if mark == GOES_ON:
         return Token(form.removeprefix(GOES_ON), form.startswith(GOES_ON) and form != GOES_ON)
-    if form.startswith(WORD_START):
-        return Token(_visible(form.replace(WORD_START, " ")[1:]), False)
-    if form.startswith("<0x"):  # a byte, as SentencePiece writes it
-        return Token(form, True)
+    if mark == WORD_START:
+        if form.startswith("<0x") and form.endswith(">"):
+            return Token(f"‹{form[3:-1]}›", True)
+        begins = form.startswith(WORD_START)
+        return Token(_visible(form.replace(WORD_START, " ")[begins:]), not begins)
     letters = _letters()
-    if all(letter in letters for letter in form):  # bytes, as GPT-2 writes them
+    if mark == BYTE_START and all(letter in letters for letter in form):
         content = bytes(letters[letter] for letter in form)
         text = content.decode("utf-8", errors="replace")
         if BROKEN in text:
             return Token(f"‹{content.hex(' ').upper()}›", True)
-        return Token(_visible(text[1:] if text.startswith(" ") else text), not text.startswith(" "))
+        return Token(_visible(text.removeprefix(" ")), not text.startswith(" "))
     text = str(tokenizer.decode([token])) or form
-    return Token(
-        _visible(text.strip() or text), _marks_spaces(tuple(tokenizer.get_vocab())) and not text.startswith(" ")
-    )
-
-
-def _marks_spaces(vocabulary: tuple[str, ...]) -> bool:
-    """Whether a vocabulary has words that begin with the mark of a space; where it has none, each token is a word."""
-    return any(form.startswith((WORD_START, "Ġ", " ")) and len(form) > 2 for form in vocabulary)
+    return Token(_visible(text.strip() or text), bool(mark) and not text.startswith(" "))
 
 
 def _visible(text: str) -> str:

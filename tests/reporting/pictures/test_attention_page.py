@@ -220,6 +220,22 @@ def test_it_opens_without_a_complaint_and_a_token_says_where_it_looks(window: An
 
 
 @needs_browser
+def test_a_notebook_shows_it_in_a_frame_of_its_own(window: Any, tmp_path: Path) -> None:
+    page = tmp_path / "notebook.html"
+    page.write_text(
+        f"<!doctype html><html data-ready=yes><body>{view(60)._repr_html_()}</body></html>", encoding="utf-8"
+    )
+    window.get(page.as_uri())
+    window.switch_to.frame(0)
+    try:
+        wait(window, "document.documentElement.dataset.ready === 'yes'")
+        assert find(window, "#one-title").text == "Head encoder.0:0"
+    finally:
+        window.switch_to.default_content()
+    assert complaints(window) == []
+
+
+@needs_browser
 def test_values_tabs_and_the_causal_mask(window: Any) -> None:
     find(window, "#matrix").send_keys("\ue015")  # down: the second token is asked
     before = find(window, "#told").text
