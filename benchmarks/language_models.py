@@ -81,7 +81,7 @@ ARMS = {
     "taylor": Arm("taylor", "params", also=("mean", "tune")),
     # one kind of unit alone
     "neurons": Arm("fisher", "params", "neurons", also=("mean+lstsq",)),
-    "kv-groups,neurons": Arm("fisher", "params", "kv-groups,neurons", also=("mean+lstsq",)),
+    "kv-groups+neurons": Arm("fisher", "params", "kv-groups,neurons", also=("mean+lstsq",)),
     "heads": Arm("fisher", "params", "heads"),
     "kv-groups": Arm("fisher", "params", "kv-groups"),
     "layers": Arm("fisher", "params", "layers"),
