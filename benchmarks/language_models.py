@@ -180,13 +180,16 @@ def do_arm(name: str, args: argparse.Namespace) -> None:
     """Make a plan for every share, and measure what the arm names."""
     arm, folder = ARMS[name], Path(args.output) / name
     model, texts = loaded(args), texts_of(args)
-    embeddings = model.get_input_embeddings().weight.numel()
+    tables = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    embeddings = sum(table.numel() for table in set(tables))  # one, where they are tied
     total = sum(parameter.numel() for parameter in model.parameters())
     scores = None
     shares = "-".join(map(str, args.shares))
     with hc.runs.Run.open(folder / f"run-{shares}", {"arm": name, "model": args.model, "blocks": args.blocks}) as run:
         for share in args.shares:
-            ways = arm.ways(share in args.asked_at)
+            ways = [
+                after for after in arm.ways(share in args.asked_at) if not args.ways or after in args.ways.split(",")
+            ]
             wanted = [after for after in ways if not (folder / f"{share}-{after}.json").exists()]
             if not wanted:
                 continue
@@ -452,6 +455,7 @@ def main() -> None:
     running.add_argument("-o", "--output", required=True)
     running.add_argument("--shares", default=",".join(map(str, SHARES)))
     running.add_argument("--arms", default="")
+    running.add_argument("--ways", default="", help="of those that an arm names, only these: cut, mean, lstsq, ...")
     running.add_argument("--workers", type=int, default=1)
     running.add_argument("--blocks", type=int, default=BLOCKS, help="of 256 tokens, to score on")
     running.add_argument(
