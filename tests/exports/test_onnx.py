@@ -38,11 +38,11 @@ ROUNDING = 1e-5  # of the largest output: float32, two kernels, two layers
 UNEVEN = "0:0-2 1:* 0.mlp:3"
 CUTS = [
     ("onnx", "bert", "0:0-1 1:* 0.mlp:0-20 1.mlp:*"),
-    ("onnx", "distilbert", "layers:0 1:1 1.mlp:5-40"),
-    ("onnx", "mpnet", "0:0,3 1:* 1.mlp:*"),
-    ("onnx", "deberta-v2", "0:0-1 1.mlp:*"),
+    pytest.param("onnx", "distilbert", "layers:0 1:1 1.mlp:5-40", marks=pytest.mark.slow),
+    pytest.param("onnx", "mpnet", "0:0,3 1:* 1.mlp:*", marks=pytest.mark.slow),
+    pytest.param("onnx", "deberta-v2", "0:0-1 1.mlp:*", marks=pytest.mark.slow),
     ("onnx", "llama", UNEVEN),
-    ("onnx", "gpt2", "0:0 1:0-2 0.mlp:*"),
+    pytest.param("onnx", "gpt2", "0:0 1:0-2 0.mlp:*", marks=pytest.mark.slow),
     ("onnx", "vit", "0:0-1 1:* 1.mlp:0-9"),
     ("onnx", "marian", "encoder.0:1 decoder.0.self:* decoder.1.cross:0-4 encoder.1.mlp:*"),
     ("openvino", "llama", UNEVEN),
