@@ -1,0 +1,258 @@
+"""`heads`: which heads of a language model are induction, previous-token, successor, retrieval heads, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from ... import runs
+from ...data.checks.model_fit import positions_of
+from ...data.encoding import loaded_tokenizer, padding_token
+from ...errors import BadPlan, Refused
+from ...model.anatomy import Anatomy, Site
+from ...model.architectures import ModuleSpec
+from ...model.discovery import find, unwrap
+from ...model.equivalence import evaluating
+from ...progress import Bar
+from .kinds import PATTERNS, chosen_kinds, thresholds
+from .needles import hidden_needles, read_haystack
+from .repeated import Scores, repeated_prompts, repeated_scores
+from .results import Measured, NamedHeads
+from .retrieval import SPARE, retrieval_scores
+from .successors import successor_scores, successors
+from .vocabulary import begin_of, needs_tokenizer, ordinary_tokens
+from .written import Directions
+
+if TYPE_CHECKING:
+    from ...runs import Run
+
+LENGTH = 1024  # tokens of a prompt with a needle, unless the user says otherwise
+ANSWER = 128  # positions that are left for the answer where a model has fewer than that
+
+
+def heads(
+    model: nn.Module,
+    kinds: str | Sequence[str] | None = None,
+    *,
+    tokenizer: Any = None,
+    prompts: int = 64,
+    lengths: Sequence[int] | None = None,
+    haystack: str | Path | None = None,
+    at_least: Mapping[str, float] | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    run: Run | None = None,
+    specs: Iterable[ModuleSpec] = (),
+) -> NamedHeads:
+    """Heads of a causal language model by the names of the field: induction, previous token, successor, retrieval and others.
+
+    Every head gets a score on every prompt. A head is named if the mean of its scores is at least what the kind asks for and above
+    chance, by a one-sided t-test over prompts, corrected for the number of heads (Holm). The model is as it was afterwards.
+
+    Args:
+        model: A causal language model.
+        kinds: Some of "previous-token", "duplicate-token", "induction", "copying", "successor", "sink", "retrieval"; by default
+            all of them.
+        tokenizer: The model's tokenizer, or its folder; successor and retrieval heads need it.
+        prompts: The number of prompts of each kind. Of successor heads, an example is a pair of words, and all pairs are used.
+        lengths: Tokens of the prompts for retrieval heads, in turns; by default 1024, or what the model has positions for.
+        haystack: A text file in which needles are hidden, for retrieval heads; by default plain sentences are made.
+        at_least: Mean scores from which on heads are named, by kind, where they should not be the usual ones.
+        batch_size: Prompts per pass, but for retrieval heads, whose prompts are read one at a time.
+        seed: Random seed of the prompts.
+        run: A run folder (`headcount.runs.Run`), in which scores are kept as they come and found again.
+        specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
+
+    Returns:
+        The scores of all heads on all prompts, by kind.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
+        >>> found = hc.heads(model, ["induction", "sink"], prompts=4)
+        >>> found["induction"].values.shape
+        (4, 8)
+    """
+    chosen = chosen_kinds(kinds)
+    least = thresholds(chosen, at_least)
+    if prompts < 2 or batch_size < 1:
+        raise BadPlan(f"An interval needs 2 prompts or more, and a batch 1; I got {prompts} and {batch_size}.")
+    root = unwrap(model)
+    anatomy = find(root, specs)
+    asked = _Asked(
+        *(root, anatomy, _sites(root, anatomy), None if tokenizer is None else loaded_tokenizer(tokenizer)),
+        *(prompts, batch_size, seed, run),
+    )
+    measured = dict[str, Measured]()
+    with evaluating(root):
+        measured |= _repeated(asked, chosen, least)
+        if "successor" in chosen:
+            measured["successor"] = _successor(asked, least["successor"])
+        if "retrieval" in chosen:
+            measured["retrieval"] = _retrieval(asked, least["retrieval"], lengths, haystack)
+    places = tuple(
+        (number if site.layer is None else site.layer, index)
+        for number, site in enumerate(asked.sites)
+        for index in site.ids
+    )
+    names = tuple(str(unit) for site in asked.sites for unit in site.units)
+    return NamedHeads(type(root).__name__, names, places, {kind: measured[kind] for kind in chosen}, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What is asked of which model."""
+
+    root: nn.Module
+    anatomy: Anatomy
+    sites: tuple[Site, ...]
+    tokenizer: Any
+    prompts: int
+    batch_size: int
+    seed: int
+    run: Run | None
+
+    @cached_property
+    def directions(self) -> Directions:
+        """What heads write into logits; made when it is first needed, outside the passes in which attention is watched."""
+        return Directions(self.root, self.anatomy)
+
+    @cached_property
+    def begin(self) -> list[int]:
+        """What every prompt begins with."""
+        return begin_of(self.root, self.tokenizer)
+
+    def piece(self, name: str, compute: Callable[[], Scores]) -> dict[str, np.ndarray]:
+        """Scores of one kind, kept in the run."""
+        return runs.piece(self.run, name, lambda: _arrays({"": compute()}))
+
+
+def _sites(root: nn.Module, anatomy: Anatomy) -> tuple[Site, ...]:
+    """The attentions of a causal language model; `Refused` for any other model."""
+    sites = tuple(site for site in anatomy.heads if len(site))
+    kinds = {site.attention for site in sites}
+    if bool(getattr(getattr(root, "config", None), "is_encoder_decoder", False)) or kinds - {"decoder"}:
+        raise Refused(
+            f"{type(root).__name__} is no causal language model: its heads also look ahead or at another text, and these kinds of "
+            "heads are those of decoders; give a causal language model, or ask `headcount roles` what heads look at."
+        )
+    if not sites:
+        raise Refused(
+            f"{type(root).__name__} has no attention heads that I can find; `headcount inspect` lists what it has."
+        )
+    if not callable(getattr(root, "get_output_embeddings", None)) or root.get_output_embeddings() is None:
+        raise Refused(
+            f"{type(root).__name__} gives no logits of tokens; load the model with the head of a language model."
+        )
+    return sites
+
+
+def _arrays(scores: Mapping[str, Scores]) -> dict[str, np.ndarray]:
+    out = {}
+    for kind, one in scores.items():
+        prefix = f"{kind}." if kind else ""
+        out |= {f"{prefix}values": one.values.numpy(), f"{prefix}chance": one.chance.numpy()}
+    return out
+
+
+def _repeated(asked: _Asked, chosen: Sequence[str], least: Mapping[str, float]) -> dict[str, Measured]:
+    """The kinds that random tokens, said twice, show."""
+    kinds = [kind for kind in chosen if kind in (*PATTERNS, "copying")]
+    if not kinds:
+        return {}
+    ordinary = ordinary_tokens(asked.root, asked.tokenizer)
+    prompts = repeated_prompts(ordinary, asked.begin, asked.prompts, asked.seed, positions_of(asked.root))
+    fill = 0 if asked.tokenizer is None else padding_token(asked.tokenizer)
+    found: list[dict[str, np.ndarray]] = []
+    with Bar("random tokens, said twice", total=len(prompts)) as bar:
+        for number, start in enumerate(range(0, len(prompts), asked.batch_size)):
+            some = prompts[start : start + asked.batch_size]
+
+            def compute(some: Any = some) -> dict[str, np.ndarray]:
+                directions = asked.directions if "copying" in kinds else None
+                return _arrays(repeated_scores(asked.root, asked.sites, some, kinds, directions, fill))
+
+            found.append(runs.piece(asked.run, f"heads-repeated-{number:05d}", compute))
+            bar.advance(len(some))
+    least_period, most = min(p.period for p in prompts), max(p.period for p in prompts)
+    read = f"{len(prompts)} prompts of {least_period} to {most} random tokens, said twice"
+    notes = (
+        ()
+        if asked.begin
+        else ("The model has no token that begins or ends texts, so prompts begin with an ordinary one.",)
+    )
+    return {
+        kind: Measured(
+            *(np.concatenate([one[f"{kind}.{part}"] for one in found]) for part in ("values", "chance")),
+            least[kind],
+            read,
+            notes,
+        )
+        for kind in kinds
+    }
+
+
+def _successor(asked: _Asked, least: float) -> Measured:
+    pairs, names = successors(asked.tokenizer)
+    compute = partial(_successor_scores, asked, pairs)
+    found = asked.piece("heads-successor", compute)
+    read = f"{len(pairs)} pairs of neighbours, one token each, among {', '.join(names)}"
+    return Measured(found["values"], found["chance"], least, read)
+
+
+def _successor_scores(asked: _Asked, pairs: Sequence[Any]) -> Scores:
+    return successor_scores(asked.root, asked.sites, pairs, asked.begin, asked.directions)
+
+
+def _retrieval(asked: _Asked, least: float, lengths: Sequence[int] | None, haystack: str | Path | None) -> Measured:
+    needs_tokenizer(asked.tokenizer, "retrieval")
+    positions = positions_of(asked.root)
+    if lengths is None:
+        lengths = [LENGTH if positions is None or positions >= LENGTH + ANSWER else max(1, positions - ANSWER)]
+    if not lengths or min(lengths) < 1:
+        raise BadPlan(f"Lengths are numbers of tokens, at least one of them; I got {list(lengths)!s:.60}.")
+    text = read_haystack(haystack, asked.tokenizer, max(lengths), asked.seed)
+    prompts = hidden_needles(text, asked.tokenizer, asked.begin, asked.prompts, lengths, asked.seed)
+    longest = max(len(prompt.ids) + prompt.end - prompt.start + SPARE for prompt in prompts)
+    if positions is not None and longest > positions:
+        raise BadPlan(
+            f"A prompt of {max(lengths):,} tokens and its answer are {longest:,} long, and {type(asked.root).__name__} has "
+            f"{positions:,} positions; give shorter prompts (--lengths)."
+        )
+    ends = _ends(asked)
+    values, chance, answered = [], [], []
+    with Bar("needles in a haystack", total=len(prompts)) as bar:
+        for number, prompt in enumerate(prompts):
+
+            def compute(prompt: Any = prompt) -> dict[str, np.ndarray]:
+                one = retrieval_scores(asked.root, asked.sites, prompt, ends)
+                return {
+                    "values": one.scores.numpy(),
+                    "chance": np.array(one.chance),
+                    "answered": np.array(one.answered),
+                }
+
+            piece = runs.piece(asked.run, f"heads-retrieval-{number:05d}", compute)
+            values.append(piece["values"])
+            chance.append(float(piece["chance"]))
+            answered.append(float(piece["answered"]))
+            bar.advance(1)
+    sizes = ", ".join(f"{length:,}" for length in lengths)
+    read = f"{len(prompts)} needles at ten depths of {text.name}, prompts of {sizes} tokens"
+    said = f"The model's answers have {np.mean(answered):.0%} of the needles' tokens; what it does not say, no head can copy."
+    return Measured(np.stack(values), np.array(chance), least, read, (said,))
+
+
+def _ends(asked: _Asked) -> frozenset[int]:
+    """Tokens that end an answer."""
+    config = getattr(asked.root, "config", None)
+    own = getattr(config, "eos_token_id", None)
+    listed = own if isinstance(own, list) else [own]
+    return frozenset(token for token in [*listed, asked.tokenizer.eos_token_id] if token is not None)
