@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +53,7 @@ def successors(tokenizer: Any) -> tuple[list[Successor], list[str]]:
         if len(found) < LEAST:
             continue
         among = tuple(found.values())
-        own = [
-            Successor(found[a], found[b], among) for a, b in zip(words, words[1:], strict=False) if {a, b} <= {*found}
-        ]
+        own = [Successor(found[a], found[b], among) for a, b in pairwise(words) if {a, b} <= {*found}]
         pairs += own
         names += [name] if own else []
     if not pairs:

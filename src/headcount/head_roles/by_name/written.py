@@ -1,4 +1,4 @@
-"""What heads write into logits when they look at one position: values as the model computes them there, through the OV circuit."""
+"""What heads write into logits when they look at one position: the values that the model computes there, through the OV circuit."""
 
 from __future__ import annotations
 
