@@ -24,8 +24,8 @@ from headcount.cli.app import app
 from headcount.embedded import EMBEDDED
 from headcount.errors import BadData, BadPlan, BadRun, NotFound, Refused
 from headcount.head_roles import attention_view
-from headcount.importance.attention import watched
 from headcount.head_roles.token_texts import token_texts
+from headcount.importance.attention import watched
 from headcount.reporting.pictures.attention_page import AttentionView, as_bytes, as_weights, shares
 
 TOKENS = word_tokenizer([f"w{n}" for n in range(20)])

@@ -1,4 +1,4 @@
-"""Attention is read where it is computed: the model computes what it computes anyway, and weights times values is what heads hand on."""
+"""Attention is read where it is computed: the model computes what it does anyway; weights times values are what heads hand on."""
 
 from __future__ import annotations
 

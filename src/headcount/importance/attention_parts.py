@@ -179,8 +179,8 @@ def unreadable(site: Site) -> Refused:
     """What is said of an attention without one distribution over keys for each head."""
     return Refused(
         f"{site.name} ({type(site.module).__name__}) does not weight values by one distribution over keys for each of its "
-        f"{len(site)} heads in a way that can be read, as linear or blockwise attentions do not, so what it looks at cannot be told; "
-        'its head outputs can be had, and scores such as "taylor" or "ablation".'
+        f"{len(site)} heads in a way that can be read, as linear or blockwise attentions do not, so what it looks at cannot be "
+        'told; its head outputs can be had, and scores such as "taylor" or "ablation".'
     )
 
 

@@ -84,16 +84,15 @@ def heads(
 
         headcount heads my-model --kind retrieval --lengths 1024,4096 --haystack book.txt --retrieval-list heads.json
     """
-    for path in _lists(retrieval_list):
-        if path.is_dir():
-            raise BadRun(f"{path} is a folder; give the name of a file.")
+    if retrieval_list is not None and retrieval_list.is_dir():
+        raise BadRun(f"{retrieval_list} is a folder; give the name of a file.")
     sizes, least = _lengths(lengths), _least(at_least)
     quieten()
     from ...hashing import fingerprint_of_files
     from ...head_roles.by_name.kinds import chosen_kinds
     from ...head_roles.by_name.pipeline import heads as find_heads
 
-    kinds = chosen_kinds(kind)
+    kinds = chosen_kinds(kind)  # a name that is none is said before the model is loaded
     if retrieval_list is not None and "retrieval" not in kinds:
         raise BadPlan("--retrieval-list is a list of retrieval heads: add retrieval to --kind.")
     text = None
@@ -102,14 +101,14 @@ def heads(
 
         text = fingerprint_of_files([haystack_file(haystack)])
     subject = load_model(model, flags)
-    asked: dict[str, Any] = {"kinds": kinds, "prompts": prompts, "lengths": sizes, "at_least": least}
+    asked: dict[str, Any] = {"kinds": kind and kinds, "prompts": prompts, "lengths": sizes, "at_least": least}
     with running("heads", model, subject, flags, {}, haystack=text, **asked) as run:
         options: dict[str, Any] = {"batch_size": flags.batch_size, "seed": flags.seed, "haystack": haystack, "run": run}
-        options |= {"tokenizer": _tokenizer(model, kinds), "specs": specs_of(flags.spec), **asked}
+        options |= {"tokenizer": _tokenizer(model, kind and kinds), "specs": specs_of(flags.spec), **asked}
         found = find_heads(subject, **options)
         document = found.document()
         keep(run, document, flags, heads_text(document, top))
-        if "retrieval" in kinds:
+        if "retrieval" in found.measured:
             run.write_json("retrieval-heads", found.retrieval_list(), replace=True)
             run.write_json("retrieval-scores", found.head_scores(), replace=True)
     if retrieval_list is not None:
@@ -118,14 +117,14 @@ def heads(
             out.print(f"retrieval heads: {retrieval_list}", soft_wrap=True, markup=False)
 
 
-def _tokenizer(name: str, kinds: tuple[str, ...]) -> Any:
-    """The model's tokenizer; None where it has none and no kind needs one."""
+def _tokenizer(name: str, kinds: tuple[str, ...] | str | None) -> Any:
+    """The model's tokenizer; None where it has none and no kind that was named needs one."""
     from ...data.encoding import loaded_tokenizer
 
     try:
         return loaded_tokenizer(name)
     except HeadcountError:
-        if {"successor", "retrieval"} & set(kinds):
+        if {"successor", "retrieval"} & set(kinds or ()):
             raise
         return None
 

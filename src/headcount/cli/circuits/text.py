@@ -99,6 +99,7 @@ def _word(one: Scored) -> str:
 def heads_text(document: HeadsDocument, top: int) -> str:
     """For every kind the heads with the highest scores, which of them are named, and how many examples are enough."""
     lines = [f"{document.model}, heads by name (* named: mean and p suffice)"]
+    lines += [f"note: {note}" for note in document.notes]
     for kind in document.kinds:
         lines += _kind(kind, top)
     return "\n".join(lines)
@@ -126,6 +127,10 @@ def _head(head: HeadScore) -> tuple[str, ...]:
 
 
 def _enough(kind: HeadKind) -> str:
+    more = "all that there are" if kind.kind == "successor" else "take more (--prompts)"
+    if not kind.named and any(head.mean >= kind.at_least for head in kind.heads):
+        return f"scores are high enough, and not beyond chance on {kind.examples:,} examples: {more}"
     if kind.enough is None:
-        return f"{kind.examples:,} examples do not settle which heads are named: take more (--prompts)"
-    return f"{kind.enough:,} examples are enough: nine in ten draws of so many name the same heads"
+        return f"{kind.examples:,} examples do not settle which heads are named: {more}"
+    what = "the same heads" if kind.named else "none"
+    return f"{kind.enough:,} examples are enough: nine in ten draws of so many name {what}"

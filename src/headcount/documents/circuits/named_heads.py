@@ -65,4 +65,5 @@ class HeadsDocument(JsonDocument):
     model: str
     kinds: tuple[HeadKind, ...]
     seed: int = 0
+    notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)

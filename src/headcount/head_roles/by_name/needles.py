@@ -17,7 +17,7 @@ from .vocabulary import ids_of
 
 DEPTHS = 10  # from the beginning of the haystack to its end, evenly
 LETTERS = 4_000_000  # of a file; a haystack needs no more
-SEARCHED = 40  # tokens back in which the end of a sentence is looked for
+SEARCHED = 120  # tokens back in which the end of a sentence is looked for
 PEOPLE = (
     "Amara",
     "Bodil",

@@ -14,7 +14,7 @@ from torch import nn
 from ... import runs
 from ...data.checks.model_fit import positions_of
 from ...data.encoding import loaded_tokenizer, padding_token
-from ...errors import BadPlan, Refused
+from ...errors import BadData, BadPlan, Refused
 from ...model.anatomy import Anatomy, Site
 from ...model.architectures import ModuleSpec
 from ...model.discovery import find, unwrap
@@ -52,13 +52,13 @@ def heads(
 ) -> NamedHeads:
     """Heads of a causal language model by the names of the field: induction, previous token, successor, retrieval and others.
 
-    Every head gets a score on every prompt. A head is named if the mean of its scores is at least what the kind asks for and above
-    chance, by a one-sided t-test over prompts, corrected for the number of heads (Holm). The model is as it was afterwards.
+    Every head gets a score on every prompt. A head is named if the mean of its scores is at least what the kind asks for, and
+    above chance by a one-sided t-test over prompts, corrected for the number of heads (Holm).
 
     Args:
         model: A causal language model.
         kinds: Some of "previous-token", "duplicate-token", "induction", "copying", "successor", "sink", "retrieval"; by default
-            all of them.
+            all of them that the model and its tokenizer allow.
         tokenizer: The model's tokenizer, or its folder; successor and retrieval heads need it.
         prompts: The number of prompts of each kind. Of successor heads, an example is a pair of words, and all pairs are used.
         lengths: Tokens of the prompts for retrieval heads, in turns; by default 1024, or what the model has positions for.
@@ -90,20 +90,32 @@ def heads(
         *(root, anatomy, _sites(root, anatomy), None if tokenizer is None else loaded_tokenizer(tokenizer)),
         *(prompts, batch_size, seed, run),
     )
-    measured = dict[str, Measured]()
+    steps: dict[tuple[str, ...], Callable[[], Mapping[str, Measured]]] = {
+        PATTERNS: partial(_patterns, asked, [kind for kind in chosen if kind in PATTERNS], least),
+        ("copying",): partial(_patterns, asked, ["copying"], least),
+        ("successor",): partial(_successor, asked, least),
+        ("retrieval",): partial(_retrieval, asked, least, lengths, haystack),
+    }
+    whatever = kinds is None and lengths is None and haystack is None
+    measured, notes = dict[str, Measured](), list[str]()
     with evaluating(root):
-        measured |= _repeated(asked, chosen, least)
-        if "successor" in chosen:
-            measured["successor"] = _successor(asked, least["successor"])
-        if "retrieval" in chosen:
-            measured["retrieval"] = _retrieval(asked, least["retrieval"], lengths, haystack)
+        for of, measure in steps.items():
+            if not {*of} & {*chosen}:
+                continue
+            try:
+                measured |= measure()
+            except (Refused, BadData, BadPlan) as error:
+                if not whatever or of == PATTERNS:
+                    raise
+                notes.append(f"{of[0]} heads were left out: {error}")
     places = tuple(
         (number if site.layer is None else site.layer, index)
         for number, site in enumerate(asked.sites)
         for index in site.ids
     )
     names = tuple(str(unit) for site in asked.sites for unit in site.units)
-    return NamedHeads(type(root).__name__, names, places, {kind: measured[kind] for kind in chosen}, seed)
+    ordered = {kind: measured[kind] for kind in chosen if kind in measured}
+    return NamedHeads(type(root).__name__, names, places, ordered, seed, tuple(notes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,23 +141,25 @@ class _Asked:
         """What every prompt begins with."""
         return begin_of(self.root, self.tokenizer)
 
-    def piece(self, name: str, compute: Callable[[], Scores]) -> dict[str, np.ndarray]:
-        """Scores of one kind, kept in the run."""
-        return runs.piece(self.run, name, lambda: _arrays({"": compute()}))
+    def piece(self, name: str, compute: Callable[[], Mapping[str, Scores]]) -> dict[str, np.ndarray]:
+        """Scores by kind, kept in the run as "induction.values", "induction.chance" and so on."""
+
+        def arrays() -> dict[str, np.ndarray]:
+            scores = compute().items()
+            return {
+                f"{kind}.{part}": getattr(one, part).numpy() for kind, one in scores for part in ("values", "chance")
+            }
+
+        return runs.piece(self.run, name, arrays)
 
 
 def _sites(root: nn.Module, anatomy: Anatomy) -> tuple[Site, ...]:
     """The attentions of a causal language model; `Refused` for any other model."""
-    sites = tuple(site for site in anatomy.heads if len(site))
-    kinds = {site.attention for site in sites}
-    if bool(getattr(getattr(root, "config", None), "is_encoder_decoder", False)) or kinds - {"decoder"}:
+    sites = tuple(site for site in anatomy.heads if len(site) and site.attention == "decoder")
+    if bool(getattr(getattr(root, "config", None), "is_encoder_decoder", False)) or not sites:
         raise Refused(
-            f"{type(root).__name__} is no causal language model: its heads also look ahead or at another text, and these kinds of "
-            "heads are those of decoders; give a causal language model, or ask `headcount roles` what heads look at."
-        )
-    if not sites:
-        raise Refused(
-            f"{type(root).__name__} has no attention heads that I can find; `headcount inspect` lists what it has."
+            f"{type(root).__name__} is no causal language model, and these kinds of heads are those of decoders alone; give a "
+            "causal language model, or ask `headcount roles` what heads look at."
         )
     if not callable(getattr(root, "get_output_embeddings", None)) or root.get_output_embeddings() is None:
         raise Refused(
@@ -154,64 +168,45 @@ def _sites(root: nn.Module, anatomy: Anatomy) -> tuple[Site, ...]:
     return sites
 
 
-def _arrays(scores: Mapping[str, Scores]) -> dict[str, np.ndarray]:
-    out = {}
-    for kind, one in scores.items():
-        prefix = f"{kind}." if kind else ""
-        out |= {f"{prefix}values": one.values.numpy(), f"{prefix}chance": one.chance.numpy()}
-    return out
-
-
-def _repeated(asked: _Asked, chosen: Sequence[str], least: Mapping[str, float]) -> dict[str, Measured]:
+def _patterns(asked: _Asked, kinds: Sequence[str], least: Mapping[str, float]) -> dict[str, Measured]:
     """The kinds that random tokens, said twice, show."""
-    kinds = [kind for kind in chosen if kind in (*PATTERNS, "copying")]
-    if not kinds:
-        return {}
     ordinary = ordinary_tokens(asked.root, asked.tokenizer)
     prompts = repeated_prompts(ordinary, asked.begin, asked.prompts, asked.seed, positions_of(asked.root))
     fill = 0 if asked.tokenizer is None else padding_token(asked.tokenizer)
+    directions = asked.directions if "copying" in kinds else None
+    name = "copying" if "copying" in kinds else "patterns"
     found: list[dict[str, np.ndarray]] = []
-    with Bar("random tokens, said twice", total=len(prompts)) as bar:
+    with Bar(f"random tokens, said twice ({name})", total=len(prompts)) as bar:
         for number, start in enumerate(range(0, len(prompts), asked.batch_size)):
             some = prompts[start : start + asked.batch_size]
-
-            def compute(some: Any = some) -> dict[str, np.ndarray]:
-                directions = asked.directions if "copying" in kinds else None
-                return _arrays(repeated_scores(asked.root, asked.sites, some, kinds, directions, fill))
-
-            found.append(runs.piece(asked.run, f"heads-repeated-{number:05d}", compute))
+            compute = partial(repeated_scores, asked.root, asked.sites, some, kinds, directions, fill)
+            found.append(asked.piece(f"heads-{name}-{number:05d}", compute))
             bar.advance(len(some))
-    least_period, most = min(p.period for p in prompts), max(p.period for p in prompts)
-    read = f"{len(prompts)} prompts of {least_period} to {most} random tokens, said twice"
+    shortest, longest = min(prompt.period for prompt in prompts), max(prompt.period for prompt in prompts)
+    read = f"{len(prompts)} prompts of {shortest} to {longest} random tokens, said twice"
     notes = (
-        ()
-        if asked.begin
-        else ("The model has no token that begins or ends texts, so prompts begin with an ordinary one.",)
+        () if asked.begin else ("No token begins or ends texts of this model, so prompts begin with an ordinary one.",)
     )
+    joined = {key: np.concatenate([one[key] for one in found]) for key in found[0]}
     return {
-        kind: Measured(
-            *(np.concatenate([one[f"{kind}.{part}"] for one in found]) for part in ("values", "chance")),
-            least[kind],
-            read,
-            notes,
-        )
-        for kind in kinds
+        kind: Measured(joined[f"{kind}.values"], joined[f"{kind}.chance"], least[kind], read, notes) for kind in kinds
     }
 
 
-def _successor(asked: _Asked, least: float) -> Measured:
+def _successor(asked: _Asked, least: Mapping[str, float]) -> dict[str, Measured]:
     pairs, names = successors(asked.tokenizer)
-    compute = partial(_successor_scores, asked, pairs)
+
+    def compute() -> dict[str, Scores]:
+        return {"successor": successor_scores(asked.root, asked.sites, pairs, asked.begin, asked.directions)}
+
     found = asked.piece("heads-successor", compute)
     read = f"{len(pairs)} pairs of neighbours, one token each, among {', '.join(names)}"
-    return Measured(found["values"], found["chance"], least, read)
+    return {"successor": Measured(found["successor.values"], found["successor.chance"], least["successor"], read)}
 
 
-def _successor_scores(asked: _Asked, pairs: Sequence[Any]) -> Scores:
-    return successor_scores(asked.root, asked.sites, pairs, asked.begin, asked.directions)
-
-
-def _retrieval(asked: _Asked, least: float, lengths: Sequence[int] | None, haystack: str | Path | None) -> Measured:
+def _retrieval(
+    asked: _Asked, least: Mapping[str, float], lengths: Sequence[int] | None, haystack: str | Path | None
+) -> dict[str, Measured]:
     needs_tokenizer(asked.tokenizer, "retrieval")
     positions = positions_of(asked.root)
     if lengths is None:
@@ -247,7 +242,7 @@ def _retrieval(asked: _Asked, least: float, lengths: Sequence[int] | None, hayst
     sizes = ", ".join(f"{length:,}" for length in lengths)
     read = f"{len(prompts)} needles at ten depths of {text.name}, prompts of {sizes} tokens"
     said = f"The model's answers have {np.mean(answered):.0%} of the needles' tokens; what it does not say, no head can copy."
-    return Measured(np.stack(values), np.array(chance), least, read, (said,))
+    return {"retrieval": Measured(np.stack(values), np.array(chance), least["retrieval"], read, (said,))}
 
 
 def _ends(asked: _Asked) -> frozenset[int]:

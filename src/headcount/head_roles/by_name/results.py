@@ -35,6 +35,7 @@ class NamedHeads:
     places: tuple[tuple[int, int], ...]
     measured: Mapping[str, Measured]
     seed: int = 0
+    notes: tuple[str, ...] = ()
 
     def named(self, kind: str) -> tuple[str, ...]:
         """The heads of a kind, the highest score first."""
@@ -52,7 +53,7 @@ class NamedHeads:
     def document(self, *, resamples: int = 1000, seed: int = 12345) -> HeadsDocument:
         """heads.json: means with intervals and tests, which heads are named, and how many examples are enough."""
         kinds = tuple(self._kind(kind, one, resamples, seed) for kind, one in self.measured.items())
-        return HeadsDocument(model=self.model, kinds=kinds, seed=self.seed, versions=versions())
+        return HeadsDocument(model=self.model, kinds=kinds, seed=self.seed, notes=self.notes, versions=versions())
 
     def _kind(self, kind: str, one: Measured, resamples: int, seed: int) -> HeadKind:
         found = named(one.values, one.chance, one.at_least)

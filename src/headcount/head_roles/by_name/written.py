@@ -1,4 +1,4 @@
-"""What heads write into logits when they look at one position: the values that the model computes there, through the OV circuit."""
+"""What heads write into logits where they look at a position: the values that are computed there, through the OV circuit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...circuits.head_matrices import output_matrices, probe, small_batch
 from ...circuits.ov_qk import final_norm
+from ...circuits.recording import writer_weight
 from ...circuits.stream import unembedding_of
 from ...errors import Refused
 from ...model.anatomy import Anatomy, Site
@@ -25,6 +26,13 @@ class Directions:
         weight = unembedding_of(root).weight
         assert isinstance(weight, Tensor)
         self.unembedding = weight
+        for site in anatomy.heads:
+            wide = len(writer_weight(site))
+            if site.attention == "decoder" and wide != weight.shape[1]:
+                raise Refused(
+                    f"{site.name} writes {wide} numbers and the unembedding reads {weight.shape[1]}: a projection stands "
+                    "between, so what a head promotes cannot be told; leave copying and successor heads out."
+                )
         self._seen = probe(root, anatomy, small_batch(root))
         self._norm = final_norm(self._seen, self.unembedding.shape[1])
         self._outputs: dict[str, Tensor] = {}
@@ -36,11 +44,6 @@ class Directions:
         """
         outputs = self._outputs_of(site, values)  # (heads, hidden, width)
         rows = self._rows(tokens).to(values.device)  # (tokens, hidden)
-        if rows.shape[1] != outputs.shape[1]:
-            raise Refused(
-                f"{site.name} writes {outputs.shape[1]} numbers and the unembedding reads {rows.shape[1]}: a projection stands "
-                "between, so what a head promotes cannot be told; leave copying and successor heads out."
-            )
         return values.float() @ (rows @ outputs).transpose(1, 2)
 
     def _outputs_of(self, site: Site, like: Tensor) -> Tensor:
