@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from ...formatting import listed
 from ..reading import JsonDocument
 
 
@@ -67,3 +68,12 @@ class HeadsDocument(JsonDocument):
     seed: int = 0
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """How many heads there are of each kind, and the first of them."""
+        of = len(self.kinds[0].heads) if self.kinds else 0
+        found = [f"{len(kind.named)} {kind.kind} ({kind.named[0].unit} first)" for kind in self.kinds if kind.named]
+        if not found:
+            return f"None of {of:,} heads has one of the names looked for."
+        return f"Of {of:,} heads, by name: {listed(found, 9)}."
