@@ -15,6 +15,7 @@ from ... import runs
 from ...data.checks.model_fit import positions_of
 from ...data.encoding import loaded_tokenizer, padding_token
 from ...errors import BadData, BadPlan, Refused
+from ...formatting import counted
 from ...model.anatomy import Anatomy, Site
 from ...model.architectures import ModuleSpec
 from ...model.discovery import find, unwrap
@@ -240,7 +241,8 @@ def _retrieval(
             answered.append(float(piece["answered"]))
             bar.advance(1)
     sizes = ", ".join(f"{length:,}" for length in lengths)
-    read = f"{len(prompts)} needles at ten depths of {text.name}, prompts of {sizes} tokens"
+    depths = counted(len({prompt.depth for prompt in prompts}), "depth")
+    read = f"{len(prompts)} needles at {depths} of {text.name}, prompts of {sizes} tokens"
     said = f"The model's answers have {np.mean(answered):.0%} of the needles' tokens; what it does not say, no head can copy."
     return {"retrieval": Measured(np.stack(values), np.array(chance), least["retrieval"], read, (said,))}
 

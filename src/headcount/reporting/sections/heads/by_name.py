@@ -43,8 +43,8 @@ def _kinds_table(kinds: Sequence[HeadKind]) -> Table:
         Column("score"),
         Column("named from", lambda value: fixed(value, 2), True),
         Column("chance", lambda value: fixed(value, 3), True),
-        Column("read"),
-        Column("enough examples", lambda value: "more" if value is None else with_commas(value), True),
+        Column("examples", with_commas, True),
+        Column("enough of them", with_commas, True),
     )
     rows = tuple(
         (
@@ -54,7 +54,7 @@ def _kinds_table(kinds: Sequence[HeadKind]) -> Table:
                 listed([head.unit for head in kind.named], 8) if kind.named else "none",
                 kind.score,
             ),
-            *(kind.at_least, kind.chance, kind.read, kind.enough),
+            *(kind.at_least, kind.chance, kind.examples, kind.enough),
         )
         for kind in kinds
     )
