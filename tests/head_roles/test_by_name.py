@@ -178,14 +178,25 @@ def test_scores_of_attention_are_those_of_plain_loops(name: str) -> None:
         assert close(found[kind].chance, np.array([chance for _, chance in expected]))
 
 
-def test_copying_is_that_of_plain_loops() -> None:
-    model: Any = small_llama(num_hidden_layers=2)
-    with torch.no_grad():  # norms whose weights make a difference
-        for layer in model.model.layers:
-            layer.input_layernorm.weight.copy_(torch.linspace(0.2, 2, 32))
-        model.model.norm.weight.copy_(torch.linspace(2, 0.1, 32))
+def moved(name: str) -> Any:
+    """A model of two layers whose norms make a difference."""
+    model: Any = small_llama() if name == "llama" else zoo.build(name)[0]
+    with torch.no_grad():
+        for module in model.modules():
+            if "RMSNorm" in type(module).__name__:
+                module.weight.copy_(torch.linspace(-0.8, 2, len(module.weight)).roll(len(module.weight) // 3))
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_copying_is_that_of_plain_loops(name: str) -> None:
+    """Gemma 2 also has a norm behind its attention, and adds one to the weights of its norms."""
+    model = moved(name)
+    heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    width, one = model.model.layers[0].self_attn.head_dim, 1.0 if name == "gemma2" else 0.0
     found = hc.heads(model, "copying", prompts=3)["copying"]
-    prompts = repeated_prompts(vocabulary.ordinary_tokens(model), [0], 3, 0, 128)
+    begin = vocabulary.begin_of(model)
+    prompts = repeated_prompts(vocabulary.ordinary_tokens(model), begin, 3, 0, pipeline.positions_of(model))
     given: list[Tensor] = []
     hooks = [
         layer.self_attn.register_forward_pre_hook(
@@ -197,17 +208,16 @@ def test_copying_is_that_of_plain_loops() -> None:
         given.clear()
         with torch.no_grad():
             model(torch.tensor([prompt.ids]))
-        tokens, expected = prompt.ids[1 : 1 + prompt.period], []
+        tokens, expected = prompt.ids[len(begin) : len(begin) + prompt.period], []
         for layer, x in zip(model.model.layers, given, strict=True):
-            for head in range(4):
-                values = x @ layer.self_attn.v_proj.weight[8 * (head // 2) : 8 * (head // 2 + 1)].T
+            for head in range(heads):
+                group = head // (heads // kv_heads)
+                values = x @ layer.self_attn.v_proj.weight[width * group : width * (group + 1)].T
                 right = 0
-                for place, token in enumerate(tokens, 1):
-                    wrote = (
-                        layer.self_attn.o_proj.weight[:, 8 * head : 8 * (head + 1)]
-                        @ values[place]
-                        * model.model.norm.weight
-                    )
+                for place, token in enumerate(tokens, len(begin)):
+                    wrote = layer.self_attn.o_proj.weight[:, width * head : width * (head + 1)] @ values[place]
+                    wrote = wrote * (one + layer.post_attention_layernorm.weight) if one else wrote
+                    wrote = wrote * (one + model.model.norm.weight)
                     logits = [float(model.lm_head.weight[other] @ wrote) for other in tokens]
                     right += tokens[int(np.argmax(logits))] == token
                 expected.append(right / len(tokens))
@@ -440,6 +450,20 @@ def test_the_size_of_batches_does_not_matter() -> None:
     some, others = (hc.heads(small_llama(), [*PATTERNS, "copying"], prompts=5, batch_size=size) for size in (1, 5))
     for kind in some.measured:
         assert close(some[kind].values, others[kind].values)
+
+
+def test_heads_are_named_by_their_scores_the_highest_first() -> None:
+    cast = planted()
+    found = hc.heads(cast.model, "sink", tokenizer=cast.tokenizer, prompts=6, at_least={"sink": 0})
+    assert found.named("sink")[0] == "0:3"
+    values, chance = np.tile([0.3, 0.9, 0.5, 0.01], (6, 1)), np.full(6, 0.02)
+    like = pipeline.NamedHeads(
+        "", ("a", "b", "c", "d"), (), {"sink": found["sink"]._replace(values=values, chance=chance)}
+    )
+    assert like.named("sink") == ("b", "c", "a")
+    (kind,) = like.document().kinds
+    assert tuple(head.unit for head in kind.named) == ("b", "c", "a")
+    assert [head.unit for head in kind.ranking] == ["b", "c", "a", "d"]
 
 
 def test_lists_for_other_programs() -> None:
