@@ -266,12 +266,13 @@ def test_retrieval_is_that_of_plain_loops(name: str) -> None:
     model = (
         small_llama(vocab_size=40) if name == "llama" else zoo.build("gpt2")[0] if name == "gpt2" else small_mistral()
     )
-    draw = np.random.default_rng(3)
-    ids = tuple(draw.integers(3, 12, 20).tolist())  # so few tokens that some are copied by chance
-    prompt = needles.Hidden(ids, 2, 18, 0.5)
-    found = retrieval.retrieval_scores(model, hc.find(model).heads, prompt, frozenset())
-    expected = retrieved(model, prompt, 16 + retrieval.SPARE)
-    assert close(found.scores.numpy(), np.array(expected))
+    for seed in (2, 3):  # prompts of which something is copied by chance
+        ids = tuple(np.random.default_rng(seed).integers(3, 40, 20).tolist())
+        prompt = needles.Hidden(ids, 2, 18, 0.5)
+        found = retrieval.retrieval_scores(model, hc.find(model).heads, prompt, frozenset())
+        expected = retrieved(model, prompt, 16 + retrieval.SPARE)
+        assert close(found.scores.numpy(), np.array(expected))
+        assert max(expected) > 0
 
 
 def test_without_a_cache_retrieval_is_the_same() -> None:
