@@ -29,7 +29,7 @@ BELOW = {
     "efficiency": "evaluation",
     "exports": "efficiency",
     "training": "evaluation",
-    "head_roles": "importance reporting",
+    "head_roles": "circuits reporting",
     "interventions": "evaluation",
     "circuit_discovery": "importance",
     "circuits": "importance",
@@ -46,6 +46,9 @@ NO_TORCH |= {
     "data.sentences.conllu",
     "data.sentences.word_alignment",
     "head_roles.rules",
+    "head_roles.by_name.kinds",
+    "head_roles.by_name.naming",
+    "head_roles.by_name.results",
 }
 NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.tables", "cli.help.demo"}
 # what modules without torch may use

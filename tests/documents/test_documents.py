@@ -47,6 +47,7 @@ def documents() -> dict[str, dict[str, Any]]:
         "patch": run_folders.patching(),
         "circuit": run_folders.circuit(),
         "roles": run_folders.roles(SMALL, sentences=1),
+        "heads": run_folders.named_heads(),
         "claims": {**about, "claims": [claim], "sheets": [sheet], "commands": ["headcount demo"], "left_out": []},
     }
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from headcount.documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from headcount.documents.bench import Bench
+from headcount.documents.circuits.named_heads import HeadsDocument
 from headcount.documents.curves import CurvesDocument, OverDocument, TradeoffDocument
 from headcount.documents.discovery.circuit import CircuitDocument
 from headcount.documents.interventions.patch import PatchDocument
@@ -163,6 +164,36 @@ def circuit(layers: int = 2, heads: int = 3) -> dict[str, Any]:
     areas = {"cpr": _estimate(0.7), "cmd": _estimate(0.3), "random_cpr": 0.3, "reach": 0.8, "size": size}
     plan = {"plan": {"format": 1, "remove": rest, "why": ""}, "units": scored, "edges": edges, "of_edges": 40}
     return _as(CircuitDocument, {**how, "signature": "by:eap-ig", **ends, "points": points, **areas, **plan})
+
+
+def named_heads(layers: int = 2, heads: int = 3, kinds: Sequence[str] = ("induction", "sink")) -> dict[str, Any]:
+    """Of each kind the first head is named; more examples show more."""
+    units = [f"{layer}:{head}" for layer in range(layers) for head in range(heads)]
+    made = []
+    for number, kind in enumerate(kinds):
+        rows = []
+        for place, unit in enumerate(units):
+            mean = 0.7 if place == number else 0.05 + 0.01 * place
+            numbers = {
+                "mean": mean,
+                "low": mean - 0.04,
+                "high": mean + 0.04,
+                "p": 0.001 * place,
+                "p_holm": 0.006 * place,
+            }
+            rows.append({"unit": unit, **numbers, "named": place == number})
+        steps = [{"examples": n, "half_width": 0.2 / n**0.5, "same": 1 - 1 / n, "overlap": 1.0} for n in (4, 16, 64)]
+        about = {
+            "score": f"attention of {kind} heads",
+            "source": "Somebody 2022",
+            "read": "64 prompts",
+            "notes": ["Made up."],
+        }
+        numbers = {"examples": 64, "at_least": 0.4, "chance": 0.02, "enough": 16}
+        made.append({"kind": kind, **about, **numbers, "heads": rows, "steps": steps})
+    return _as(
+        HeadsDocument, {"model": "LlamaForCausalLM", "kinds": made, "seed": 0, "notes": ["retrieval was left out"]}
+    )
 
 
 def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str = "taylor") -> dict[str, Any]:

@@ -179,7 +179,7 @@ def vocabulary_of(root: nn.Module, seen: Probe) -> Vocabulary:
             f"The embeddings of {type(root).__name__} have {embeddings.shape[1]} numbers and its unembedding reads "
             f"{unembedding.shape[1]}: a projection stands between, so its circuits cannot be read off these two."
         )
-    norm = _final_norm(seen, unembedding.shape[1])
+    norm = final_norm(seen, unembedding.shape[1])
     if norm is not None:
         unembedding = unembedding * norm.weight.to(wide)
         unembedding = unembedding - unembedding.mean(1, keepdim=True) if norm.centred else unembedding
@@ -189,7 +189,7 @@ def vocabulary_of(root: nn.Module, seen: Probe) -> Vocabulary:
     return Vocabulary(embeddings[:count], unembedding[:count] - unembedding[:count].mean(0))
 
 
-def _final_norm(seen: Probe, hidden: int) -> FrozenNorm | None:
+def final_norm(seen: Probe, hidden: int) -> FrozenNorm | None:
     """The norm that is given what the last layer gives."""
     lasts = [calls[-1][1] for calls in seen.trace.layers.values() if calls]
     for norm, calls in reversed(list(seen.trace.norms.items())):

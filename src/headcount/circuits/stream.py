@@ -94,7 +94,7 @@ class Addend:
         """What the biases of the writer and of the norm behind it give: (positions,)."""
         bias = getattr(self.site.writer, "bias", None)
         total = torch.zeros_like(direction[:, 0]) if self.norm is None else self.norm.of_bias(direction * self.factor)
-        return total if bias is None else total + (self.back(direction) * bias.detach().to(direction.dtype)).sum(-1)
+        return total if bias is None else total + (self.back(direction) * bias.detach().to(direction)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)

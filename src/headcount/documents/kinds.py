@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .ablation import AblationDocument, AllButOneDocument, TransferDocument
 from .bench import Bench
+from .circuits.named_heads import HeadsDocument
 from .claims import ClaimsDocument
 from .curves import CurvesDocument, OverDocument, TradeoffDocument
 from .discovery.circuit import CircuitDocument
@@ -22,6 +23,6 @@ KINDS: dict[str, type[JsonDocument]] = {
     for kind in (
         *(PruneDocument, LearnedDocument, CurvesDocument, OverDocument, TrainingDocument, ScoresDocument),
         *(AblationDocument, AllButOneDocument, TransferDocument, Bench, LotteryDocument, ResultDocument),
-        *(RolesDocument, ClaimsDocument, TradeoffDocument, PatchDocument, CircuitDocument),
+        *(RolesDocument, ClaimsDocument, TradeoffDocument, PatchDocument, CircuitDocument, HeadsDocument),
     )
 }

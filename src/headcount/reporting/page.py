@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from . import chart_engine, charts, head_map, head_roles, map_cells, model_warni
 from .charts import Chart
 from .findings import Lesson, Part, gather, in_detail, sections_of
 from .head_map import Map
+from .pictures.attention_page import free_path
 from .provenance import Provenance
 from .sections import (
     claims,
@@ -34,6 +34,7 @@ from .sections import (
 )
 from .sections import runs as run_sections
 from .sections.claims import ExperimentResult
+from .sections.heads import by_name
 from .sections.measurements import Section
 from .sections.runs import Step
 
@@ -51,7 +52,7 @@ GROUPS = {
         *("speed", "budget", "tuned", "removed", "curve", "over", "survivors", "overlap", "agreement"),
     ),
     "Which units matter": ("effects", "patching", "predictions", "ranking", "spread", "one-head", "transfer", "units"),
-    "What heads do": ("roles", "survival", "relations"),
+    "What heads do": ("roles", "by-name", "survival", "relations"),
     "How it was made": ("gates", "training", "search", "networks", "all-runs"),
 }
 # Sections that are unfolded, the first of each; of a group that has none of them, the first one.
@@ -136,7 +137,7 @@ def report(
         'page.html'
     """
     output = Path(output)
-    _free(output, force)
+    free_path(output, force)
     folders = [Path(run) for run in runs]
     experiments, parts = claims.retold(folders), gather(folders)
     parts.sort(key=lambda part: part.prune is None)  # what was pruned comes first
@@ -146,7 +147,7 @@ def report(
             raise BadRun(
                 "There are no statements of papers in these runs; --markdown needs folders that reproduce wrote."
             )
-        _free(Path(markdown), force)
+        free_path(Path(markdown), force)
         files[Path(markdown)] = claims.markdown(experiments).encode("utf-8", "replace")
     contents, page = _fitting(parts, title, experiments)
     if figures is not None:
@@ -221,8 +222,8 @@ def _drawn(chapters: Sequence[Chapter], folder: Path, force: bool) -> dict[Path,
     """Every chart as SVG and PNG."""
     named = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
     for name, _ in named:
-        _free(folder / f"{name}.svg", force)
-        _free(folder / f"{name}.png", force)
+        free_path(folder / f"{name}.svg", force)
+        free_path(folder / f"{name}.png", force)
     files: dict[Path, bytes] = {}
     for (name, _), (svg, png) in zip(named, chart_engine.figures([chart.spec for _, chart in named]), strict=True):
         files |= {folder / f"{name}.svg": svg, folder / f"{name}.png": png}
@@ -306,6 +307,7 @@ def _sections(part: Part) -> list[Section]:
         *training.learned(part),
         *measurements.curves(part),
         *roles.roles(part),
+        *by_name.named_heads(part),
         *role_survival.survival(part),
         *roles.relations(part),
         *training.over(part),
@@ -471,10 +473,3 @@ def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
 
 def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
-
-
-def _free(path: Path, force: bool) -> None:
-    if path.is_dir():
-        raise BadRun(f"{path} is a folder; give the name of a file.")
-    if os.path.lexists(path) and not force:
-        raise BadRun(f"{path} is there already; choose another name, or write over it with --force.")

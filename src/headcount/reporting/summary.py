@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from ..documents.bench import Bench, Speed
+from ..documents.circuits.named_heads import HeadsDocument
 from ..documents.curves import Curve, CurvePoint, CurvesDocument, OverDocument, TradeoffDocument
 from ..documents.interventions.patch import PatchDocument
 from ..documents.lottery import LotteryDocument, UnitCounts
@@ -51,7 +52,7 @@ def answer(part: Part) -> str:
         return part.prune.sentence
     first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_front, _told_by_effects)
     ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
-    others = (_told_by_patching, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training)
+    others = (_told_by_patching, _told_by_transfer, _told_by_roles, _told_by_heads, _told_by_bench, _told_by_training)
     for describe in (*ways, *others):
         sentence = describe(part)
         if sentence:
@@ -298,6 +299,10 @@ def _told_by_transfer(part: Part) -> str:
 
 def _told_by_roles(part: Part) -> str:
     return next((head_roles.told(cast) for cast in head_roles.casts(part)), "")
+
+
+def _told_by_heads(part: Part) -> str:
+    return next((document.data.sentence for document in part.of(HeadsDocument)), "")
 
 
 def _told_by_front(part: Part) -> str:
