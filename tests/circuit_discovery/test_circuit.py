@@ -208,5 +208,9 @@ def test_a_run_keeps_what_is_done(found: Any, tmp_path: Path) -> None:
         pieces = run.pieces
         again = circuit(model, task, run=run, **how)
         assert run.pieces == pieces
+        turned = circuit(model, task, run=run, **{**how, "seed": 1})
+        assert set(run.pieces) > set(pieces)
+    alone = circuit(model, task, **{**how, "seed": 1})
+    assert alike(turned.to_json()["points"], alone.to_json()["points"], 1e-4), "other halves are other pieces"
     assert again == kept
     assert alike(kept.to_json()["points"], document.to_json()["points"], 1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,8 @@ from helpers.small_models import word_tokenizer
 from torch import nn
 
 import headcount as hc
-from headcount.circuits import direct_logit_attribution, prompt_pairs, read_prompts
+from headcount.circuits import direct_logit_attribution, prompt_pairs, read_prompts, token_circuits
+from headcount.runs import Run
 
 PAIRS = [([5, 9, 8, 31], 7, 6), ([4, 4, 3], 2, 1), ([11, 12, 13, 14], 15, 16)]
 TEXTS = [name for name, family in zoo.ZOO.items() if family.generates and family.inputs is zoo.text]
@@ -161,3 +164,18 @@ def test_prompts_are_read_from_a_table(tmp_path) -> None:
         read_prompts(str(tmp_path / "same.tsv"), str(tmp_path / "words"), right="right", wrong="wrong")
     with says(hc.errors.BadPlan, about="triples"):
         prompt_pairs([([1, 2], 3, None), ([1, 2], 3, 4)])
+
+
+def test_several_calls_in_one_run_folder_do_not_read_each_other_s_pieces(tmp_path: Path) -> None:
+    model, _ = zoo.build("llama")
+    tasks = prompt_pairs(PAIRS), prompt_pairs(PAIRS[::-1])
+    with Run.open(tmp_path / "run", {"command": "attribute"}) as run:
+        first, second = (direct_logit_attribution(model, task, run=run) for task in tasks)
+        neurons = direct_logit_attribution(model, tasks[0], "neurons", run=run)
+        one, other = (
+            token_circuits(model, head, top=2, permutations=1, run=run).heads[0].unit for head in ("0:1", "0:2")
+        )
+    assert close(second.values[::-1].copy(), first.values)
+    assert not close(second.values, first.values)
+    assert close(neurons.totals, first.totals)
+    assert (one, other) == ("0:1", "0:2")

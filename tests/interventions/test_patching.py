@@ -310,3 +310,23 @@ def test_a_killed_patching_goes_on(folder: Path, tmp_path: Path) -> None:
             found = hc.patch(model, task, run=run)
     assert done == [2, 1]
     assert close(found.values, want.values)
+
+
+def test_several_calls_in_one_run_folder_do_not_read_each_other_s_pieces(tmp_path: Path) -> None:
+    model, tokenizer, rows = family("gpt2")
+    task = hc.task("contrast", rows, tokenizer=tokenizer, batch_size=3)
+    calls: list[dict[str, Any]] = [
+        {"units": "layers"},
+        {"units": "mlps"},
+        {"units": "layers", "at": "last"},
+        {"units": "layers", "direction": "noising"},
+        {"units": "layers", "batch_size": 2},
+    ]
+    want = [hc.patch(model, task, **call).values for call in calls]
+    with Run.open(tmp_path / "run", {"command": "patch"}) as run:
+        found = [hc.patch(model, task, run=run, **call).values for call in calls]
+        other = hc.patch(model, task.subset([0, 2]), run=run, units="layers")
+        again = [hc.patch(model, task, run=run, **call).values for call in calls]
+    assert all(close(one, two) for one, two in zip(found, want, strict=True))
+    assert other.values.shape[1] == 2
+    assert all((one == two).all() for one, two in zip(found, again, strict=True))

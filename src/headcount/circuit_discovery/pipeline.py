@@ -71,6 +71,10 @@ class _Request:
         """What all measurements are given."""
         return {"batch_size": self.batch_size, "run": self.run}
 
+    def named(self, name: str, task: Task) -> str:
+        """The name of results in the run folder: two circuits in one folder do not read each other's."""
+        return f"{name}-{task.fingerprint[:8]}"
+
     @cached_property
     def sizes(self) -> list[int]:
         """How many units there are in the circuits, from none to all."""
@@ -84,7 +88,7 @@ class _Request:
     def values(self, task: Task, orders: Mapping[str, Sequence[str]], name: str) -> dict[str, np.ndarray]:
         """The metric of every example: clean, corrupted, and for each order of units (examples, sizes)."""
         plans = {f"{key}:{size}": self.without(order[:size]) for key, order in orders.items() for size in self.sizes}
-        found = values_under(unwrap(self.model), self.anatomy, task, plans, name=name, **self.how)
+        found = values_under(unwrap(self.model), self.anatomy, task, plans, name=self.named(name, task), **self.how)
         each = np.split(found["patched"], len(orders), axis=1)
         return {"clean": found["clean"], "corrupted": found["corrupted"], **dict(zip(orders, each, strict=True))}
 
@@ -194,9 +198,8 @@ def circuit(
 def _samples(request: _Request) -> dict[str, np.ndarray]:
     """For each head and MLP its score on each example."""
     root, sites = unwrap(request.model), request.anatomy.sites
-    found = attributions(
-        root, request.anatomy, sites, request.find_on, request.method, name="circuit", whole=True, **request.how
-    )
+    task, name = request.find_on, request.named("circuit", request.find_on)
+    found = attributions(root, request.anatomy, sites, task, request.method, name=name, whole=True, **request.how)
     out = dict[str, np.ndarray]()
     for site in sites:
         names = [str(unit) for unit in site.units] if site.kind == "head" else [site.name]
@@ -208,7 +211,8 @@ def _edges(request: _Request, count: int | None) -> tuple[EdgeScores | None, str
     """Scores of edges where they are asked for, and why there are none."""
     if count == 0 and request.ranked != "edges":
         return None, ""
-    how = {"steps": request.method.steps, "specs": request.specs, **request.how}
+    name = request.named("edges", request.find_on)
+    how = {"steps": request.method.steps, "specs": request.specs, "name": name, **request.how}
     try:
         return score_edges(request.model, request.find_on, request.method.by, **how), ""
     except Refused as error:
@@ -304,7 +308,7 @@ def _checked(request: _Request, samples: Mapping[str, np.ndarray], count: int) -
         names = [names[place] for place in sorted(drawn)]
     plans = {name: request.units[name] for name in names}
     root, task = unwrap(request.model), request.find_on
-    found = values_under(root, request.anatomy, task, plans, name="circuit-check", **request.how)
+    found = values_under(root, request.anatomy, task, plans, name=request.named("circuit-check", task), **request.how)
     drops = sign_of(task) * (found["clean"][:, None] - found["patched"])
     estimates = np.stack([samples[name] for name in names], axis=1)
     return agreement(tuple(names), estimates, drops, of=len(samples), seed=request.seed, clusters=task.clusters)
@@ -318,7 +322,8 @@ def _checked_edges(
     if not check or scored is None or len(some) < 2:
         return {}, None
     task = request.find_on
-    drops = patch_edges(request.model, task, some, specs=request.specs, **request.how)
+    name = request.named("edge-patches", task)
+    drops = patch_edges(request.model, task, some, name=name, specs=request.specs, **request.how)
     names, estimates = (
         tuple(f"{one} -> {other}" for one, other in some),
         np.array([[e.score for e in edges[: len(some)]]]),

@@ -20,6 +20,7 @@ from ..documents.circuits.logit_attribution import AGAINST, BIASES, EMBEDDINGS, 
 from ..errors import BadPlan, Refused
 from ..evaluation.evaluator import device_of, fresh, signature, to_device
 from ..importance.attention import halved
+from ..hashing import fingerprint
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
@@ -88,12 +89,13 @@ def direct_logit_attribution(
     values, totals = np.zeros((task.size, len(names))), np.zeros(task.size)
     notes: dict[str, None] = {}
     batches = task.batches(batch_size or min(task.batch_size, TOGETHER))
+    mark = fingerprint([units, against, task.fingerprint, [list(numbers) for numbers in batches]])[:8]
     with evaluating(root), torch.no_grad(), Bar("attribution", total=task.size) as bar:
         for number, numbers in enumerate(batches):
             compute = partial(
                 halved, partial(_batch, root, anatomy, task, units, against), "attribution", task, numbers
             )
-            arrays = runs.piece(run, f"attribution-{number:06d}", compute)
+            arrays = runs.piece(run, f"attribution-{mark}-{number:06d}", compute)
             values[list(numbers)], totals[list(numbers)] = arrays["values"], arrays["totals"]
             notes |= dict.fromkeys(str(note) for note in arrays["notes"])
             bar.advance(len(numbers))

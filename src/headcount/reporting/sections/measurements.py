@@ -178,7 +178,14 @@ def rankings(part: Part) -> list[Section]:
             else "How sure the order is cannot be told from one run: compare seeds."
         )
         out.append(
-            Section("ranking", f"The order by {name}", about, _criterion(scores), (chart,), notes=_stability(scores))
+            Section(
+                "ranking",
+                f"The order by {name}",
+                about,
+                _criterion(scores),
+                (chart,),
+                notes=(*_stability(scores), *filled(scores.document.data.fill)),
+            )
         )
     return out
 
