@@ -19,8 +19,8 @@ from ..data.encoding import IGNORED
 from ..documents.circuits.logit_attribution import AGAINST, BIASES, EMBEDDINGS, REST, Attribution
 from ..errors import BadPlan, Refused
 from ..evaluation.evaluator import device_of, fresh, signature, to_device
-from ..importance.attention import halved
 from ..hashing import fingerprint
+from ..importance.attention import halved
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
