@@ -181,7 +181,13 @@ def attribution(layers: int = 2, heads: int = 3, seed: int = 1) -> dict[str, Any
         for n, (unit, added) in enumerate(zip(units, drawn, strict=True))
     ]
     others = [{"component": name, **comparison(0.0, 0.1, 0.2, metric="mean")} for name in ("embeddings", "biases")]
-    about = {"logits": "right - wrong", "total": sum(drawn) + 0.2, "n": 24, "test": "t", "notes": ["the scale is frozen"]}
+    about = {
+        "logits": "right - wrong",
+        "total": sum(drawn) + 0.2,
+        "n": 24,
+        "test": "t",
+        "notes": ["the scale is frozen"],
+    }
     return _as(AttributionDocument, {**about, "signature": "model:tiny", "units": rows, "others": others})
 
 

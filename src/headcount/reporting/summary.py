@@ -295,7 +295,7 @@ def _told_by_patching(part: Part) -> str:
 
 
 def _told_by_circuit(part: Part) -> str:
-    return next((sentences.of_circuit(document.data) for document in part.of(CircuitDocument)), "")
+    return next((document.data.sentence for document in part.of(CircuitDocument)), "")
 
 
 def _told_by_attribution(part: Part) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ... import notebook
 from ...plans import Plan
 from ...stats.faithfulness import Estimate
 from ..reading import SOMETIMES, JsonDocument
@@ -12,6 +13,7 @@ from ..results import ResultDocument
 from .patch_check import PatchCheck
 
 MOST_DRAWN = 40  # edges of a picture
+SHOWN = 24  # units in a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,42 @@ class CircuitDocument(JsonDocument):
     def point(self) -> CircuitPoint:
         """The point of the circuit itself."""
         return next(point for point in self.points if point.kept == self.size)
+
+    @property
+    def sentence(self) -> str:
+        """What was found, in a sentence."""
+        told = f"{self.size} of {len(self.units):,} heads and MLPs are the circuit"
+        faithful = next((point.faithfulness for point in self.points if point.kept == self.size), None)
+        if faithful is not None:
+            told += f": with all others as on corrupted prompts, a faithfulness of {faithful} to {self.clean.metric}"
+            told += f" on {self.clean.n} examples that it was not found on"
+        return f"{told}."
+
+    def __str__(self) -> str:
+        kept = " ".join(self.kept[:SHOWN]) + (" ..." if len(self.kept) > SHOWN else "")
+        lines = [self.sentence, f"  {kept or 'no unit'}", f"CPR {self.cpr}, CMD {self.cmd}"]
+        if self.edge_circuit is not None:
+            edges = self.edge_circuit
+            lines.append(f"the circuit of edges has {edges.size:,} of {edges.of:,}; CPR {edges.cpr}, CMD {edges.cmd}")
+        return "\n".join([*lines, "`.points` has all sizes, `.graph()` what `hc.reporting.draw_circuit` draws"])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        first, *rest = str(self).splitlines()[:-1]
+        curves = [("heads and MLPs", self.points)]
+        curves += [] if self.edge_circuit is None else [("edges", self.edge_circuit.points)]
+        drawn = [
+            notebook.curve(
+                [(100 * point.share, point.faithfulness.value) for point in points],
+                f"% of {what} kept",
+                "faithfulness",
+                [point.faithfulness.span for point in points],
+            )
+            for what, points in curves
+        ]
+        return notebook.block(notebook.line(first, bold=True), *map(notebook.line, rest), *drawn)
 
     def graph(self, most: int = MOST_DRAWN) -> dict[str, Any]:
         """Nodes and the strongest edges between units of the circuit, for `hc.reporting.draw_circuit(**found.graph())`.

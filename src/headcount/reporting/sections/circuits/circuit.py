@@ -15,9 +15,10 @@ from ...findings import Part
 from ...pictures.circuit_graph import Picture, draw_circuit
 from ...run_reader import checked
 from ..measurements import MOST_ROWS, Section
-from .sentences import estimate
 
-METHODS = "Wang et al. 2023; Mueller et al. 2025 (CPR, CMD); Syed et al. 2023, Hanna et al. 2024 (attribution patching)."
+METHODS = (
+    "Wang et al. 2023; Mueller et al. 2025 (CPR, CMD); Syed et al. 2023, Hanna et al. 2024 (attribution patching)."
+)
 UNITS, EDGES = "heads and MLPs", "edges"
 RANKED = {
     "signed": "what helps first",
@@ -34,8 +35,8 @@ def circuits(part: Part) -> list[Section]:
 def _section(data: CircuitDocument) -> Section:
     about = (
         f"Heads and MLPs are ranked ({RANKED.get(data.ranked, data.ranked)}); circuits of the first ones are kept, and all "
-        "others are as on the corrupted prompts. Faithfulness is how much of the difference is left that the whole model makes: 0 is "
-        f"nothing kept, 1 is as the model does. {_sentence(data.sets)}"
+        "others are as on the corrupted prompts. Faithfulness is how much of the difference is left that the whole model makes: 0 "
+        f"is nothing kept, 1 is as the model does. {_sentence(data.sets)}"
     )
     picture = _picture(data)
     return Section(
@@ -59,14 +60,14 @@ def _notes(data: CircuitDocument) -> list[str]:
     if data.points:
         notes.append(
             f"The circuit has the fewest units with a faithfulness of {data.reach:g} where it was found; on the others it has "
-            f"{estimate(_at(data.points, data.size).faithfulness)}."
+            f"{_at(data.points, data.size).faithfulness}."
         )
     for what, curve in ((UNITS, data), (EDGES, data.edge_circuit)):
         if curve is not None:
             random = "" if curve.random_cpr is None else f" (random circuits {curve.random_cpr:.2f})"
             notes.append(
-                f"Circuits of {what}: CPR, the area under the curve, is {estimate(curve.cpr)}{random}; CMD, the area between it "
-                f"and 1, is {estimate(curve.cmd)}."
+                f"Circuits of {what}: CPR, the area under the curve, is {curve.cpr}{random}; CMD, the area between it "
+                f"and 1, is {curve.cmd}."
             )
     if data.cpr.low is None:
         notes.append(
@@ -95,8 +96,8 @@ def _chart(data: CircuitDocument) -> Chart:
     for what, curve in _curves(data):
         for point in curve.points:
             own = point.faithfulness
-            low, high = (own.value if end is None else end for end in (own.low, own.high))
-            text = f"{point.kept:,} {what} ({point.share:.1%}): {estimate(own)}"
+            low, high = own.span
+            text = f"{point.kept:,} {what} ({point.share:.1%}): {own}"
             about = {"share": point.share, "chosen": point.kept == curve.size}
             rows.append({"order": what, "value": own.value, "low": low, "high": high, "text": text, **about})
             if point.random is not None:

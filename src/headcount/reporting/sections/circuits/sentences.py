@@ -1,37 +1,11 @@
-"""What circuits, attributions and weights came to, in a sentence each. No torch."""
+"""What attributions and weights came to, in a sentence each. No torch."""
 
 from __future__ import annotations
 
 from ....documents.circuits.logit_attribution import AttributionDocument
 from ....documents.circuits.weights import CircuitsDocument, HeadCircuits
-from ....documents.discovery.circuit import CircuitDocument
 from ....formatting import listed, signed
-from ....stats.faithfulness import Estimate
 from ...run_reader import beyond_chance
-
-
-def estimate(value: Estimate, digits: int = 2) -> str:
-    """A value with its interval, where it has one: "0.93 [0.88, 0.97]"."""
-    if value.low is None or value.high is None:
-        return f"{value.value:.{digits}f}"
-    return f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-
-
-def of_circuit(data: CircuitDocument) -> str:
-    """How few units are enough."""
-    ends = f"The heads and MLPs of a circuit are {data.size} of {len(data.units):,}"
-    faithful = next((point.faithfulness for point in data.points if point.kept == data.size), None)
-    if faithful is None:
-        return f"{ends}."
-    edges = (
-        ""
-        if data.edge_circuit is None
-        else f"; of edges, {data.edge_circuit.size:,} of {data.edge_circuit.of:,} are one"
-    )
-    return (
-        f"{ends}: with all others as on corrupted prompts they have a faithfulness of {estimate(faithful)} to the whole "
-        f"model's {data.clean.metric}, on {data.clean.n} examples that they were not found on{edges}."
-    )
 
 
 def of_attribution(data: AttributionDocument) -> str:
