@@ -168,7 +168,7 @@ def circuit_text(document: CircuitDocument) -> str:
         edges = document.edge_circuit
         lines += ["", *_curve(edges, edges.size, clean.metric, "edges kept")]
         lines.append(
-            f"* the circuit of edges: {edges.size:,} of {edges.of:,}, chosen in the same way; none is the corrupted run"
+            f"* the circuit of edges: {edges.size:,} of {edges.of:,}, chosen in the same way; with none it is the corrupted run"
         )
     if document.edges:
         lines += ["", f"strongest of {document.of_edges:,} edges: drop of the metric, estimated (exact)"]
@@ -201,9 +201,9 @@ def _curve(curve: CircuitDocument | EdgeCircuit, size: int, metric: str, kept: s
                 f"{point.kept:,}{'*' if point.kept == size else ''}",
                 f"{point.share:.1%}",
                 f"{point.value:.3f}",
-                f"{point.faithfulness.value:.2f}",
+                _rounded(point.faithfulness.value),
                 _span(point.faithfulness),
-                "" if point.random is None else f"{point.random:.2f}",
+                "" if point.random is None else _rounded(point.random),
             ]
         )
     random_cpr = "" if curve.random_cpr is None else f" (random circuits {curve.random_cpr:.3f})"
@@ -222,4 +222,10 @@ def _edge(edge: CircuitEdge) -> list[str]:
 def _span(estimate: Estimate, digits: int = 2) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
-    return f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    return f"[{_rounded(estimate.low, digits)}, {_rounded(estimate.high, digits)}]"
+
+
+def _rounded(value: float, digits: int = 2) -> str:
+    """A number with so many decimals, never minus zero."""
+    text = f"{value:.{digits}f}"
+    return text if float(text) else text.lstrip("-")

@@ -35,8 +35,8 @@ def circuits(part: Part) -> list[Section]:
 def _section(data: CircuitDocument) -> Section:
     about = (
         f"Heads and MLPs are ranked ({RANKED.get(data.ranked, data.ranked)}); circuits of the first ones are kept, and all "
-        "others are as on the corrupted prompts. Faithfulness is how much of the difference is left that the whole model makes: 0 "
-        f"is nothing kept, 1 is as the model does. {_sentence(data.sets)}"
+        "others are as on the corrupted prompts. Faithfulness is how much is left of the difference that the whole model "
+        f"makes: 0 is nothing kept, 1 is as the model does. {_sentence(data.sets)}"
     )
     picture = _picture(data)
     return Section(
@@ -121,7 +121,9 @@ def _chart(data: CircuitDocument) -> Chart:
             scale=alt.Scale(type="sqrt", domain=[0, 1], nice=False, padding=6),
             axis=alt.Axis(format="%", values=[0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1]),
         ),
-        color=alt.Color("order:N", scale=scale, legend=alt.Legend(symbolType="stroke")),
+        color=alt.Color(
+            "order:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3, symbolOpacity=1)
+        ),
     )
     whole = alt.Chart(charts.values([{"value": 1.0}])).mark_rule(strokeDash=[4, 4], color="theme:muted").encode(y=y)
     chart = alt.layer(
@@ -146,7 +148,7 @@ def _picture(data: CircuitDocument) -> Picture | None:
     about = {unit.unit: f"score {three(unit.score)}, rank {unit.rank}" for unit in data.units}
     shown = f"the {len(graph['edges'])} strongest edges" if len(graph["edges"]) < len(data.edges) else "its edges"
     try:
-        return draw_circuit(**graph, title=f"The circuit of {data.size} units: {shown}", about=about)
+        return draw_circuit(**graph, title=f"{data.size} heads and MLPs, {shown}", about=about)
     except BadPlan:
         return None
 
