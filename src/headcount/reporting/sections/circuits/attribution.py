@@ -15,7 +15,7 @@ from ...charts import Chart
 from ...findings import MOST_CELLS, Part
 from ...run_reader import beyond_chance, checked
 from ..measurements import MOST_ROWS, Section
-from .sentences import of_attribution
+from .sentences import of_attribution, sentence
 
 METHOD = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits."
 MEANS = {
@@ -48,7 +48,7 @@ def _section(data: AttributionDocument) -> Section:
         METHOD,
         (_chart(data, rows),) if drawn else (),
         (_table(data),),
-        (of_attribution(data), *data.notes),
+        (of_attribution(data), *map(sentence, data.notes)),
     )
 
 

@@ -15,6 +15,7 @@ from ...findings import Part
 from ...pictures.circuit_graph import Picture, draw_circuit
 from ...run_reader import checked
 from ..measurements import MOST_ROWS, Section
+from .sentences import sentence
 
 METHODS = (
     "Wang et al. 2023; Mueller et al. 2025 (CPR, CMD); Syed et al. 2023, Hanna et al. 2024 (attribution patching)."
@@ -36,7 +37,7 @@ def _section(data: CircuitDocument) -> Section:
     about = (
         f"Heads and MLPs are ranked ({RANKED.get(data.ranked, data.ranked)}); circuits of the first ones are kept, and all "
         "others are as on the corrupted prompts. Faithfulness is how much is left of the difference that the whole model "
-        f"makes: 0 is nothing kept, 1 is as the model does. {_sentence(data.sets)}"
+        f"makes: 0 is nothing kept, 1 is as the model does. {sentence(data.sets)}"
     )
     picture = _picture(data)
     return Section(
@@ -49,10 +50,6 @@ def _section(data: CircuitDocument) -> Section:
         tuple(_notes(data)),
         pictures=() if picture is None else (picture,),
     )
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _notes(data: CircuitDocument) -> list[str]:

@@ -8,6 +8,11 @@ from ....formatting import listed, signed
 from ...run_reader import beyond_chance
 
 
+def sentence(text: str) -> str:
+    """A note as a sentence."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
 def of_attribution(data: AttributionDocument) -> str:
     """Which units add most to the logits."""
     sure = [one for one in data.units if beyond_chance(one.comparison)]

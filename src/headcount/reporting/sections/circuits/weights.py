@@ -14,7 +14,7 @@ from ...charts import Chart
 from ...findings import MOST_CELLS, Part
 from ...run_reader import checked
 from ..measurements import MOST_ROWS, Section
-from .sentences import by_copying, of_weights
+from .sentences import by_copying, of_weights, sentence
 
 METHOD = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits."
 LISTED = 5  # tokens of a row
@@ -37,7 +37,7 @@ def _section(data: CircuitsDocument) -> Section:
         *([_writes(data.heads)] if any(head.writes for head in data.heads) else []),
         *([_compositions(data)] if data.compositions else []),
     ]
-    notes = (of_weights(data), *data.notes)
+    notes = (of_weights(data), *map(sentence, data.notes))
     title = "What heads do by their weights"
     return Section("weights", title, about, METHOD, (_chart(data.heads),) if drawn else (), tuple(tables), notes)
 
