@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -330,3 +331,17 @@ def test_several_calls_in_one_run_folder_do_not_read_each_other_s_pieces(tmp_pat
     assert all(close(one, two) for one, two in zip(found, want, strict=True))
     assert other.values.shape[1] == 2
     assert all((one == two).all() for one, two in zip(found, again, strict=True))
+
+
+def test_in_a_notebook_the_stream_is_a_map_of_layers_by_positions() -> None:
+    model, tokenizer, rows = family("gpt2")
+    found = hc.patch(model, hc.task("contrast", rows[:3], tokenizer=tokenizer), "residual")
+    page = found._repr_html_()
+    titles = re.findall(r"<title>(\S+) \S+</title>", page)
+    assert titles == [
+        f"layers:{layer}:{patch.at.name}" for layer in range(2) for patch in found.patches[: len(titles) // 2]
+    ]
+    columns = [text for text in re.findall(r'text-anchor="middle" opacity="[^"]*">([^<]+)</text>', page)]
+    assert columns == ["earlier", *(str(place) for place in range(-7, 0))]
+    assert "columns positions" in page
+    assert "columns positions" not in hc.patch(model, hc.task("contrast", rows[:3], tokenizer=tokenizer))._repr_html_()
