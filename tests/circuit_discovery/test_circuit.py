@@ -194,6 +194,10 @@ def test_what_makes_no_sense_is_refused(found: Any) -> None:
         circuit(model, task, ranked="best")
     with says(BadPlan, about="shares from 0 to 1"):
         circuit(model, task, shares=(0, 2))
+    with says(BadPlan, about="shares from 0 to 1"):
+        circuit(model, task, edge_shares=(0, 2))
+    with says(BadPlan, about="reaches a faithfulness above 0"):
+        circuit(model, task, reach=float("nan"))
     with says(BadPlan, about="takes none: leave steps out"):
         circuit(model, task, "attribution-patching", steps=3)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import says
 from helpers import zoo
+from helpers.contrasts import family
 from helpers.same import close
 from helpers.small_models import word_tokenizer
 from torch import nn
@@ -179,3 +180,27 @@ def test_several_calls_in_one_run_folder_do_not_read_each_other_s_pieces(tmp_pat
     assert not close(second.values, first.values)
     assert close(neurons.totals, first.totals)
     assert (one, other) == ("0:1", "0:2")
+
+
+def test_contrast_prompts_are_attributed_right_less_wrong() -> None:
+    model, tokenizer, rows = family("gpt2")
+    single = [row for row in rows if isinstance(row["answer"], str) and isinstance(row["wrong"], str)]
+    task = hc.task("contrast", single, tokenizer=tokenizer, group="answer")
+    found = direct_logit_attribution(model, task)
+    assert found.difference == "right - wrong"
+    measured = hc.evaluate(model, task).rows[:, 0]
+    assert close(found.totals, measured, 1e-4)
+    assert found.clusters is not None
+    with says(hc.errors.Refused, about="2 right and 1 wrong answers"):
+        direct_logit_attribution(model, hc.task("contrast", rows, tokenizer=tokenizer))
+    masked, tokenizer, rows = family("bert")
+    with says(hc.errors.Refused, about="stands at a mask"):
+        direct_logit_attribution(masked, hc.task("contrast", rows, tokenizer=tokenizer))
+
+
+def test_an_encoder_decoder_goes_on_with_no_prompt_and_an_answer_is_one_token() -> None:
+    model, _ = zoo.build("t5")
+    with says(hc.errors.Refused, about="does not go on with a prompt"):
+        direct_logit_attribution(model, prompt_pairs(PAIRS))
+    with says(hc.errors.BadPlan, about="one token, a number"):
+        prompt_pairs([([5, 9], [7, 8], 6)])  # type: ignore[list-item]

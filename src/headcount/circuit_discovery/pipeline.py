@@ -166,6 +166,11 @@ def circuit(
     wanted, of_edges = tuple(shares), tuple(edge_shares)
     if not wanted or not all(0 <= share <= 1 for share in (*wanted, *of_edges)):
         raise BadPlan(f"Sizes of circuits are shares from 0 to 1; I got {(*wanted, *of_edges)!r:.60}.")
+    if not 0 < reach < float("inf") or random_seeds < 0:
+        raise BadPlan(
+            f"A circuit reaches a faithfulness above 0, such as 0.8, and random circuits are at least 0; I got {reach} and "
+            f"{random_seeds}."
+        )
     if find_on is None:
         uses = splits.share_out(task, {"select": 0.5, "report": 0.5}, seed)
     else:

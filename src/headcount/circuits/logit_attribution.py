@@ -26,6 +26,7 @@ from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.equivalence import evaluating
 from ..progress import Bar
+from .prompts import of_contrasts
 from .recording import writer_weight
 from .stream import Addend, Stream, Tracing, read_stream
 
@@ -81,6 +82,7 @@ def direct_logit_attribution(
         raise BadPlan(f"Logits are attributed to heads or to neurons; I got {units!r:.40}.")
     if against not in AGAINST:
         raise BadPlan(f"against is {' or '.join(AGAINST)}; I got {against!r:.40}.")
+    task = task if task.corrupted is None else of_contrasts(task)
     if task.goal is None:
         raise Refused(f"{task.name} ({task.kind}) has no tokens to guess, so there are no logits to attribute.")
     root = unwrap(model)
