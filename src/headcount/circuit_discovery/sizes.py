@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -14,13 +14,14 @@ from ..stats.faithfulness import Estimate, areas, faithfulness, over_sizes
 if TYPE_CHECKING:
     from ..data.tasks import Task
 
-Part = TypeVar("Part", bound=Hashable)  # a unit, or an edge
+Part = TypeVar("Part")  # a unit, or an edge
+Given = TypeVar("Given", contravariant=True)
 
 
-class Measure(Protocol[Part]):
+class Measure(Protocol[Given]):
     """The metric of every example of a task: "clean", "corrupted", and for each order the circuits of its first parts."""
 
-    def __call__(self, task: Task, orders: Mapping[str, Sequence[Part]], name: str) -> dict[str, np.ndarray]:
+    def __call__(self, task: Task, orders: Mapping[str, Sequence[Given]], name: str) -> dict[str, np.ndarray]:
         """Arrays (examples,), and for each order (examples, sizes)."""
 
 

@@ -20,6 +20,7 @@ from ..errors import Refused
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.gates import applied
 from ..model.tensor_trees import tensors
+from .class_logits import class_head_of
 from .norms import FrozenNorm, factor, frozen_norm, is_close, is_norm
 from .recording import stream_of, writer_input
 
@@ -54,7 +55,7 @@ class Tracing(ExitStack):
             if is_norm(module) and id(module) not in inside and not list(module.children()):
                 self._keep(module, self.trace.norms.setdefault(module, []))
         if unembeds:
-            self._keep(unembedding_of(root), self.trace.unembedding)
+            self._keep(ending_of(root), self.trace.unembedding)
 
     def _keep(self, module: nn.Module, into: list[tuple[Tensor, Tensor]], site: Site | None = None) -> None:
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -74,6 +75,15 @@ def unembedding_of(root: nn.Module) -> nn.Module:
             "the model with the head of a language model."
         )
     return found
+
+
+def ending_of(root: nn.Module) -> nn.Module:
+    """The matrix that logits come from: of tokens, or of the classes of a classifier."""
+    if not isinstance(getattr(root, "get_output_embeddings", lambda: None)(), nn.Module):
+        head = class_head_of(root)
+        if head is not None:
+            return head
+    return unembedding_of(root)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +150,7 @@ def read_stream(root: nn.Module, anatomy: Anatomy, trace: Trace, logits: Tensor,
     def rows(tensor: Tensor) -> Tensor:
         return tensor[positions.to(tensor.device)].double().cpu()
 
-    unembedding = unembedding_of(root)
+    unembedding = ending_of(root)
     multiplier, notes = _logits(root, trace, logits)
     frozen = None
     if norm is not None:

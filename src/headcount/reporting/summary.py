@@ -111,7 +111,8 @@ def base_of(part: Part) -> ResultDocument | None:
     wholes += [document.data.base for document in part.of(AllButOneDocument)]
     wholes += [document.data.one for document in part.of(TransferDocument)]
     wholes += [document.data for document in part.of(ResultDocument)]
-    wholes += [document.data.clean for kind in (CircuitDocument, PatchDocument) for document in part.of(kind)]
+    wholes += [document.data.clean for document in part.of(CircuitDocument)]
+    wholes += [document.data.clean for document in part.of(PatchDocument)]
     return wholes[0] if wholes else None
 
 

@@ -35,7 +35,8 @@ def attribute(
     """Direct logit attribution: what each head and MLP adds by itself to the logits of the right tokens.
 
     Straight through the final norm, with its scale frozen; all parts add up to the model's logit, which is checked. The data are
-    prompts with --right (and --wrong) words, contrast prompts, or texts, of which every next token is a right one.
+    prompts with --right (and --wrong) words, contrast prompts, texts, of which every next token is a right one, or
+    labelled examples of a classifier.
 
     Examples:
 

@@ -20,8 +20,8 @@ from .sentences import of_attribution, sentence
 METHOD = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits."
 MEANS = {
     "right - wrong": "the logit of the right token less that of the wrong one",
-    "right - mean": "the logit of the right token less the mean over the vocabulary",
-    "right": "the logit of the right token",
+    "right - mean": "the logit of the right token or class less the mean over all",
+    "right": "the logit of the right token or class",
 }
 WHOLE = {"mlp": "MLP"}  # the column of units that are a part as a whole
 
