@@ -7,7 +7,6 @@ class is told as for tokens. A pooler with a nonlinearity (BERT, RoBERTa) or a m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +14,15 @@ from torch import Tensor, nn
 from ..data.encoding import IGNORED
 from ..errors import Refused
 from .norms import is_close
-
-if TYPE_CHECKING:
-    from .stream import Trace
+from .stream import Trace, ending_of
 
 
-def class_head_of(root: nn.Module) -> nn.Module | None:
-    """The matrix that gives logits of classes: the last one outside the body of the model."""
-    body = getattr(root, str(getattr(root, "base_model_prefix", "")), None)
-    if not isinstance(body, nn.Module) or body is root:
-        return None
-    heads = [child for child in root.children() if child is not body]
-    matrices = [module for head in heads for module in head.modules() if isinstance(module, nn.Linear)]
-    return matrices[-1] if matrices else None
-
-
-def at_positions(
-    root: nn.Module, head: nn.Module, trace: Trace, logits: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor]:
+def at_positions(root: nn.Module, trace: Trace, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (examples, tokens, classes) and targets (examples, tokens) for logits (examples, classes) and labels (examples,).
 
     The targets are ignored but at the position that the classifier reads, which `trace` shows.
     """
+    head = ending_of(root)
     if len(trace.unembedding) == 1:
         given, own = trace.unembedding[0]
         for stream in _streams(trace, given) if own.dim() == 2 else [given]:

@@ -29,7 +29,7 @@ from ..progress import Bar
 from .class_logits import at_positions
 from .prompts import of_contrasts
 from .recording import writer_weight
-from .stream import Addend, Stream, Tracing, ending_of, read_stream
+from .stream import Addend, Stream, Tracing, read_stream
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -138,7 +138,7 @@ def _batch(
     with Tracing(root, anatomy) as traced:
         logits, targets = task.goal(root, fresh(batch))
     if task.kind in CLASSES and logits.dim() == 2:
-        logits, targets = at_positions(root, ending_of(root), traced.trace, logits, targets)
+        logits, targets = at_positions(root, traced.trace, logits, targets)
     if targets.is_floating_point() or logits.dim() != 3:
         raise Refused(f"{task.name} ({task.kind}) asks for no tokens, so there are no logits of tokens to attribute.")
     positions = targets != IGNORED

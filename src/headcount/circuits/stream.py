@@ -20,7 +20,6 @@ from ..errors import Refused
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.gates import applied
 from ..model.tensor_trees import tensors
-from .class_logits import class_head_of
 from .norms import FrozenNorm, factor, frozen_norm, is_close, is_norm
 from .recording import stream_of, writer_input
 
@@ -80,10 +79,20 @@ def unembedding_of(root: nn.Module) -> nn.Module:
 def ending_of(root: nn.Module) -> nn.Module:
     """The matrix that logits come from: of tokens, or of the classes of a classifier."""
     if not isinstance(getattr(root, "get_output_embeddings", lambda: None)(), nn.Module):
-        head = class_head_of(root)
+        head = _class_head(root)
         if head is not None:
             return head
     return unembedding_of(root)
+
+
+def _class_head(root: nn.Module) -> nn.Module | None:
+    """The matrix that gives logits of classes: the last one outside the body of the model."""
+    body = getattr(root, str(getattr(root, "base_model_prefix", "")), None)
+    if not isinstance(body, nn.Module) or body is root:
+        return None
+    heads = [child for child in root.children() if child is not body]
+    matrices = [module for head in heads for module in head.modules() if isinstance(module, nn.Linear)]
+    return matrices[-1] if matrices else None
 
 
 @dataclass(frozen=True, eq=False)
