@@ -39,6 +39,7 @@ BELOW = {
 }
 BELOW["cli"] = " ".join(BELOW)
 ALSO = {("reproduction.inputs", "data.text_files")}  # reads files, and needs no torch for it
+ALSO |= {("__main__", "cli")}  # `python -m headcount`
 NO_TORCH = {"root", "stats", "documents", "embedded", "reporting", "reproduction"}
 NO_TORCH |= {
     "data.files",

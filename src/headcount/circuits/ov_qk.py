@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import runs
 from ..documents.circuits.weights import Copying, HeadCircuits, Scored, TokenCircuits, TokenPair, TokenWrites
 from ..errors import BadPlan, Refused
+from ..hashing import fingerprint
 from ..model.anatomy import Site, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
@@ -108,10 +109,12 @@ def token_circuits(
         )
     asked = _Asked(words, _Products(words, permutations, seed), tuple(tokens), top, seed, units is not None)
     heads, notes = list[HeadCircuits](), dict.fromkeys(NOTES)
+    about = [[int(token) for token in tokens], top, permutations, seed, asked.pairs]
     with Bar("circuits", total=len(sites)) as bar:
         for number, site in enumerate(sites):
-            compute = partial(_site, asked, site, seen, sorted(chosen[site.name]))
-            found = TokenCircuits.from_json(runs.document(run, f"token-circuits-{number:04d}", compute))
+            indices = sorted(chosen[site.name])
+            name = f"token-circuits-{fingerprint([*about, site.name, indices])[:8]}-{number:04d}"
+            found = TokenCircuits.from_json(runs.document(run, name, partial(_site, asked, site, seen, indices)))
             heads += found.heads
             notes |= dict.fromkeys(found.notes)
             bar.advance(1)

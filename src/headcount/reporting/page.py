@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +17,12 @@ from .charts import Chart
 from .findings import Lesson, Part, gather, in_detail, sections_of
 from .head_map import Map
 from .pictures.attention_page import free_path
+from .pictures.circuit_graph import Picture
+from .pictures.in_html import as_script, embedded
 from .provenance import Provenance
 from .sections import (
+    GROUPS,
+    UNFOLDED,
     claims,
     criteria,
     layer_widths,
@@ -33,6 +36,7 @@ from .sections import (
     training,
 )
 from .sections import runs as run_sections
+from .sections.circuits import attribution, circuit, weights
 from .sections.claims import ExperimentResult
 from .sections.heads import by_name
 from .sections.measurements import Section
@@ -45,18 +49,6 @@ LARGEST = 5_000_000  # bytes of a page
 IN_DETAIL = 40
 DETAIL = ((12, 8), (12, 4), (6, 4), (6, 2), (3, 2), (2, 1), (1, 1))  # models, and runs of each kind: most first
 FEW = 4  # sections that are all unfolded
-# The groups of sections of a model, in the order of a story. A section of no group stands in the last one.
-GROUPS = {
-    "What it came to": (
-        *("tradeoff", "guarantee", "structure", "recovered", "lottery", "learned"),
-        *("speed", "budget", "tuned", "removed", "curve", "over", "survivors", "overlap", "agreement"),
-    ),
-    "Which units matter": ("effects", "patching", "predictions", "ranking", "spread", "one-head", "transfer", "units"),
-    "What heads do": ("roles", "by-name", "survival", "relations"),
-    "How it was made": ("gates", "training", "search", "networks", "all-runs"),
-}
-# Sections that are unfolded, the first of each; of a group that has none of them, the first one.
-UNFOLDED = {"tradeoff", "guarantee", "structure", "recovered", "lottery", "learned", "effects", "patching", "roles"}
 
 
 class Placed(NamedTuple):
@@ -225,6 +217,10 @@ def _drawn(chapters: Sequence[Chapter], folder: Path, force: bool) -> dict[Path,
         free_path(folder / f"{name}.svg", force)
         free_path(folder / f"{name}.png", force)
     files: dict[Path, bytes] = {}
+    pictures = [(name, picture) for chapter in chapters for name, picture in _pictures(chapter, len(chapters) > 1)]
+    for name, picture in pictures:
+        free_path(folder / f"{name}.svg", force)
+        files[folder / f"{name}.svg"] = picture.svg.encode()
     for (name, _), (svg, png) in zip(named, chart_engine.figures([chart.spec for _, chart in named]), strict=True):
         files |= {folder / f"{name}.svg": svg, folder / f"{name}.png": png}
     return files
@@ -262,17 +258,6 @@ def render(contents: Contents, title: str | None = None, experiments: Sequence[E
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
     )
-
-
-def embedded(data: Any) -> str:
-    """JSON that can stand inside a script element: ASCII, and without a character that HTML would read."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def as_script(text: str) -> str:
-    """A script that cannot end its own element."""
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _chapter(part: Part, number: int) -> Chapter:
@@ -316,7 +301,10 @@ def _sections(part: Part) -> list[Section]:
         *criteria.predictions(part),
         *measurements.spreads(part),
         *measurements.effects(part),
+        *circuit.circuits(part),
         *patching.patchings(part),
+        *attribution.attributions(part),
+        *weights.weights(part),
         *measurements.one_head(part),
         *pruning.guarantee(part),
         *measurements.transfers(part),
@@ -444,6 +432,12 @@ def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:
         name = name if names[name] == 1 else f"{name}-{names[name]}"
         out.append((f"{chapter.anchor}-{name}" if several else name, chart))
     return out
+
+
+def _pictures(chapter: Chapter, several: bool) -> list[tuple[str, Picture]]:
+    """Every drawing that is no chart, with the name of its file."""
+    pictures = [(placed.anchor, picture) for placed in chapter.sections for picture in placed.section.pictures]
+    return [(f"{anchor if several else anchor.partition('-')[2]}-graph", picture) for anchor, picture in pictures]
 
 
 def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
