@@ -138,7 +138,7 @@ def test_a_graph_that_is_wrong_gets_no_name(tmp_path, monkeypatch) -> None:
 # -- eight bits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize("to", [pytest.param("onnx", marks=pytest.mark.slow), "openvino"])
 def test_eight_bits_are_smaller_and_say_what_they_change(to, tmp_path) -> None:
     if to == "openvino":
         pytest.importorskip("openvino")
@@ -206,7 +206,7 @@ def tokens(tokenizer: Any, text: str) -> dict[str, Tensor]:
     return dict(tokenizer(text, return_tensors="pt", return_token_type_ids=False))
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize("to", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_run_py_gives_labels_and_probabilities(to, tmp_path) -> None:
     if to == "openvino":
         pytest.importorskip("openvino")
