@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.tasks import device_of
 from ..errors import Refused
 from ..model.anatomy import Anatomy, Site
 from ..model.equivalence import evaluating
@@ -191,6 +192,6 @@ def small_batch(root: nn.Module) -> dict[str, Tensor]:
     size = getattr(text, "vocab_size", None)
     if type(size) is not int or getattr(root, "main_input_name", "input_ids") != "input_ids":
         raise Refused(f"{type(root).__name__} does not read tokens, so I cannot make a batch for it; give batch=.")
-    device = next(root.parameters()).device
+    device = device_of(root)
     ids = torch.arange(1, 7, device=device)[None] % size
     return {"input_ids": ids, **({"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {})}

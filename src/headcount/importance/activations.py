@@ -22,6 +22,7 @@ from ..evaluation.evaluator import device_of, fresh, to_device
 from ..evaluation.layer_by_layer import Streamed, check_inside, layer_by_layer
 from ..evaluation.residual_stream import Enough, matrix_of
 from ..model.anatomy import Anatomy, Site
+from ..model.distributed.device_maps import weights_present
 from ..model.equivalence import evaluating
 from ..model.loading.lazy_tensors import is_lazy
 from ..model.matrices import Padded, index_on
@@ -312,7 +313,9 @@ def magnitudes(gathered: ActivationSums, sites: Sequence[Site]) -> dict[str, np.
 def _weights(site: Site) -> Tensor:
     if site.columns is None:
         raise Refused(f"The weights of {site.name} are packed or quantised, so their size cannot be read off per unit.")
-    return matrix_of(site).double() if site.writer.weight.device.type != "mps" else matrix_of(site)
+    with weights_present(site.writer):
+        weight = matrix_of(site)
+    return weight.double() if weight.device.type != "mps" else weight
 
 
 def _units(site: Site, columns: np.ndarray) -> np.ndarray:

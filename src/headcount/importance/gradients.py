@@ -321,7 +321,7 @@ def _see_layer(
         raise Refused("A layer does not hand on what it takes in: it cannot be scored as a whole; score its heads.")
     fresh = not after.requires_grad
     after = after.detach().requires_grad_() if fresh else after
-    change = (after - before).detach()
+    change = (after - before.to(after.device)).detach()
 
     def back(gradient: Tensor) -> None:
         _add(sums, (change.float() * gradient.float()).sum(-1, keepdim=True), size, slice(place, place + 1))

@@ -419,4 +419,4 @@ def handed_on(
         raise Refused(
             f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be masked."
         )
-    return before, after
+    return before.to(after.device), after  # a layer may be on another device than the one before it

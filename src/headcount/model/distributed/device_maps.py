@@ -1,0 +1,50 @@
+"""Models that accelerate has spread over devices (`device_map`): their weights may be on another device, in memory, or on disk.
+
+Its hooks sit in the `forward` of modules, inside of the hooks of torch that gate and watch, and bring weights and inputs
+together there. Whoever reads an offloaded weight outside of a pass has to have it brought first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import nn
+
+from ...errors import Refused
+
+FROM_FILES = "cut it from the files: headcount cut --shards, or hc.load(lazy=True), hc.cut and hc.save"
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether some weights of a model come to the device only while their module runs."""
+    return any(_offloads(module) for module in model.modules())
+
+
+@contextmanager
+def weights_present(*modules: nn.Module) -> Iterator[None]:
+    """Within the block, the offloaded weights of these modules (not of those inside them) are on the device they run on."""
+    offloaded = [module for module in modules if _offloads(module)]
+    if not offloaded:
+        yield
+        return
+    from accelerate.utils import align_module_device
+
+    with ExitStack() as stack:
+        for module in offloaded:
+            stack.enter_context(align_module_device(module))
+        yield
+
+
+def refuse_offloaded(model: nn.Module, what: str) -> None:
+    """`Refused` for a model some of whose weights are offloaded, of which `what` ("it cannot be trained") is to be said."""
+    if is_offloaded(model):
+        raise Refused(
+            f"Weights of this {type(model).__name__} are offloaded to the CPU or to disk by its device map, so {what}: load it "
+            "without a device map, or with one that fits on the devices."
+        )
+
+
+def _offloads(module: nn.Module) -> bool:
+    hook = getattr(module, "_hf_hook", None)
+    return any(getattr(one, "offload", False) for one in (hook, *getattr(hook, "hooks", ())))
