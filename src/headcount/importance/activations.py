@@ -22,7 +22,6 @@ from ..evaluation.evaluator import device_of, fresh, to_device
 from ..evaluation.layer_by_layer import Streamed, check_inside, layer_by_layer
 from ..evaluation.residual_stream import Enough, matrix_of
 from ..model.anatomy import Anatomy, Site
-from ..model.distributed.device_maps import weights_present
 from ..model.equivalence import evaluating
 from ..model.loading.lazy_tensors import is_lazy
 from ..model.matrices import Padded, index_on
@@ -313,8 +312,7 @@ def magnitudes(gathered: ActivationSums, sites: Sequence[Site]) -> dict[str, np.
 def _weights(site: Site) -> Tensor:
     if site.columns is None:
         raise Refused(f"The weights of {site.name} are packed or quantised, so their size cannot be read off per unit.")
-    with weights_present(site.writer):
-        weight = matrix_of(site)
+    weight = matrix_of(site)
     return weight.double() if weight.device.type != "mps" else weight
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from .. import runs
 from ..errors import Refused
 from ..evaluation.evaluator import device_of, in_parts, to_device
 from ..model.anatomy import Anatomy, Site
+from ..model.distributed.tensor_parallel import share_of
 from ..model.equivalence import evaluating
 from ..model.source_code import text
 from ..model.tensor_trees import tensors
@@ -43,8 +45,13 @@ def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
 
 
 def _show(site: Site, see: See, _: nn.Module, __: Any, output: Any) -> None:
+    share = share_of(site.writer)
+    here = len(site) if share is None else (share.stop - share.start) // site.width
     for tensor in tensors(output):
-        if tensor.dim() == 4 and tensor.shape[1] == len(site) and is_distribution(tensor):
+        if tensor.dim() == 4 and tensor.shape[1] == here and is_distribution(tensor):
+            if share is not None:  # the heads of the other processes
+                heads = replace(share, start=share.start // site.width, stop=share.stop // site.width, whole=len(site))
+                tensor = heads.gathered(tensor.movedim(1, -1)).movedim(-1, 1)
             return see(site, tensor)
     raise Refused(
         f"{site.name} ({type(site.module).__name__}) does not hand out its attention probabilities, so what it looks at "

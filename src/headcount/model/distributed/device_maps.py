@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from ...errors import Refused
+from .tensor_parallel import is_distributed
 
 FROM_FILES = "cut it from the files: headcount cut --shards, or hc.load(lazy=True), hc.cut and hc.save"
 
@@ -23,16 +24,21 @@ def is_offloaded(model: nn.Module) -> bool:
 
 @contextmanager
 def weights_present(*modules: nn.Module) -> Iterator[None]:
-    """Within the block, the offloaded weights of these modules (not of those inside them) are on the device they run on."""
-    offloaded = [module for module in modules if _offloads(module)]
-    if not offloaded:
-        yield
-        return
-    from accelerate.utils import align_module_device
+    """Within the block, the weights of these modules (not of those inside them) are whole, where the modules run.
 
+    They are brought from where they were offloaded, and put together from the parts of all processes.
+    """
     with ExitStack() as stack:
-        for module in offloaded:
-            stack.enter_context(align_module_device(module))
+        for module in modules:
+            if _offloads(module):
+                from accelerate.utils import align_module_device
+
+                stack.enter_context(align_module_device(module))
+            for name, parameter in list(module._parameters.items()):
+                if parameter is not None and is_distributed(parameter):
+                    whole = parameter.detach().full_tensor()  # type: ignore[attr-defined]
+                    module._parameters[name] = nn.Parameter(whole, requires_grad=False)
+                    stack.callback(module._parameters.__setitem__, name, parameter)
         yield
 
 
