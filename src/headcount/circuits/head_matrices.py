@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..data.tasks import device_of
 from ..errors import Refused
 from ..model.anatomy import Anatomy, Site
+from ..model.distributed.refusals import in_one_place
 from ..model.equivalence import evaluating
 from ..model.matrices import matrix
 from .norms import FrozenNorm, frozen_norm, is_norm
@@ -115,6 +116,7 @@ def _biases(site: Site, which: int) -> Tensor | None:
 
 def _owned(site: Site, which: int) -> tuple[nn.Module, str, int, Tensor, str | None]:
     """The module that holds a matrix, the names of its tensors, the axis of its rows, and the rows of every head."""
+    in_one_place(site.module, "circuits cannot be read off them")
     if isinstance(site.module, nn.MultiheadAttention) and site.module.in_proj_weight is not None:
         table = [table for parts in site.tables() for table in parts][which]
         return site.module, "in_proj_weight", 0, table, "in_proj_bias" if site.module.in_proj_bias is not None else None

@@ -17,6 +17,7 @@ from ..model.anatomy import Anatomy, Site, Stack
 from ..model.architectures import ModuleSpec
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import not_tensor_parallel
 from ..model.loading.lazy_tensors import is_lazy
 from ..plans import Plan, Unit
 from . import activations, layer_orders
@@ -188,6 +189,8 @@ def score(
         raise BadPlan(f"Only eap-ig takes steps between corrupted and clean prompts; {by} takes none: leave steps out.")
     if by in METHODS:
         contrasted(task, by)
+    if by in (*METHODS, *RULES):
+        not_tensor_parallel(model, f"{by} is not computed")
     steps = STEPS if steps is None else steps
     if by not in (*LAYER_BY_LAYER, *NEED_NO_DATA) and is_lazy(unwrap(model)):
         why = (

@@ -26,6 +26,8 @@ from .cutting import layers
 from .cutting.biases import RECORDED, give_biases, recorded
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
+from .distributed.loading import spread
+from .distributed.refusals import in_one_process
 from .loading.adapters import adapted_class, merged
 from .loading.companions import at_the_root, companions
 from .loading.configs import hub_keywords, model_class, named_files, read_config
@@ -103,7 +105,8 @@ def load(
 
     Its weights are in float32 on the CPU, also where the file has half precision, in which a CPU is many times slower;
     `save` writes them in the format of the file again. `dtype="auto"` keeps that format in memory, and any other `dtype` is
-    taken. Where `device_map` names another device, the format stays that of the file.
+    taken. Where `device_map` names another device, the format stays that of the file. A `device_map` spreads a model over
+    devices, the CPU and disk, `tp_plan="auto"` over processes.
 
     The class is the one that was saved; keywords such as `dtype` and `device_map` go to `from_pretrained`. A folder that
     was never cut loads as usual, also one with sharded weights or with `pytorch_model.bin`, of which only tensors are read
@@ -156,6 +159,7 @@ def load(
     if not weights:
         return _empty(kind, config, files.name)
     check_weights(files)
+    kwargs = spread(kwargs, files, config, lazy)
     options = {"trust_remote_code": trust_remote_code, **kwargs, **files.keywords, **hub_keywords(files, kwargs)}
     if lazy:
         may_be_left_in_files(files, config)
@@ -283,6 +287,7 @@ def write_into(
     modules have, because transformers does not rename weights for such code.
     """
     root = unwrap(model)
+    in_one_process(root, "it is not saved from here", "what it was loaded from is its checkpoint")
     if has_int8_of_torch(root):
         raise Refused(
             f"{type(root).__name__} is quantised to int8 by torch, and no folder that loads again can hold that: save it before "

@@ -23,6 +23,7 @@ from ..errors import BadCheckpoint, NotFound, Refused
 from ..evaluation.evaluator import device_of
 from ..model import checkpoints as folders
 from ..model.discovery import unwrap
+from ..model.distributed.refusals import in_one_place
 from ..model.equivalence import evaluating
 from . import state
 from .loss import must_answer, must_be_trainable
@@ -104,6 +105,7 @@ def train(
         2
     """
     root, device = unwrap(model), device_of(unwrap(model))
+    in_one_place(root, "it cannot be trained here")
     must_be_trainable(task, recipe.label_smoothing, teacher)
     _must_fit(root, device, recipe, gates, teacher)
     if recipe.lora is not None and checkpoints is not None:

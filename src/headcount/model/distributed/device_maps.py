@@ -11,10 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from ...errors import Refused
 from .tensor_parallel import is_distributed
-
-FROM_FILES = "cut it from the files: headcount cut --shards, or hc.load(lazy=True), hc.cut and hc.save"
 
 
 def is_offloaded(model: nn.Module) -> bool:
@@ -40,15 +37,6 @@ def weights_present(*modules: nn.Module) -> Iterator[None]:
                     module._parameters[name] = nn.Parameter(whole, requires_grad=False)
                     stack.callback(module._parameters.__setitem__, name, parameter)
         yield
-
-
-def refuse_offloaded(model: nn.Module, what: str) -> None:
-    """`Refused` for a model some of whose weights are offloaded, of which `what` ("it cannot be trained") is to be said."""
-    if is_offloaded(model):
-        raise Refused(
-            f"Weights of this {type(model).__name__} are offloaded to the CPU or to disk by its device map, so {what}: load it "
-            "without a device map, or with one that fits on the devices."
-        )
 
 
 def _offloads(module: nn.Module) -> bool:
