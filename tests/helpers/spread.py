@@ -45,8 +45,9 @@ def doubled(inputs: dict[str, Tensor]) -> Task:
 def measured(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True) -> dict[str, np.ndarray]:
     """What the verbs that change nothing say about a model of the zoo."""
     task, anatomy = doubled(inputs), hc.find(model)
-    attention, mlp = anatomy.heads[-1], anatomy.neurons[-1]
-    both = {attention.name: [0, len(attention) - 1], mlp.name: [1, len(mlp) - 1]}
+    attention, sites = anatomy.heads[-1], [anatomy.heads[-1], *anatomy.neurons[-1:]]
+    both = {site.name: [0, len(site) - 1] for site in sites}
+    units = ",".join(["heads", *["neurons"][: len(anatomy.neurons)]])
     stack = anatomy.stacks[-1]
     out: dict[str, np.ndarray] = {"whole": zoo.output(model, inputs).numpy()}
 
@@ -57,7 +58,7 @@ def measured(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True)
     masked("masked", both)
     masked("masked layer", f"{stack.name}:{stack.ids[-1]}")
     masked("filled", both, fill={attention.name: torch.linspace(0, 1, len(attention) * attention.width)})
-    gates = {site.name: torch.linspace(0.2, 1, len(site)).requires_grad_() for site in (attention, mlp)}
+    gates = {site.name: torch.linspace(0.2, 1, len(site)).requires_grad_() for site in sites}
     with hc.gated(model, gates):
         spread(zoo.judged(model(**inputs))).sum().backward()
     out["gradients of gates"] = np.concatenate([gate.grad.numpy() for gate in gates.values()])
@@ -66,16 +67,16 @@ def measured(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True)
     out["ablated one by one"] = hc.ablate(model, task, replay=False).rows
     out["ablated, means instead"] = hc.ablate(model, task, "attentions", fill=Fill("mean", task)).rows
     for by in (*GRADIENTS, *WRITTEN) if criteria else ("taylor", "wanda"):
-        out[by] = np.asarray(hc.score(model, task, by=by, units="heads,neurons").values)
+        out[by] = np.asarray(hc.score(model, task, by=by, units=units).values)
     out["layers"] = np.asarray(hc.score(model, task, units="layers").values)
     out["size of layers"] = np.asarray(hc.score(model, task, by="magnitude", units="layers").values)
     if criteria:
         for by in ("confidence", "entropy"):
             out[by] = np.asarray(hc.score(model, task, by=by).values)
-        influence = hc.score(model, task, by="block-influence", units="heads,neurons,layers")
+        influence = hc.score(model, task, by="block-influence", units=f"{units},layers")
         out["block-influence"] = np.asarray(influence.values)
         with checkpointing():
-            out["checkpointed"] = np.asarray(hc.score(model, task, units="heads,neurons").values)
+            out["checkpointed"] = np.asarray(hc.score(model, task, units=units).values)
     return out
 
 

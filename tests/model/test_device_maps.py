@@ -27,11 +27,15 @@ def _spread(model: nn.Module, folder: Path, **how: Any) -> Any:
 
 def _alike(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
     """The names of what differs."""
-    return [name for name in {**one, **other} if name not in one or name not in other or not close(one[name], other[name])]
+    return [
+        name for name in {**one, **other} if name not in one or name not in other or not close(one[name], other[name])
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "gpt2", "vit"])
-def test_spread_over_the_cpu_and_disk_a_model_has_the_numbers_that_it_has_in_one_piece(name: str, tmp_path: Path) -> None:
+def test_spread_over_the_cpu_and_disk_a_model_has_the_numbers_that_it_has_in_one_piece(
+    name: str, tmp_path: Path
+) -> None:
     model, inputs = zoo.build(name)
     spread = _spread(model, tmp_path / "model")
     assert is_offloaded(spread)

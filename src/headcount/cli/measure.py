@@ -327,7 +327,8 @@ def model_and_task(
     if not names_examples(flags) and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()
-    model = load_model(name, flags, lazy=lazy, where=where)
+    spread = {} if where is None else where.keywords(flags, lazy=lazy)
+    model = load_model(name, flags, lazy=lazy, spread=spread)
     return model, make_task(name, model, flags) if names_examples(flags) else None
 
 

@@ -28,7 +28,6 @@ from ..parsing import count_or_all
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
-    from .distributed.flags import Placement
 
 out = Console(highlight=False)
 WHAT, HOW, WHERE = "What to measure on", "How to run", "Where the results go"
@@ -303,12 +302,13 @@ def specs_of(texts: list[str] | None) -> list[Any]:
 
 
 def load_model(
-    name: str, flags: Running, *, fresh: bool = False, lazy: bool = False, where: Placement | None = None
+    name: str, flags: Running, *, fresh: bool = False, lazy: bool = False, spread: dict[str, Any] | None = None
 ) -> Any:
     """The model, in evaluation mode, on the device asked for and in the number format of --dtype.
 
     That is float32 unless said otherwise: as with `hc.load`, also where the file has half precision. A model with weights that no
-    file holds is loaded only where `fresh` is right. With `lazy` the weights stay in their files; `where` may spread them.
+    file holds is loaded only where `fresh` is right. With `lazy` the weights stay in their files; `spread` may say where they
+    go instead, as `hc.load` takes it.
     """
     import torch
 
@@ -317,10 +317,11 @@ def load_model(
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if flags.dtype not in kinds:
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
-    spread = {} if where is None else where.keywords(flags, lazy=lazy)
     say_notes(name)
     with progress.Bar("loading the model"):
-        model = load(name, dtype=kinds[flags.dtype], lazy=lazy, trust_remote_code=flags.trust_remote_code, **spread)
+        model = load(
+            name, dtype=kinds[flags.dtype], lazy=lazy, trust_remote_code=flags.trust_remote_code, **spread or {}
+        )
     untrained = missing_weights(model)
     if untrained and not fresh:
         raise BadCheckpoint(

@@ -48,8 +48,8 @@ def _show(site: Site, see: See, _: nn.Module, __: Any, output: Any) -> None:
     share = share_of(site.writer)
     here = len(site) if share is None else (share.stop - share.start) // site.width
     for tensor in tensors(output):
-        if tensor.dim() == 4 and tensor.shape[1] == here and is_distribution(tensor):
-            if share is not None:  # the heads of the other processes
+        if tensor.dim() == 4 and tensor.shape[1] in (here, len(site)) and is_distribution(tensor):
+            if share is not None and tensor.shape[1] == here:  # the heads of the other processes
                 heads = replace(share, start=share.start // site.width, stop=share.stop // site.width, whole=len(site))
                 tensor = heads.gathered(tensor.movedim(1, -1)).movedim(-1, 1)
             return see(site, tensor)

@@ -26,7 +26,7 @@ from .cutting import layers
 from .cutting.biases import RECORDED, give_biases, recorded
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
-from .distributed.loading import spread
+from .distributed.loading import checked, spread
 from .distributed.refusals import in_one_process
 from .loading.adapters import adapted_class, merged
 from .loading.companions import at_the_root, companions
@@ -84,6 +84,7 @@ def save(
         >>> hc.removed(hc.load(folder)).units == plan.units
         True
     """
+    in_one_process(model, "it is not saved from here", "what it was loaded from is its checkpoint")
     target, origin = Path(folder), None if source is None else Path(source)
     # a model may be saved over the folder it came from: what else is there comes along
     keep = [] if origin is None or os.path.realpath(origin) == os.path.realpath(target) else [origin]
@@ -166,6 +167,7 @@ def load(
         with left_in_files():
             return check_left_in_files(_whole_or_cut(kind, config, files, options)[0], files.name)
     model, info = _whole_or_cut(kind, config, files, options)
+    checked(model, options, files.name)
     return model if files.adapter is None else merged(model, files.adapter, info["missing_keys"]).eval()
 
 
@@ -287,7 +289,6 @@ def write_into(
     modules have, because transformers does not rename weights for such code.
     """
     root = unwrap(model)
-    in_one_process(root, "it is not saved from here", "what it was loaded from is its checkpoint")
     if has_int8_of_torch(root):
         raise Refused(
             f"{type(root).__name__} is quantised to int8 by torch, and no folder that loads again can hold that: save it before "

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import BadCheckpoint
 from ...model_files import ModelFiles
+from .refusals import shared_out
 
 
 def spread(keywords: dict[str, Any], files: ModelFiles, config: Any, lazy: bool) -> dict[str, Any]:
@@ -32,6 +33,17 @@ def spread(keywords: dict[str, Any], files: ModelFiles, config: Any, lazy: bool)
     if plan is None:
         return keywords
     return {**{word: value for word, value in keywords.items() if word != "tp_plan"}, **_as_taken(plan)}
+
+
+def checked(model: Any, keywords: dict[str, Any], name: str) -> Any:
+    """The model, or `BadCheckpoint` where it was to be shared out among processes and transformers has no plan for it."""
+    asked = any(keywords.get(word) is not None for word in ("tp_plan", "distributed_config"))
+    if asked and shared_out(model) is None:
+        raise BadCheckpoint(
+            f"transformers has no tensor-parallel plan for {type(model).__name__}, so {name} was not shared out; load it without "
+            "tp_plan (device_map spreads it over devices, too), or give a plan of your own."
+        )
+    return model
 
 
 def _as_taken(plan: Any) -> dict[str, Any]:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 from torch import nn
 
 from ...errors import Refused
 from ..discovery import unwrap
 from .device_maps import is_offloaded
-from .tensor_parallel import is_tensor_parallel
+from .tensor_parallel import is_fully_sharded, is_tensor_parallel
 
 FROM_FILES = "cut it from the files: headcount cut --shards, or hc.load(lazy=True), hc.cut and hc.save"
 SEEN = "mask, measure and ablate its units, and score them by taylor, fisher, ablation, activations or weights"
-
-
-def is_fully_sharded(model: nn.Module) -> bool:
-    """Whether FSDP has cut parameters of a model into parts, which come together while their layer runs."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has used it
-    return fsdp is not None and any(
-        isinstance(m, fsdp.FSDPModule | fsdp.FullyShardedDataParallel) for m in model.modules()
-    )
 
 
 def shared_out(model: nn.Module) -> str | None:

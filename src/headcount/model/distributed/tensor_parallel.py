@@ -8,6 +8,8 @@ process sees what a model in one piece would show, and comes to the same numbers
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,8 +75,20 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def is_tensor_parallel(model: nn.Module) -> bool:
-    """Whether the projections of a model are shared out, so that every process must run every pass."""
-    return is_connected() and any(share_of(module) is not None for module in model.modules())
+    """Whether matrices of a model are shared out, so that every process must run every pass."""
+    if not is_connected():
+        return False
+    if any(share_of(module) is not None for module in model.modules()):
+        return True
+    return not is_fully_sharded(model) and any(map(is_distributed, model.parameters()))
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether FSDP has cut parameters of a model into parts, which come together while their layer runs."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not there: nobody has used it
+    return fsdp is not None and any(
+        isinstance(m, fsdp.FSDPModule | fsdp.FullyShardedDataParallel) for m in model.modules()
+    )
 
 
 _open: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many contexts hold a projection open
@@ -84,7 +98,7 @@ _closing: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()  #
 @contextmanager
 def whole_inputs(root: nn.Module) -> Iterator[None]:
     """Within the block, hooks on projections whose columns are shared out see the columns of all processes."""
-    shares = {} if not is_connected() else {m: s for m in root.modules() if (s := share_of(m)) is not None}
+    shares = _shares_given(root) if is_connected() else {}
     for module, share in shares.items():
         _open[module] = _open.get(module, 0) + 1
         if _open[module] == 1:
@@ -101,6 +115,17 @@ def whole_inputs(root: nn.Module) -> Iterator[None]:
                 handle, forward = _closing.pop(module)
                 handle.remove()
                 setattr(module, "forward", forward)  # noqa: B010
+
+
+def _shares_given(root: nn.Module) -> dict[nn.Module, Share]:
+    """The projections below `root` that are given the columns of this process; others get all of them and split them."""
+    plan = getattr(root, "tp_plan", None) or {}
+    found = {}
+    for path, module in root.named_modules():
+        share = share_of(module)
+        if share is not None and plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path), "rowwise") == "rowwise":
+            found[module] = share
+    return found
 
 
 def _gather(share: Share, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
