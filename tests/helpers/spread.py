@@ -44,40 +44,58 @@ def doubled(inputs: dict[str, Tensor]) -> Task:
 
 def measured(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True) -> dict[str, np.ndarray]:
     """What the verbs that change nothing say about a model of the zoo."""
+    return {**in_passes(model, inputs, criteria), **by_gradients(model, inputs, criteria)}
+
+
+def in_passes(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True) -> dict[str, np.ndarray]:
+    """What they say without a gradient."""
     task, anatomy = doubled(inputs), hc.find(model)
-    attention, sites = anatomy.heads[-1], [anatomy.heads[-1], *anatomy.neurons[-1:]]
-    both = {site.name: [0, len(site) - 1] for site in sites}
-    units = ",".join(["heads", *["neurons"][: len(anatomy.neurons)]])
-    stack = anatomy.stacks[-1]
-    out: dict[str, np.ndarray] = {"whole": zoo.output(model, inputs).numpy()}
+    attention, stack = anatomy.heads[-1], anatomy.stacks[-1]
+    both = {site.name: [0, len(site) - 1] for site in (attention, *anatomy.neurons[-1:])}
+    out: dict[str, np.ndarray] = {"whole": zoo.output(model, inputs).cpu().numpy()}
 
     def masked(name: str, units: Any, **how: Any) -> None:
         with hc.masked(model, units, **how):
-            out[name] = zoo.output(model, inputs).numpy()
+            out[name] = zoo.output(model, inputs).cpu().numpy()
 
     masked("masked", both)
     masked("masked layer", f"{stack.name}:{stack.ids[-1]}")
     masked("filled", both, fill={attention.name: torch.linspace(0, 1, len(attention) * attention.width)})
-    gates = {site.name: torch.linspace(0.2, 1, len(site)).requires_grad_() for site in sites}
-    with hc.gated(model, gates):
-        spread(zoo.judged(model(**inputs))).sum().backward()
-    out["gradients of gates"] = np.concatenate([gate.grad.numpy() for gate in gates.values()])
-    model.zero_grad(set_to_none=True)
-    out["ablated"] = hc.ablate(model, task).rows
     out["ablated one by one"] = hc.ablate(model, task, replay=False).rows
-    out["ablated, means instead"] = hc.ablate(model, task, "attentions", fill=Fill("mean", task)).rows
-    for by in (*GRADIENTS, *WRITTEN) if criteria else ("taylor", "wanda"):
-        out[by] = np.asarray(hc.score(model, task, by=by, units=units).values)
-    out["layers"] = np.asarray(hc.score(model, task, units="layers").values)
+    means = Fill("mean", task)
+    out["ablated, means instead"] = hc.ablate(model, task, "attentions", fill=means, replay=False).rows
     out["size of layers"] = np.asarray(hc.score(model, task, by="magnitude", units="layers").values)
+    for by in WRITTEN if criteria else ("wanda",):
+        out[by] = np.asarray(hc.score(model, task, by=by, units=_kinds(model)).values)
     if criteria:
         for by in ("confidence", "entropy"):
             out[by] = np.asarray(hc.score(model, task, by=by).values)
-        influence = hc.score(model, task, by="block-influence", units=f"{units},layers")
+        influence = hc.score(model, task, by="block-influence", units=f"{_kinds(model)},layers")
         out["block-influence"] = np.asarray(influence.values)
-        with checkpointing():
-            out["checkpointed"] = np.asarray(hc.score(model, task, units=units).values)
     return out
+
+
+def by_gradients(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True) -> dict[str, np.ndarray]:
+    """What they say with gradients, by which replay sees which positions are read."""
+    task, anatomy = doubled(inputs), hc.find(model)
+    sites = (anatomy.heads[-1], *anatomy.neurons[-1:])
+    gates = {site.name: torch.linspace(0.2, 1, len(site)).requires_grad_() for site in sites}
+    with hc.gated(model, gates):
+        spread(zoo.judged(model(**inputs)).cpu()).sum().backward()
+    out = {"gradients of gates": np.concatenate([gate.grad.numpy() for gate in gates.values()])}
+    model.zero_grad(set_to_none=True)
+    out["ablated"] = hc.ablate(model, task).rows
+    out["layers"] = np.asarray(hc.score(model, task, units="layers").values)
+    for by in GRADIENTS if criteria else GRADIENTS[:1]:
+        out[by] = np.asarray(hc.score(model, task, by=by, units=_kinds(model)).values)
+    if criteria:
+        with checkpointing():
+            out["checkpointed"] = np.asarray(hc.score(model, task, units=_kinds(model)).values)
+    return out
+
+
+def _kinds(model: nn.Module) -> str:
+    return "heads,neurons" if hc.find(model).neurons else "heads"
 
 
 def refused(work: dict[str, Callable[[], object]]) -> dict[str, str]:

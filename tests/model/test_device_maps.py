@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import says
-from helpers import zoo
+from helpers import fake_device, zoo
 from helpers.same import close, same_weights
-from helpers.spread import doubled, in_halves, measured
+from helpers.spread import doubled, in_halves, in_passes, measured
 from torch import nn
 
 import headcount as hc
 from headcount.errors import BadCheckpoint, Refused
 from headcount.model.distributed.device_maps import is_offloaded, weights_present
 from headcount.training import Recipe
+
+TESTS = Path(__file__).parents[1]
 
 
 def _spread(model: nn.Module, folder: Path, **how: Any) -> Any:
@@ -97,3 +101,15 @@ def test_weights_are_there_within_the_block_and_gone_after_it(tmp_path: Path) ->
     with weights_present(writer, model):
         assert torch.equal(writer.weight, there.weight)
     assert writer.weight.is_meta
+
+
+@pytest.mark.skipif(fake_device.REGISTER is None, reason="this torch lets no device be made in Python")
+def test_over_two_devices_a_model_has_the_numbers_that_it_has_on_one(tmp_path: Path) -> None:
+    """The second device is made up, and complains where tensors of both are mixed."""
+    families = ["llama", "bert"]
+    script = TESTS / "helpers" / "fake_device.py"
+    done = subprocess.run([sys.executable, str(script), str(tmp_path), *families], capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-3000:]
+    for name in families:
+        with np.load(tmp_path / f"{name}.npz") as found:
+            assert not _alike(in_passes(*zoo.build(name)), dict(found))

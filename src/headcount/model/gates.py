@@ -196,7 +196,7 @@ def applied(
     with ExitStack() as stack:
         stack.enter_context(_compiled_code_steps_aside())
         # gates of a tensor-parallel model are sliced; all else is made of the heads of all processes
-        learnt = any(callable(gate) or gate.requires_grad for gate in gates.values())
+        learnt = any(callable(gate) or getattr(gate, "requires_grad", False) for gate in gates.values())
         sliced = bool(gates) and not fill and not learnt
         stack.enter_context(called(root) if sliced else opened(root))
         for name, gate in gates.items():

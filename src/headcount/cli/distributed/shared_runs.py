@@ -86,8 +86,8 @@ def run_of(model: nn.Module, folder: Path, question: Mapping[str, Any]) -> Itera
             return {name: value for name, value in vars(mine[0]).items() if name != "lock"}
 
         fields = from_the_first(opened)
-        run = mine[0] if mine else None
-        yield SharedRun(**fields, lock=None if run is None else run.lock, run=run)  # type: ignore[arg-type]
+        own = mine[0] if mine else None
+        yield SharedRun(**fields, lock=None if own is None else own.lock, run=own)  # type: ignore[arg-type]
 
 
 def has_document(run: Run, name: str) -> bool:

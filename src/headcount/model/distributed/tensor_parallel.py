@@ -130,11 +130,11 @@ def _shares_given(root: nn.Module) -> dict[nn.Module, Share]:
 
 def _gather(share: Share, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     x = args[0]
-    return args if x.shape[-1] == share.whole else (_Gathered.apply(x, share), *args[1:])
+    return args if x.shape[-1] == share.whole else (_gathered(x, share), *args[1:])
 
 
 def _sliced(share: Share, forward: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return forward(_Sliced.apply(x, share) if x.shape[-1] == share.whole else x, *args, **kwargs)
+    return forward(_sliced_from(x, share) if x.shape[-1] == share.whole else x, *args, **kwargs)
 
 
 class _Gathered(torch.autograd.Function):
@@ -161,3 +161,7 @@ class _Sliced(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return ctx.share.gathered(gradient), None
+
+
+_gathered: Any = _Gathered.apply
+_sliced_from: Any = _Sliced.apply
