@@ -52,11 +52,11 @@ def in_passes(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True
     task, anatomy = doubled(inputs), hc.find(model)
     attention, stack = anatomy.heads[-1], anatomy.stacks[-1]
     both = {site.name: [0, len(site) - 1] for site in (attention, *anatomy.neurons[-1:])}
-    out: dict[str, np.ndarray] = {"whole": zoo.output(model, inputs).cpu().numpy()}
+    out: dict[str, np.ndarray] = {"whole": zoo.output(model, inputs).float().cpu().numpy()}
 
     def masked(name: str, units: Any, **how: Any) -> None:
         with hc.masked(model, units, **how):
-            out[name] = zoo.output(model, inputs).cpu().numpy()
+            out[name] = zoo.output(model, inputs).float().cpu().numpy()
 
     masked("masked", both)
     masked("masked layer", f"{stack.name}:{stack.ids[-1]}")
