@@ -36,6 +36,6 @@ def test_in_half_precision_numbers_are_those_of_float32_within_the_stated_bounds
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_of_t5_the_outputs_stay_within_the_bounds_too(dtype: torch.dtype) -> None:
     """Its gradients do not in bfloat16: its attention does not divide by the square root of the width."""
-    both = [in_passes(*zoo.build("t5", one)) for one in (dtype, torch.float32)]
+    both = [in_passes(*zoo.build("t5", one), criteria=False) for one in (dtype, torch.float32)]
     rounded, whole = ({name: values for name, values in one.items() if name not in LOSSES} for one in both)
     assert not _far(rounded, whole, BOUNDS[dtype][0])

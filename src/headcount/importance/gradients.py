@@ -24,6 +24,7 @@ from ..evaluation.evaluator import device_of, in_parts, is_out_of_memory, to_dev
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.equivalence import evaluating, frozen
 from ..model.gates import applied
+from ..model.loading.quantised import must_give_gradients
 from ..model.matrices import has_int8_of_torch
 from ..model.multihead import opened
 from ..model.tensor_trees import tensors, with_first
@@ -84,6 +85,7 @@ def contributions(
             f"{type(root).__name__} is quantised to int8 by torch, whose matrices have no gradients: score it before it is "
             "quantised (the units have the same names), or score by ablation."
         )
+    must_give_gradients(root)
     one_by_one = any(not p.per_example or (isinstance(p, Site) and not p.calls_writer) for p in parts)
     one_by_one = one_by_one or not _independent(root, task)
     work = _Work(root, anatomy, parts, task, 1 if one_by_one else batch_size)
