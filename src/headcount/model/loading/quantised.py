@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -74,7 +75,8 @@ def _gives_gradients(module: Any) -> bool:
     few = range(min(LOOKED_AT, module.in_features))
     want = matrix_seen(module, few).sum(0)  # and kernels for inference are chosen
     x = _an_input(module).expand(2, 3, -1).clone().requires_grad_()  # of a single token another kernel may be taken
-    with torch.enable_grad():
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says in other words what is said here
         y = module.forward(x)
         if not y.requires_grad:
             return False
