@@ -29,7 +29,9 @@ def test_in_half_precision_numbers_are_those_of_float32_within_the_stated_bounds
     whole, rounded = in_passes(model, inputs), in_passes(half, half_inputs)
     assert not _far(*({k: v for k, v in one.items() if k not in LOSSES} for one in (rounded, whole)), outputs)
     assert not _far(*({k: one[k] for k in LOSSES} for one in (rounded, whole)), losses)
-    assert not _far(by_gradients(half, half_inputs), by_gradients(model, inputs), losses)
+    assert not _far(
+        by_gradients(half, half_inputs, criteria=False), by_gradients(model, inputs, criteria=False), losses
+    )
     assert _far(rounded, whole, 1e-6), "it was computed in half precision"
 
 
