@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ class Placement:
             "--device-map",
             panel=HOW,
             metavar="MAP",
-            help="Spread the weights over devices, the CPU and disk: auto, balanced, sequential, or JSON such as "
+            help="Spread the weights over devices, the CPU and disk: auto, balanced, sequential, or a JSON file such as "
             '{"model.layers.0": 0, "model.layers.1": "cpu", ...}.',
             show_default="one device",
         ),
@@ -64,13 +65,13 @@ class Placement:
 
 
 def _parsed(text: str) -> Any:
-    """A device map from its name or from JSON."""
+    """A device map from its name or from JSON, in a file or as it is."""
     if text in MAPS:
         return text
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
+        parsed = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict) and parsed and all(type(place) in (int, str) for place in parsed.values()):
         return parsed
-    raise BadData(f"--device-map is {', '.join(MAPS)}, or a JSON object of modules and devices; I got {text!r:.60}.")
+    raise BadData(f"--device-map is {', '.join(MAPS)}, or JSON of modules and devices, in a file or as it is; I got {text!r:.60}.")
