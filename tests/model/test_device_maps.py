@@ -89,6 +89,8 @@ def test_what_would_change_offloaded_weights_is_refused_before_any_work(tmp_path
         hc.prune(spread, task, remove="20%")
     with says(Refused, about="it cannot be exported from here"):
         hc.export(spread, "gguf", tmp_path / "model.gguf")
+    with says(Refused, about="circuits are not read off them"):
+        hc.circuits.token_circuits(spread)
     with says(BadCheckpoint, about="leave out one of the two"):
         hc.load(tmp_path / "model", device_map="auto", lazy=True)
 

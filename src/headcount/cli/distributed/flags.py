@@ -74,4 +74,4 @@ def _parsed(text: str) -> Any:
         parsed = None
     if isinstance(parsed, dict) and parsed and all(type(place) in (int, str) for place in parsed.values()):
         return parsed
-    raise BadData(f"--device-map is {', '.join(MAPS)}, or JSON of modules and devices, in a file or as it is; I got {text!r:.60}.")
+    raise BadData(f"--device-map is {', '.join(MAPS)}, or JSON of modules and devices; I got {text!r:.60}.")
