@@ -29,7 +29,7 @@ CONTRASTIVE = ("clip", "siglip")  # every picture against every text: only the d
 
 def spread(output: Tensor) -> Tensor:
     """One number per example from all numbers of an output, each with a weight of its own."""
-    weights = torch.linspace(-1, 1, output[0].numel(), dtype=output.dtype).reshape(output[0].shape)
+    weights = torch.linspace(-1, 1, output[0].numel(), dtype=output.dtype, device=output.device).view(output[0].shape)
     return (torch.tanh(output) * weights).flatten(1).sum(1)
 
 

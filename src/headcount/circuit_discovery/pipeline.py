@@ -22,6 +22,7 @@ from ..importance.attribution.units import STEPS, Method, attributions
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import not_tensor_parallel
 from ..plans import Plan
 from ..stats.metrics import metric
 from ..stats.results import Result
@@ -158,6 +159,7 @@ def circuit(
         >>> [round(point.faithfulness.value, 3) for point in (found.points[0], found.points[-1])]
         [0.0, 1.0]
     """
+    not_tensor_parallel(model, "circuits are not searched")
     task = contrasted(task, "A circuit")
     if ranked not in RANKED:
         raise BadPlan(f"Units are ranked {', '.join(RANKED)}; I got {ranked!r:.40}.")

@@ -22,6 +22,7 @@ from ..errors import BadPlan
 from ..model.anatomy import Anatomy, Site, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import in_one_place
 from ..progress import Bar
 from .head_matrices import HeadMatrices, head_matrices, probe, small_batch
 
@@ -61,6 +62,7 @@ def composition_scores(
         True
     """
     root = unwrap(model)
+    in_one_place(root, "composition is not computed")
     anatomy = find(root, specs)
     wanted = None if units is None else {(unit.site, unit.index) for unit in anatomy.plan(units)}
     if draws < 2 or (wanted is not None and not wanted <= {(s.name, i) for s in anatomy.heads for i in s.ids}):

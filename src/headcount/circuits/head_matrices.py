@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.tasks import device_of
 from ..errors import Refused
 from ..model.anatomy import Anatomy, Site
+from ..model.distributed.refusals import in_one_place
 from ..model.equivalence import evaluating
 from ..model.matrices import matrix
 from .norms import FrozenNorm, frozen_norm, is_norm
@@ -117,6 +119,7 @@ def _biases(site: Site, which: int) -> Tensor | None:
 
 def _owned(site: Site, which: int) -> tuple[nn.Module, str, int, Tensor, str | None]:
     """The module that holds a matrix, the names of its tensors, the axis of its rows, and the rows of every head."""
+    in_one_place(site.module, "circuits cannot be read off them")
     if isinstance(site.module, nn.MultiheadAttention) and site.module.in_proj_weight is not None:
         table = [table for parts in site.tables() for table in parts][which]
         return site.module, "in_proj_weight", 0, table, "in_proj_bias" if site.module.in_proj_bias is not None else None
@@ -194,6 +197,6 @@ def small_batch(root: nn.Module) -> dict[str, Tensor]:
     size = getattr(text, "vocab_size", None)
     if type(size) is not int or getattr(root, "main_input_name", "input_ids") != "input_ids":
         raise Refused(f"{type(root).__name__} does not read tokens, so I cannot make a batch for it; give batch=.")
-    device = next(root.parameters()).device
+    device = device_of(root)
     ids = torch.arange(1, 7, device=device)[None] % size
     return {"input_ids": ids, **({"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {})}

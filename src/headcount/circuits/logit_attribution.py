@@ -24,6 +24,7 @@ from ..importance.attention import halved
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import in_one_place
 from ..model.equivalence import evaluating
 from ..progress import Bar
 from .class_logits import at_positions
@@ -91,6 +92,7 @@ def direct_logit_attribution(
     if task.goal is None:
         raise Refused(f"{task.name} ({task.kind}) has no tokens to guess, so there are no logits to attribute.")
     root = unwrap(model)
+    in_one_place(root, "logits are not taken apart")
     anatomy = find(root, specs)
     names = _names(anatomy, units)
     values, totals = np.zeros((task.size, len(names))), np.zeros(task.size)

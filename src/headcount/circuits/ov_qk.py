@@ -22,6 +22,7 @@ from ..hashing import fingerprint
 from ..model.anatomy import Site, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import in_one_place
 from ..progress import Bar
 from .head_matrices import HeadMatrices, Probe, head_matrices, probe, projected, small_batch
 from .norms import FrozenNorm, frozen_norm, is_close
@@ -87,6 +88,7 @@ def token_circuits(
         True
     """
     root = unwrap(model)
+    in_one_place(root, "circuits are not read off them")
     anatomy = find(root, specs)
     chosen = anatomy.plan("*:*" if units is None else units).by_site()
     sites = [site for site in anatomy.heads if site.name in chosen]

@@ -15,6 +15,8 @@ from ..errors import Refused
 from ..evaluation.evaluator import device_of
 from ..importance.attention_parts import AttentionParts, unreadable, watched
 from ..model.anatomy import Anatomy, Site, Stack
+from ..model.distributed.device_maps import weights_present
+from ..model.distributed.refusals import not_tensor_parallel
 from ..model.equivalence import evaluating
 from ..model.gates import applied
 from ..model.matrices import Padded, index_on
@@ -44,6 +46,7 @@ def recorded(
     root: nn.Module, anatomy: Anatomy, batch: Any, kinds: Iterable[str], chosen: Chosen
 ) -> dict[tuple[str, str], list[Tensor]]:
     """One pass with hooks: tensors by kind and site (or layer), one for every run of it."""
+    not_tensor_parallel(root, "activations are not recorded")
     notes = _Notes(frozenset(kinds))
     with ExitStack() as stack:
         stack.enter_context(evaluating(root))
@@ -105,8 +108,10 @@ def writer_input(site: Site, args: Any, kwargs: Any) -> Tensor:
 
 def writer_weight(site: Site) -> Tensor:
     """The weight of a writer as (out, in), in its own number format; `Refused` where it is packed or there are several."""
-    columns = site.columns
-    weight = None if columns is None else getattr(columns.owner, columns.weight).detach()
+    columns, weight = site.columns, None
+    if columns is not None:
+        with weights_present(columns.owner):
+            weight = getattr(columns.owner, columns.weight).detach()
     if columns is None or weight is None or weight.numel() != columns.shape[0] * columns.shape[1]:
         raise Refused(
             f"The output matrix of {site.name} ({type(site.writer).__name__}) is packed, quantised or one of several that a "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..data import seen_examples, splits
+from .distributed.flags import Placement
 from .fills import FillFlags, fill_of, option_of
 from .options import (
     SCORED_ON,
@@ -52,7 +53,7 @@ Draws = Annotated[
 Memory = Annotated[float, typer.Option("--memory", help="Memory for cached activations, in GiB.")]
 
 
-def evaluate(model: Model, flags: CommonFlags) -> None:
+def evaluate(model: Model, flags: CommonFlags, *, where: Placement) -> None:
     """Measure a model: the metric with its interval.
 
     Examples:
@@ -61,7 +62,7 @@ def evaluate(model: Model, flags: CommonFlags) -> None:
 
         headcount evaluate my-translator --data test.de --target test.en --num-beams 5
     """
-    subject, task = model_and_task(model, flags)
+    subject, task = model_and_task(model, flags, where)
     from ..documents.results import ResultDocument
     from ..evaluation import evaluator
 
@@ -108,6 +109,7 @@ def score(
     ] = False,
     *,
     stands_in: FillFlags,
+    where: Placement,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
 
@@ -141,7 +143,7 @@ def score(
         raise typer.BadParameter(
             f"--fill, --reference-data, --draws and --at are for --by ablation; {by} masks nothing: leave them out."
         )
-    subject, task = model_and_task(model, flags, optional=by in criteria.NEED_NO_DATA, lazy=stream)
+    subject, task = model_and_task(model, flags, where, optional=by in criteria.NEED_NO_DATA, lazy=stream)
     fill = None
     if by == "ablation":
         task, fill = fill_of(stands_in, model, subject, flags, task)
@@ -208,6 +210,7 @@ def ablate(
     memory: Memory = 2.0,
     *,
     stands_in: FillFlags,
+    where: Placement,
 ) -> None:
     """Mask units one at a time, or all heads but one, and test each difference.
 
@@ -226,7 +229,7 @@ def ablate(
     """
     if each and all_but_one:
         raise typer.BadParameter("choose one of --each and --all-but-one.")
-    subject, task = model_and_task(model, flags)
+    subject, task = model_and_task(model, flags, where)
     from ..documents.ablation import AblationDocument, AllButOneDocument, ClosedUnit, OneHeadLeft
     from ..documents.results import ResultDocument
     from ..evaluation import ablation
@@ -288,6 +291,7 @@ def transfer(
     units: Units = "heads",
     *,
     stands_in: FillFlags,
+    where: Placement,
 ) -> None:
     """Do the same heads matter on other data? The same ablation on two data sets, and how well they agree.
 
@@ -295,7 +299,7 @@ def transfer(
 
         headcount transfer my-model --data mnli/dev_matched.tsv --other-data mnli/dev_mismatched.tsv
     """
-    subject, task = model_and_task(model, flags)
+    subject, task = model_and_task(model, flags, where)
     from ..documents.ablation import Damages, TransferDocument
     from ..documents.results import ResultDocument
     from ..evaluation import ablation
@@ -332,12 +336,15 @@ def transfer(
         keep(run, document, flags, note + transfer_text(result))
 
 
-def model_and_task(name: str, flags: CommonFlags, optional: bool = False, lazy: bool = False) -> tuple[Any, Any]:
+def model_and_task(
+    name: str, flags: CommonFlags, where: Placement | None = None, *, optional: bool = False, lazy: bool = False
+) -> tuple[Any, Any]:
     """The model and its task, or none where a criterion needs no data."""
     if not names_examples(flags) and not optional:
         raise typer.BadParameter("say which data to measure on with --data FILE.")
     quieten()
-    model = load_model(name, flags, lazy=lazy)
+    spread = {} if where is None else where.keywords(flags, lazy=lazy)
+    model = load_model(name, flags, lazy=lazy, spread=spread)
     return model, make_task(name, model, flags) if names_examples(flags) else None
 
 

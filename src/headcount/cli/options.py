@@ -10,7 +10,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from logging import ERROR, getLogger
@@ -235,7 +235,14 @@ def with_data(command: Callable[..., None]) -> Callable[..., None]:
             name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})
             for name, kind in sets.items()
         }
-        with progress.quiet() if shared.get("quiet") or shared.get("as_json") else nullcontext():
+        with ExitStack() as stack:
+            if shared.get("quiet") or shared.get("as_json"):
+                stack.enter_context(progress.quiet())
+            if shared.get("tp_plan") and int(os.environ.get("RANK", "0")):  # the first process speaks for all
+                stack.enter_context(progress.quiet())
+                nothing = stack.enter_context(open(os.devnull, "w"))
+                stack.enter_context(redirect_stdout(nothing))
+                stack.enter_context(redirect_stderr(nothing))
             command(**filled, **values)
 
     run.__signature__ = inspect.Signature([context, *mine, *flags.values()])  # type: ignore[attr-defined]
@@ -268,7 +275,8 @@ def quieten() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    getLogger("huggingface_hub").setLevel(ERROR)  # it announces each of its retries
+    for talkative in ("huggingface_hub", "accelerate"):  # one announces each of its retries, one where weights are
+        getLogger(talkative).setLevel(ERROR)
     warnings.simplefilter("ignore", LoadingNote)  # commands say it in a line of their own
 
 
@@ -293,11 +301,14 @@ def specs_of(texts: list[str] | None) -> list[Any]:
     return rows
 
 
-def load_model(name: str, flags: Running, *, fresh: bool = False, lazy: bool = False) -> Any:
+def load_model(
+    name: str, flags: Running, *, fresh: bool = False, lazy: bool = False, spread: dict[str, Any] | None = None
+) -> Any:
     """The model, in evaluation mode, on the device asked for and in the number format of --dtype.
 
     That is float32 unless said otherwise: as with `hc.load`, also where the file has half precision. A model with weights that no
-    file holds is loaded only where `fresh` is right. With `lazy` the weights stay in their files.
+    file holds is loaded only where `fresh` is right. With `lazy` the weights stay in their files; `spread` may say where they
+    go instead, as `hc.load` takes it.
     """
     import torch
 
@@ -308,14 +319,16 @@ def load_model(name: str, flags: Running, *, fresh: bool = False, lazy: bool = F
         raise BadData(f"--dtype is {', '.join(kinds)}; I got {flags.dtype!r:.40}.")
     say_notes(name)
     with progress.Bar("loading the model"):
-        model = load(name, dtype=kinds[flags.dtype], lazy=lazy, trust_remote_code=flags.trust_remote_code)
+        model = load(
+            name, dtype=kinds[flags.dtype], lazy=lazy, trust_remote_code=flags.trust_remote_code, **spread or {}
+        )
     untrained = missing_weights(model)
     if untrained and not fresh:
         raise BadCheckpoint(
             f"{name} has no weights for {listed(untrained)}, which would be random numbers, so nothing that is measured on this "
             f"{type(model).__name__} would mean anything; train it first (headcount train), or give the model that was trained."
         )
-    return placed(model, flags)
+    return model if spread else placed(model, flags)
 
 
 def how_to_load(folder: Path) -> str:

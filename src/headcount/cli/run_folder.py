@@ -26,13 +26,14 @@ def running(
     command: str, name: str, model: Any, flags: Running, tasks: Mapping[str, Task | Passages], **options: Any
 ) -> Iterator[Run]:
     """Within the block, the run folder of this question, locked; progress bars as asked for."""
-    from ..runs import Run, default_folder
+    from ..runs import default_folder
+    from .distributed.shared_runs import run_of
 
     question = question_of(command, name, model, flags, tasks, options)
     with ExitStack() as stack:
         if flags.quiet or flags.as_json:
             stack.enter_context(progress.quiet())
-        run = stack.enter_context(Run.open(flags.output or default_folder(question), question))
+        run = stack.enter_context(run_of(model, flags.output or default_folder(question), question))
         first = _first_notes(command, model, flags, tasks, run)
         with progress.Bar("comparing the sets of examples"):
             notes = first + data_notes(tasks)
@@ -61,11 +62,12 @@ def _first_notes(command: str, model: Any, flags: Running, tasks: Mapping[str, T
     from ..data.tasks import Task
     from ..model.checkpoints import missing_weights
     from ..model.loading.lazy_tensors import is_lazy
+    from .distributed.shared_runs import has_document
 
     task = next((tasks[role] for role in ("report", "data", *tasks) if role in tasks), None)
     if not isinstance(task, Task) or command in ("train", "lottery") or missing_weights(model) or is_lazy(model):
         return []
-    if (run.folder / "notes.json").is_file():  # looked at before
+    if has_document(run, "notes"):  # looked at before
         notes = run.read_json("notes")
         return [str(note) for note in notes.get("first_batch", ())] if isinstance(notes, dict) else []
     return first_batch.warnings(model, task, flags.seed)

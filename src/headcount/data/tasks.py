@@ -32,6 +32,16 @@ class Measure(NamedTuple):
     generates: bool = False
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model wants its inputs: where its first parameter lies, or is brought to if it is offloaded."""
+    for module in model.modules():
+        parameter = next((p for p in module._parameters.values() if p is not None), None)
+        if parameter is not None:
+            place = getattr(getattr(module, "_hf_hook", None), "execution_device", None) if parameter.is_meta else None
+            return parameter.device if place is None else torch.device(place)
+    return torch.device("cpu")
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """Examples and what is asked of a model about them; nothing here belongs to one model.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__, runs
+from ..data.tasks import device_of as device_of
 from ..documents.results import FillDocument
 from ..errors import HeadcountError, NotFinite, OutOfMemory
 from ..model.anatomy import Anatomy, Site
@@ -209,11 +210,6 @@ class _Work:
     @property
     def draws(self) -> int:
         return 1 if self.fill is None else self.fill.draws
-
-
-def device_of(root: nn.Module) -> torch.device:
-    """Where a model wants its inputs."""
-    return next((p.device for p in root.parameters()), torch.device("cpu"))
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

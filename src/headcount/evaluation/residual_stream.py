@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ..model.anatomy import Anatomy, Site
+from ..model.distributed.device_maps import weights_present
 from ..model.gates import applied
+from ..model.multihead import opened
 from ..model.tensor_trees import tensors
 from .evaluator import device_of, fresh, to_device
 
@@ -66,8 +68,9 @@ def matrix_of(site: Site) -> Tensor:
     """The writer's weight as (out, in)."""
     columns = site.columns
     assert columns is not None
-    weight = getattr(columns.owner, columns.weight).detach().movedim(columns.row_axis, 0)
-    return weight.reshape(columns.shape).to(exactly(weight.device))
+    with weights_present(columns.owner):
+        weight = getattr(columns.owner, columns.weight).detach().movedim(columns.row_axis, 0)
+        return weight.reshape(columns.shape).to(exactly(weight.device))
 
 
 @dataclass
@@ -158,6 +161,7 @@ class Passes:
     def run(self, batch: dict[str, Any], gates: Mapping[str, Tensor], hooks: Iterable[Any]) -> Tensor | None:
         """The losses of a batch under gates and hooks, or None if a hook had seen enough."""
         with ExitStack() as stack:
+            stack.enter_context(opened(self.root))  # for the hooks
             stack.enter_context(applied(self.root, self.anatomy, gates))
             for handle in hooks:  # made only now, so that they see what the gates have done
                 stack.callback(handle.remove)

@@ -18,6 +18,7 @@ from ..formatting import bytes_text, counted
 from ..hashing import versions
 from ..model.checkpoints import load
 from ..model.discovery import unwrap
+from ..model.distributed.refusals import in_one_place
 from ..model.equivalence import evaluating
 from ..model.model_folders import appears_whole, disk_errors, file_appears_whole, file_may_be_written, may_be_written
 from ..model_files import EXPORT
@@ -91,6 +92,8 @@ def export(
         >>> exported.check.difference <= exported.check.allowed
         True
     """
+    if isinstance(model, nn.Module):
+        in_one_place(model, "it cannot be exported from here")
     form = format_named(to)
     settings = checked_settings(groups, dtype, int8, multiple, tensor_parallel)
     if not isinstance(model, nn.Module):

@@ -26,6 +26,7 @@ from ..importance.attention import watched
 from ..model.anatomy import Site
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import not_tensor_parallel
 from ..model.equivalence import evaluating
 from ..progress import Bar
 from .counts import AttentionSides, BatchIndex, must_fit, run_on, summed, tallied
@@ -87,6 +88,7 @@ def roles(
         >>> len(roles.heads)
         48
     """
+    not_tensor_parallel(model, "roles cannot be told")
     watch = _Watch(unwrap(model), find(model, specs).heads, passages, words)
     order = [number for some in passages.batches(batch_size) for number in some]
     size = passages.batch_size if batch_size is None else batch_size

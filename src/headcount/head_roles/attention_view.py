@@ -20,6 +20,7 @@ from ..importance.attention import watched
 from ..model.anatomy import Anatomy, Site, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import not_tensor_parallel
 from ..model.equivalence import evaluating
 from ..model.gates import masked as masked_units
 from ..model.tensor_trees import tensors
@@ -81,6 +82,7 @@ def look(
         from ..model.checkpoints import load
 
         model = load(model)
+    not_tensor_parallel(model, "what they look at is not shown")
     root, anatomy = unwrap(model), find(model, specs)
     sites = _chosen(anatomy, heads)
     plan = anatomy.plan(masked) if masked is not None else Plan()

@@ -24,7 +24,8 @@ from ..evaluation.residual_stream import Enough, matrix_of
 from ..model.anatomy import Anatomy, Site
 from ..model.equivalence import evaluating
 from ..model.loading.lazy_tensors import is_lazy
-from ..model.matrices import Padded, index_on
+from ..model.loading.quantised import matrix_seen
+from ..model.matrices import Padded, index_on, is_quantised
 from ..model.multihead import opened
 from ..model.positions import Unclear, in_decoder, real_positions
 from ..progress import Bar
@@ -310,9 +311,12 @@ def magnitudes(gathered: ActivationSums, sites: Sequence[Site]) -> dict[str, np.
 
 
 def _weights(site: Site) -> Tensor:
+    if site.columns is None and is_quantised(site.writer) and hasattr(site.writer, "in_features"):
+        return matrix_seen(site.writer)
     if site.columns is None:
         raise Refused(f"The weights of {site.name} are packed or quantised, so their size cannot be read off per unit.")
-    return matrix_of(site).double() if site.writer.weight.device.type != "mps" else matrix_of(site)
+    weight = matrix_of(site)
+    return weight.double() if weight.device.type != "mps" else weight
 
 
 def _units(site: Site, columns: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import Refused
 from ..model.anatomy import Site
+from ..model.distributed.tensor_parallel import share_of
 from ..model.source_code import text
 from ..model.tensor_trees import tensors
 
@@ -166,7 +167,7 @@ def _parts(calls: _Calls, output: Any) -> AttentionParts:
     pattern = handed_out(site, output)
     if pattern is None:
         raise unreadable(site)
-    return AttentionParts(None, None, None, pattern)
+    return AttentionParts(None, None, None, pattern if share_of(site.writer) is None else _present(site, pattern))
 
 
 def _are_weights(tensor: Tensor) -> bool:
@@ -185,7 +186,11 @@ def unreadable(site: Site) -> Refused:
 
 
 def _heads(site: Site) -> int:
-    """How many heads the code of an attention computes: in a padded one also those that are gone."""
+    """How many heads the code of an attention computes: in a padded one also those that are gone, in a tensor-parallel one those
+    of this process."""
+    share = share_of(site.writer)
+    if share is not None:
+        return (share.stop - share.start) // site.width
     return len(site.whole.ids) if site.whole is not None else len(site)
 
 
@@ -199,7 +204,11 @@ def _by_head(tensor: Tensor, heads: int) -> Tensor | None:
 
 
 def _present(site: Site, part: Tensor) -> Tensor:
-    """The heads that are still there."""
+    """The heads that are still there, of all processes."""
+    share = share_of(site.writer)
+    if share is not None:
+        heads = replace(share, start=share.start // site.width, stop=share.stop // site.width, whole=len(site))
+        return heads.gathered(part.movedim(1, -1)).movedim(-1, 1)
     if site.whole is None:
         return part
     return part[:, [site.whole.ids.index(index) for index in site.ids]]
@@ -238,8 +247,9 @@ def _softmax(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
 
 
 def handed_out(site: Site, output: Any) -> Tensor | None:
-    """The pattern among what an attention returns, where it hands it out."""
-    return next((t for t in tensors(output) if t.dim() == 4 and t.shape[1] == len(site) and is_distribution(t)), None)
+    """The pattern among what an attention returns, where it hands it out; of a tensor-parallel one that of its own heads."""
+    shown = len(site) if share_of(site.writer) is None else _heads(site)
+    return next((t for t in tensors(output) if t.dim() == 4 and t.shape[1] == shown and is_distribution(t)), None)
 
 
 def is_distribution(tensor: Tensor) -> bool:

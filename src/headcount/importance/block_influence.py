@@ -181,7 +181,7 @@ def _listen(
                         f"A layer of {part.name} ({type(module).__name__}) does not hand on what it takes in: what it does to "
                         "the residual stream cannot be measured; score its heads."
                     )
-                add(before, after, place)
+                add(before.to(after.device), after, place)
 
             yield block.register_forward_hook(through, with_kwargs=True)
         return
@@ -193,7 +193,7 @@ def _listen(
     def landed(stream: Tensor) -> None:
         if written and rows_of(part, stream).shape == written[0].shape:
             after = rows_of(part, stream.detach())
-            add(after.float() - written.pop().float(), after)
+            add(after.float() - written.pop().to(after.device).float(), after)
 
     yield part.writer.register_forward_hook(wrote)
     yield landings[part.name].hook(landed)

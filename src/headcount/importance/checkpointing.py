@@ -66,7 +66,8 @@ class LayerCall:
     def taken(self, key: tuple[str, int]) -> Tensor:
         """What a writer was given the second time, which is forgotten here; `Refused` if that is not what it was at first."""
         x = self.seen.pop(key, None)
-        if x is None or not torch.allclose(x.float().abs().sum(), self.sums[key], rtol=1e-3, equal_nan=True):
+        rough = 2e-2 if x is not None and x.element_size() == 2 else 1e-3  # half precision is rounded on the way
+        if x is None or not torch.allclose(x.float().abs().sum(), self.sums[key], rtol=rough, equal_nan=True):
             raise Refused(
                 f"The layer around {key[0]} computes something else when it runs a second time, as layers that keep a state "
                 "do, so it cannot be checkpointed: leave checkpointing out."

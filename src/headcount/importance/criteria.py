@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import nn
 
 from ..documents.scores import NORMS, Scores
@@ -18,6 +17,7 @@ from ..model.anatomy import Anatomy, Site, Stack
 from ..model.architectures import ModuleSpec
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import not_tensor_parallel
 from ..model.loading.lazy_tensors import is_lazy
 from ..model.stand_ins import Fill, data_fill
 from ..plans import Plan, Unit
@@ -30,6 +30,7 @@ from .checkpointing import checkpointing as gradient_checkpointing
 from .gradients import Contributions, contributions
 from .kv_group_scores import group_members, group_unit, summed, together
 from .lrp.relevance import RULES, relevances
+from .magnitudes import squares_of_layer, squares_of_units
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -95,6 +96,22 @@ class _Request:
     def members(self, part: Site | Stack) -> dict[Unit, tuple[Unit, ...]]:
         """The kv groups of an attention with their heads; nothing where heads are units by themselves."""
         return group_members(part) if self.grouped and isinstance(part, Site) and part.kind == "head" else {}
+
+
+def _must_hold(model: nn.Module, by: str) -> None:
+    """Refuse criteria that need more of the model than there is in this process."""
+    if by in (*METHODS, *RULES):
+        not_tensor_parallel(model, f"{by} is not computed")
+    if by not in (*LAYER_BY_LAYER, *NEED_NO_DATA) and is_lazy(unwrap(model)):
+        why = (
+            "a gradient comes back through all of them"
+            if by in BACKWARD
+            else "it looks at more than one pass through them"
+        )
+        raise Refused(
+            f"The weights of this model stay in their files, and {by} needs all layers at once ({why}); score it by "
+            f"{', '.join(LAYER_BY_LAYER)}, or load it whole (without lazy, or without --stream)."
+        )
 
 
 def score(
@@ -194,17 +211,8 @@ def score(
         raise BadPlan(f"Only ablation puts something in the place of units; {by} masks none: leave fill (--fill) out.")
     if by in METHODS:
         contrasted(task, by)
+    _must_hold(model, by)
     steps = STEPS if steps is None else steps
-    if by not in (*LAYER_BY_LAYER, *NEED_NO_DATA) and is_lazy(unwrap(model)):
-        why = (
-            "a gradient comes back through all of them"
-            if by in BACKWARD
-            else "it looks at more than one pass through them"
-        )
-        raise Refused(
-            f"The weights of this model stay in their files, and {by} needs all layers at once ({why}); score it by "
-            f"{', '.join(LAYER_BY_LAYER)}, or load it whole (without lazy, or without --stream)."
-        )
     rows = tuple(specs)
     anatomy = find(model, rows)
     words = [units] if isinstance(units, str) else list(units)
@@ -397,37 +405,10 @@ def _magnitude(request: _Request) -> Scored:
     values = []
     for part in request.parts:
         if isinstance(part, Stack):
-            squares = [sum(float(p.detach().double().square().sum()) for p in b.parameters()) for b in part.blocks]
-            values.append(np.array(squares))
+            values.append(np.array([squares_of_layer(block) for block in part.blocks]))
         else:
-            values.append(_site_magnitude(part, kv_groups_of(part) if request.members(part) else None))
+            values.append(squares_of_units(part, kv_groups_of(part) if request.members(part) else None))
     return np.sqrt(np.concatenate(values)), None
-
-
-def _site_magnitude(site: Site, groups: dict[int, tuple[int, ...]] | None = None) -> np.ndarray:
-    """Squares of all weights of each unit, or kv group: the rows that fill it, each once, and the columns that write it."""
-    matrices, columns = site.matrices, site.columns
-    if columns is None or any(m is None for m in matrices):
-        raise Refused(f"The weights of {site.name} are packed or quantised, so their size cannot be read off per unit.")
-    total = _squares(columns, columns.column_axis).view(-1, site.width).sum(-1)
-    places = list((groups or {}).values())
-    if groups is not None:
-        total = torch.stack([total[list(group)].sum() for group in places])
-    for m, tables in zip(matrices, site.tables(), strict=True):
-        assert m is not None
-        per_row = _squares(m, m.row_axis)
-        for rows in tables:
-            if groups is None:
-                total = total + per_row[rows].view(len(site), -1).sum(-1)
-            else:
-                total = total + torch.stack([per_row[rows[list(group)].unique()].sum() for group in places])
-    return total.numpy()
-
-
-def _squares(m: Any, axis: int) -> torch.Tensor:
-    """The sum of squares along one axis of a matrix, on the CPU."""
-    weight = getattr(m.owner, m.weight).detach().double().cpu()
-    return weight.square().movedim(axis, 0).flatten(1).sum(1)
 
 
 def _random(request: _Request) -> Scored:

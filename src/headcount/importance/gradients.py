@@ -24,6 +24,7 @@ from ..evaluation.evaluator import device_of, in_parts, is_out_of_memory, to_dev
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.equivalence import evaluating, frozen
 from ..model.gates import applied
+from ..model.loading.quantised import must_give_gradients
 from ..model.matrices import has_int8_of_torch
 from ..model.multihead import opened
 from ..model.tensor_trees import tensors, with_first
@@ -84,6 +85,7 @@ def contributions(
             f"{type(root).__name__} is quantised to int8 by torch, whose matrices have no gradients: score it before it is "
             "quantised (the units have the same names), or score by ablation."
         )
+    must_give_gradients(root)
     one_by_one = any(not p.per_example or (isinstance(p, Site) and not p.calls_writer) for p in parts)
     one_by_one = one_by_one or not _independent(root, task)
     work = _Work(root, anatomy, parts, task, 1 if one_by_one else batch_size)
@@ -95,7 +97,7 @@ def contributions(
         if is_asked():
             before = _loss_of_shortest(root, task)
             work.checkpoints = stack.enter_context(checkpointed(root, anatomy))
-            _same_without_cache(before, _loss_of_shortest(root, task), anatomy)
+            _same_without_cache(root, before, _loss_of_shortest(root, task), anatomy)
         bar = stack.enter_context(Bar("gradients", total=task.size))
         for chunk in chunks:
             compute = partial(_chunk, work, chunk, bar)
@@ -241,9 +243,10 @@ def _loss_of_shortest(root: nn.Module, task: Task) -> Tensor:
         return task.loss(root, to_device(task.collate(numbers), device_of(root)))
 
 
-def _same_without_cache(before: Tensor, after: Tensor, anatomy: Anatomy) -> None:
+def _same_without_cache(root: nn.Module, before: Tensor, after: Tensor, anatomy: Anatomy) -> None:
     """`Refused` for a model that computes something else where it keeps no keys and values for later tokens."""
-    if not torch.allclose(before.float(), after.float(), rtol=1e-2, atol=1e-3, equal_nan=True):
+    rtol, atol = (1e-2, 1e-3) if next(root.parameters()).dtype == torch.float32 else (0.1, 0.1)
+    if not torch.allclose(before.float(), after.float(), rtol=rtol, atol=atol, equal_nan=True):
         raise Refused(
             f"{anatomy.model_name} computes something else without its cache, and with it layers cannot run a second time: "
             "leave checkpointing out."
@@ -321,7 +324,7 @@ def _see_layer(
         raise Refused("A layer does not hand on what it takes in: it cannot be scored as a whole; score its heads.")
     fresh = not after.requires_grad
     after = after.detach().requires_grad_() if fresh else after
-    change = (after - before).detach()
+    change = (after - before.to(after.device)).detach()
 
     def back(gradient: Tensor) -> None:
         _add(sums, (change.float() * gradient.float()).sum(-1, keepdim=True), size, slice(place, place + 1))

@@ -203,7 +203,7 @@ def _see(
             "cannot be measured; score its heads."
         )
     # half the squared distance of unit vectors is 1 - their cosine, and exact also where they are nearly the same
-    input_direction, output_direction = (normalize(x.float(), dim=-1) for x in (before, after))
+    input_direction, output_direction = (normalize(x.to(after.device).float(), dim=-1) for x in (before, after))
     turned = (input_direction - output_direction).square().sum(-1) / 2
     real = tokens(batch, site, after[:, None]) if site is not None and after.dim() == 3 else torch.ones_like(turned)
     turned = torch.where(real > 0, turned, 0)

@@ -31,6 +31,7 @@ from ..hashing import fingerprint
 from ..model.anatomy import Anatomy, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import not_tensor_parallel
 from ..model.equivalence import evaluating
 from ..plans import Plan
 from ..progress import Bar
@@ -87,6 +88,7 @@ def patch(
         >>> patching.names
         ('layers:0', 'layers:1')
     """
+    not_tensor_parallel(model, "activations are not patched")
     task = _prepared(task, model, direction)
     root, rows = unwrap(model), tuple(specs)
     anatomy = find(model, rows)

@@ -20,6 +20,7 @@ from ..model.architectures import ModuleSpec
 from ..model.cutting import rules
 from ..model.cutting.surgery import cut
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import in_one_place
 from ..plans import Plan, Unit
 from ..pruning.candidates import cuttable
 from ..training.loop import Trained, train
@@ -129,6 +130,7 @@ def learn(
         >>> len(learned.plan)
         36
     """
+    in_one_place(model, "gates cannot learn on it here")
     rows = tuple(specs)
     request = LearnRequest(method, keep, units, only, pipelined, settle, plan, choose, scratch)
     anatomy, chosen, left_alone = prepared(model, request, recipe, recover, rows, settings)

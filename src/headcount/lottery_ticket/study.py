@@ -41,6 +41,7 @@ from ..model.architectures import ModuleSpec
 from ..model.cutting.effects import parameters_removed
 from ..model.cutting.surgery import cut, removed
 from ..model.discovery import find, unwrap
+from ..model.distributed.refusals import in_one_place
 from ..model.gates import masked
 from ..plans import Plan, Unit
 from ..progress import Bar
@@ -100,6 +101,7 @@ def lottery(
     _check_settings(lot, chosen, threshold, step)
     lot = _apart(lot)
     first = unwrap(build(chosen[0]))
+    in_one_place(first, "it cannot be trained here")
     _must_fit(first, retrain, magnitude, rows)
     model, kind, sites = _name(first), type(first).__name__, Field.of(first, rows).sites
     frozen = [freeze] if isinstance(freeze, str) else list(freeze)

@@ -26,6 +26,8 @@ from .cutting import layers
 from .cutting.biases import RECORDED, give_biases, recorded
 from .cutting.surgery import cut, record, removed
 from .discovery import unwrap
+from .distributed.loading import checked, spread
+from .distributed.refusals import in_one_process
 from .loading.adapters import adapted_class, merged
 from .loading.companions import at_the_root, companions
 from .loading.configs import hub_keywords, model_class, named_files, read_config
@@ -82,6 +84,7 @@ def save(
         >>> hc.removed(hc.load(folder)).units == plan.units
         True
     """
+    in_one_process(model, "it is not saved from here", "what it was loaded from is its checkpoint")
     target, origin = Path(folder), None if source is None else Path(source)
     # a model may be saved over the folder it came from: what else is there comes along
     keep = [] if origin is None or os.path.realpath(origin) == os.path.realpath(target) else [origin]
@@ -103,7 +106,8 @@ def load(
 
     Its weights are in float32 on the CPU, also where the file has half precision, in which a CPU is many times slower;
     `save` writes them in the format of the file again. `dtype="auto"` keeps that format in memory, and any other `dtype` is
-    taken. Where `device_map` names another device, the format stays that of the file.
+    taken. Where `device_map` names another device, the format stays that of the file. A `device_map` spreads a model over
+    devices, the CPU and disk, `tp_plan="auto"` over processes.
 
     The class is the one that was saved; keywords such as `dtype` and `device_map` go to `from_pretrained`. A folder that
     was never cut loads as usual, also one with sharded weights or with `pytorch_model.bin`, of which only tensors are read
@@ -156,12 +160,14 @@ def load(
     if not weights:
         return _empty(kind, config, files.name)
     check_weights(files)
+    kwargs = spread(kwargs, files, config, lazy)
     options = {"trust_remote_code": trust_remote_code, **kwargs, **files.keywords, **hub_keywords(files, kwargs)}
     if lazy:
         may_be_left_in_files(files, config)
         with left_in_files():
             return check_left_in_files(_whole_or_cut(kind, config, files, options)[0], files.name)
     model, info = _whole_or_cut(kind, config, files, options)
+    checked(model, options, files.name)
     return model if files.adapter is None else merged(model, files.adapter, info["missing_keys"]).eval()
 
 

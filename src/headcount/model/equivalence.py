@@ -45,15 +45,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Within the block no parameter asks for a gradient; afterwards each asks as it did."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Within the block no parameter asks for a gradient; afterwards each asks as it did.
+
+    By the places of parameters, because offloaded ones are other tensors after every pass.
+    """
+    asking = [
+        (m, name) for m in model.modules() for name, p in m._parameters.items() if p is not None and p.requires_grad
+    ]
     try:
-        for parameter in asking:
-            parameter.requires_grad_(False)
+        for module, name in asking:
+            module.get_parameter(name).requires_grad_(False)
         yield
     finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
+        for module, name in asking:
+            module.get_parameter(name).requires_grad_(True)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

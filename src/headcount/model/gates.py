@@ -23,8 +23,9 @@ from ..spelling import mask_rows, short
 from .anatomy import Anatomy, Site, Stack, Units
 from .architectures import ModuleSpec
 from .discovery import find, unwrap
+from .distributed.tensor_parallel import is_distributed, share_of
 from .matrices import Padded, index_on
-from .multihead import opened
+from .multihead import called, opened
 from .positions import At, Examples, batch_of
 from .stand_ins import Fill, StandIn, checked_stand_ins, data_fill, placed
 
@@ -194,7 +195,10 @@ def applied(
     fill = fill or {}
     with ExitStack() as stack:
         stack.enter_context(_compiled_code_steps_aside())
-        stack.enter_context(opened(root))
+        # gates of a tensor-parallel model are sliced; all else is made of the heads of all processes
+        learnt = any(callable(gate) or getattr(gate, "requires_grad", False) for gate in gates.values())
+        sliced = bool(gates) and not fill and not learnt
+        stack.enter_context(called(root) if sliced else opened(root))
         for name, gate in gates.items():
             part = anatomy[name]
             _check_shape(part, gate)
@@ -305,6 +309,8 @@ def _multiply(
     whole, chosen = x, index_on(module.places, x.device) if isinstance(module, Padded) else None
     x = x if chosen is None else x.index_select(axis, chosen)  # it picks its inputs itself
     columns = _columns(site, gate.to(x.device, x.dtype))
+    if x.shape[axis] != columns.shape[-1] and (share := share_of(module)) is not None:
+        columns = share.of(columns)
     if isinstance(fill.source, StandIn):
         last = x.movedim(axis, -1)
         values, kept = placed(fill.source, last, columns, fill.call())
@@ -344,7 +350,9 @@ def _folds(site: Site, x: Tensor) -> bool:
     The gradient of the weight is computed anyway then, and that of the gates comes from it.
     """
     weight = site.writer._parameters.get("weight") if type(site.writer) is nn.Linear else None
-    return weight is not None and weight.requires_grad and torch.is_grad_enabled() and x.numel() > weight.numel()
+    if weight is None or is_distributed(weight):
+        return False
+    return weight.requires_grad and torch.is_grad_enabled() and x.numel() > weight.numel()
 
 
 def _columns(site: Site, gate: Tensor) -> Tensor:
@@ -419,4 +427,4 @@ def handed_on(
         raise Refused(
             f"A layer of {stack.name} ({type(block).__name__}) does not hand on what it takes in: it cannot be masked."
         )
-    return before, after
+    return before.to(after.device), after  # a layer may be on another device than the one before it

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 from ..errors import Refused
+from .distributed.tensor_parallel import whole_inputs
 
 
 class OpenMultiheadAttention(nn.MultiheadAttention):
@@ -122,6 +123,17 @@ _nested: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what use_ne
 
 @contextmanager
 def opened(root: nn.Module) -> Iterator[None]:
+    """Within the block, hooks on output projections see what they are given, and all of it.
+
+    Every `nn.MultiheadAttention` of `root` calls its projection as a module, and of a tensor-parallel model the projections
+    are given the heads of all processes.
+    """
+    with called(root), whole_inputs(root):
+        yield
+
+
+@contextmanager
+def called(root: nn.Module) -> Iterator[None]:
     """Within the block, every `nn.MultiheadAttention` of `root` calls its output projection as a module."""
     closed = closed_attentions(root)
     held: list[nn.Module] = [*closed, *(module for module in root.modules() if module in _open_for)]

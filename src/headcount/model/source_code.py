@@ -44,6 +44,8 @@ def _methods(kind: type) -> Iterator[FunctionType]:
     for base in kind.__mro__:
         if base is nn.Module:
             return
+        if base.__module__.startswith("torch.distributed"):  # what FSDP puts before a class
+            continue
         for name, value in vars(base).items():
             function = inspect.unwrap(value) if callable(value) else value
             if name != "__init__" and inspect.isfunction(function):

@@ -23,6 +23,7 @@ from ..importance.criteria import NEED_NO_DATA
 from ..model.architectures import ModuleSpec
 from ..model.checkpoints import load
 from ..model.discovery import unwrap
+from ..model.distributed.refusals import in_one_place
 from ..model.model_folders import may_be_written
 from ..stats.brake import DEFAULT_BRAKE
 from . import legal_plans, pipeline, selection
@@ -152,6 +153,8 @@ def prune(
     how_much: dict[str, Any] = {"remove": remove, "max_drop": max_drop, "flops": flops, "params": params}
     how_much |= {"kv_cache": kv_cache, "memory": memory, "speedup": speedup}
     selection.size_of(plan, **how_much)
+    if isinstance(model, nn.Module):
+        in_one_place(model, "it cannot be pruned here")
     rows, source = tuple(specs), None if isinstance(model, nn.Module) else model
     protected = [Path(path) for path in (source, data) if isinstance(path, str | Path)]
     if output is not None:  # before any work is done

@@ -23,7 +23,9 @@ from ..errors import BadCheckpoint, NotFound, Refused
 from ..evaluation.evaluator import device_of
 from ..model import checkpoints as folders
 from ..model.discovery import unwrap
+from ..model.distributed.refusals import in_one_place
 from ..model.equivalence import evaluating
+from ..model.matrices import is_quantised
 from . import state
 from .loss import must_answer, must_be_trainable
 from .low_rank import low_rank
@@ -104,6 +106,7 @@ def train(
         2
     """
     root, device = unwrap(model), device_of(unwrap(model))
+    in_one_place(root, "it cannot be trained here")
     must_be_trainable(task, recipe.label_smoothing, teacher)
     _must_fit(root, device, recipe, gates, teacher)
     if recipe.lora is not None and checkpoints is not None:
@@ -183,6 +186,11 @@ def _must_fit(
         raise Refused("Gates learn from gradients that fp16 would scale; use precision bf16, or no.")
     if recipe.precision == "fp16" and device.type == "cpu":
         raise Refused("Precision fp16 needs a GPU, and the model is on the CPU; use bf16, or no.")
+    if any(is_quantised(module) for module in root.modules()):
+        raise Refused(
+            f"The matrices of this {type(root).__name__} are quantised, and do not train: train the checkpoint that it was made "
+            "from, and quantise that."
+        )
     if recipe.lora is not None and gates is not None:
         raise Refused("Gates learn with the weights themselves, or alone; leave lora (--lora) out.")
     if teacher is not None and unwrap(teacher) is root:

@@ -16,6 +16,8 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from ..tasks import device_of
+
 if TYPE_CHECKING:
     from ..tasks import Task
 
@@ -31,8 +33,7 @@ ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}  # of a loss that padding 
 
 def warnings(model: nn.Module, task: Task, seed: int) -> list[str]:
     """Sentences about what is wrong between this model and this task; none for tasks of the user's own functions."""
-    parameter = next(model.parameters(), None)
-    if task.goal is None or parameter is None or parameter.is_meta:
+    if task.goal is None or next(model.parameters(), None) is None or device_of(model).type == "meta":
         return []
     numbers = random.Random(seed).sample(range(task.size), min(MOST, task.size))
     few = _short(task, numbers[:FIRST])
@@ -49,7 +50,7 @@ def _short(task: Task, numbers: Sequence[int]) -> list[int]:
 
 
 def _batch(model: nn.Module, task: Task, numbers: Sequence[int]) -> dict[str, Any]:
-    device = next(model.parameters()).device
+    device = device_of(model)
     batch = task.collate(numbers)
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadData
+from ..tasks import device_of
 from .measures import CLEAN, CORRUPTED, DISTRIBUTION, asked_logits, logit_difference
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def with_reference(task: Task, model: nn.Module) -> Task:
 
 def _said(task: Task, model: nn.Module, distributions: bool) -> dict[str, Tensor]:
     """Logit differences of all examples (n,), and if asked for log-probabilities of the vocabulary (n, vocabulary)."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     values, kept = torch.zeros(task.size), None
     with _evaluating(model), torch.no_grad():
         for numbers in task.batches():

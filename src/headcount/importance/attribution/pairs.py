@@ -15,6 +15,7 @@ from ...errors import BadPlan, NotFinite, Refused
 from ...evaluation.evaluator import device_of, fresh, to_device
 from ...model.anatomy import Anatomy, Site, Stack
 from ...model.equivalence import evaluating, frozen
+from ...model.loading.quantised import must_give_gradients
 from ...model.matrices import has_int8_of_torch
 from ...model.multihead import opened
 from ...model.tensor_trees import tensors, with_first
@@ -54,6 +55,7 @@ def check_parts(root: nn.Module, parts: Sequence[Site | Stack]) -> None:
             f"{type(root).__name__} is quantised to int8 by torch, whose matrices have no gradients: take it before it is "
             "quantised."
         )
+    must_give_gradients(root)
     for part in parts:
         if isinstance(part, Site) and not part.calls_writer:
             raise Refused(

@@ -20,6 +20,7 @@ from ...errors import Refused
 from ...plans import Plan
 from .. import source_code
 from ..anatomy import Anatomy, Site, Stack
+from ..distributed.refusals import FROM_FILES, in_one_process
 from ..loading.quantised import ADVICE, is_to_be_quantised
 from ..matrices import is_quantised
 from . import layers
@@ -60,6 +61,7 @@ _DIVISION = re.compile(_WIDTHS + r"\s*//\s*(self\.)?(num_heads|num_attention_hea
 
 def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, changed: Iterable[str]) -> None:
     """Raise `Refused` for the first thing in the plan, or site that gets other numbers, that cannot be done exactly."""
+    in_one_process(root, "it cannot be cut here", FROM_FILES)
     shared = Counter(id(p) for _, p in root.named_parameters(remove_duplicate=False))
     chosen = plan.by_site()
     for name in (*chosen, *changed):
@@ -77,7 +79,7 @@ def refuse(root: nn.Module, anatomy: Anatomy, plan: Plan, changed: Iterable[str]
             if any(shared[id(p)] > 1 for p in held):
                 reason = "one of its matrices is tied to another module"
             if any(p.is_meta for p in held) and any(hasattr(m, "_hf_hook") for m in matrices):
-                reason = "its weights are offloaded; load the model without offloading to cut it"
+                reason = f"its weights are offloaded ({FROM_FILES})"
         else:
             reason = reason or "a scale cannot be folded into its output weights, which are packed or grouped"
         if reason is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import BadCheckpoint
 from ...model_files import ADAPTER, read_json_or_refuse
+from ..distributed.refusals import in_one_place
 
 CLASSES = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
@@ -58,6 +59,7 @@ def merged(model: Any, adapter: str, missing: Iterable[str] = ()) -> Any:
         )
     from peft import PeftModel
 
+    in_one_place(model, "its adapter cannot be merged into them")
     names = _tensor_names(Path(adapter))
     fresh = [name for name in missing if not any(held.endswith(f".{name}") for held in names)] if names else []
     if fresh:

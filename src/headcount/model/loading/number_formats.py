@@ -25,6 +25,8 @@ HALVES = (torch.float16, torch.bfloat16)
 def is_widened(keywords: dict[str, Any]) -> bool:
     """Whether half precision becomes float32: nobody chose a format, a place or a quantisation for the weights."""
     on_cpu = str(keywords.get("device_map") or "cpu") == "cpu"
+    if any(keywords.get(name) is not None for name in ("tp_plan", "distributed_config")):
+        on_cpu = not torch.cuda.is_available()
     chosen = any(keywords.get(name) is not None for name in ("dtype", "torch_dtype", "quantization_config"))
     return on_cpu and not chosen
 

@@ -31,6 +31,7 @@ from ...model.anatomy import Anatomy, Site, Units
 from ...model.cutting.biases import has_bias, may_have_bias
 from ...model.cutting.refits import adding, column_change, kept_columns
 from ...model.discovery import find, unwrap
+from ...model.distributed.refusals import in_one_process
 from ...model.equivalence import differs, evaluating, frozen
 from ...model.gates import gates_of
 from ...model.tensor_trees import tensors, with_first
@@ -105,6 +106,7 @@ def observe(
     It looks at examples with about so many positions, drawn by the seed.
     """
     root, anatomy = unwrap(model), find(model, tuple(specs))
+    in_one_process(root, "its columns are not fitted here")
     passes = Passes(root, anatomy, task)
     landings, reasons = dict[str, ResidualTarget](), dict[str, str]()
     with evaluating(root), frozen(root), torch.inference_mode(False), torch.no_grad():

@@ -29,6 +29,7 @@ from ...evaluation.residual_stream import Enough, Passes, ResidualTarget, landin
 from ...model.anatomy import Anatomy, Site, Units
 from ...model.cutting.layers import deleted_blocks
 from ...model.discovery import find, unwrap
+from ...model.distributed.refusals import in_one_process
 from ...model.equivalence import differs, evaluating, frozen
 from ...model.gates import gates_of
 from ...model.tensor_trees import tensors, with_first
@@ -112,6 +113,7 @@ def calibrate(
     would be more than a gigabyte), and counts the positions that the task's loss depends on.
     """
     root, anatomy = unwrap(model), find(model, tuple(specs))
+    in_one_process(root, "its columns are not fitted here")
     passes = Passes(root, anatomy, task)
     with evaluating(root), frozen(root), torch.inference_mode(False), torch.no_grad():
         seen = trace(passes)
