@@ -20,6 +20,7 @@ BELOW = {
     "stats": "root",
     "documents": "stats",
     "embedded": "root",
+    "cluster": "root",
     "reporting": "documents",
     "reproduction": "reporting embedded",
     "model": "root",
@@ -39,7 +40,7 @@ BELOW = {
 }
 BELOW["cli"] = " ".join(BELOW)
 ALSO = {("reproduction.inputs", "data.text_files")}  # reads files, and needs no torch for it
-NO_TORCH = {"root", "stats", "documents", "embedded", "reporting", "reproduction"}
+NO_TORCH = {"root", "cluster", "stats", "documents", "embedded", "reporting", "reproduction"}
 NO_TORCH |= {
     "data.files",
     "data.text_files",

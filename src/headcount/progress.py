@@ -202,7 +202,7 @@ class _Lines:
             if not self.bars:
                 self.work.clear()
                 if phase is not None and phase.announced:
-                    self._write(f"{bar.label}: done in {_duration(monotonic() - phase.since)}")
+                    self._write(f"{bar.label}: done in {duration(monotonic() - phase.since)}")
                 self.announced.clear()
 
     def look(self) -> None:
@@ -240,11 +240,11 @@ def _summary(bars: dict[Bar, _Phase], now: float) -> str:
         share = min(1.0, phase.done / bar.total) if bar.total else None
         parts.append(bar.label if share is None else f"{bar.label} {100 * share:.0f} %")
         if not left and share:
-            left = f", about {_duration((now - phase.since) * (1 - share) / share)} left"
+            left = f", about {duration((now - phase.since) * (1 - share) / share)} left"
     return " · ".join(parts) + (left or " ...")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A time as people say it: 40 s, 3 min, 2 h 10 min."""
     if seconds < 60:
         return f"{max(1, round(seconds))} s"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..data import seen_examples, splits
+from .cluster.flags import SharedFlags
 from .fills import FillFlags, fill_of, option_of
 from .options import (
     SCORED_ON,
@@ -73,7 +74,7 @@ def evaluate(model: Model, flags: CommonFlags) -> None:
 
 def score(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     by: Criterion = "taylor",
     granularity: Annotated[
         str,
@@ -123,6 +124,10 @@ def score(
         headcount score my-decoder --task contrast:ioi --limit 100 --by eap-ig
         headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
+    if stream and flags.part:
+        raise typer.BadParameter(
+            "--stream takes one layer after the other, which cannot be shared out: leave --part out."
+        )
     from ..importance import criteria
     from ..importance.attribution.exact import patch_check
     from ..importance.attribution.units import METHODS
@@ -157,6 +162,11 @@ def score(
             run=run,
             specs=specs_of(flags.spec),
         )
+        patching = None
+        if by in METHODS and check != 0:
+            how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
+            patching = patch_check(subject, task, scores, check, **how)
+        run.conclude()
         stability = scores.stability(seed=flags.seed)
         if scores.samples is not None and len(scores) <= 100_000:
             run.write("samples", {"samples": scores.samples.astype("float32")})
@@ -164,16 +174,14 @@ def score(
         if task is not None:  # a curve by these scores is not reported on them
             document = replace(document, seen=seen_examples.to_note({"score": seen_examples.marks(task)}))
         text = scores_text(scores, stability)
-        if by in METHODS and check != 0:
-            how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
-            patching = patch_check(subject, task, scores, check, **how)
+        if patching is not None:
             document, text = replace(document, patching=patching), f"{text}\n\n{patching.text}"
         keep(run, document, flags, text)
 
 
 def ablate(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     each: Annotated[bool, typer.Option("--each", help="Mask one unit at a time (the default).")] = False,
     all_but_one: Annotated[
         bool, typer.Option("--all-but-one", help="Mask all heads of an attention but the best one.")
@@ -222,6 +230,7 @@ def ablate(
             result = ablation.ablate(
                 subject, task, units, block=block, memory=limit, run=run, fill=fill, specs=specs_of(flags.spec)
             )
+            run.conclude()
             comparisons = result.comparisons(test, resamples=resamples, seed=flags.seed)
             counts: list[int | None] = [*result.unfinished] or [None] * len(result.names)
             listed = zip(result.names, comparisons, counts, strict=True)
@@ -246,6 +255,7 @@ def ablate(
             fill=fill,
             specs=specs_of(flags.spec),
         )
+        run.conclude()
         attentions = tuple(
             OneHeadLeft(site=r.site, head=r.head.index, chosen_on=r.chosen_on, comparison=r.comparison) for r in rows
         )
@@ -263,7 +273,7 @@ def ablate(
 
 def transfer(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     other_data: Annotated[str, typer.Option("--other-data", metavar="FILE", help="The other data set.")],
     other_target: Annotated[
         str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")

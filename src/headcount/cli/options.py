@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from ..data.tasks import Task
 
 out = Console(highlight=False)
+HOW_SHARED = (
+    "part",
+    "on",
+    "actors",
+)  # parameters that say which processes do a command, and nothing about what it does
 WHAT, HOW, WHERE = "What to measure on", "How to run", "Where the results go"
 
 
@@ -248,7 +253,7 @@ def command_line(context: typer.Context) -> str:
     words = ["headcount", str(context.info_name)]
     for parameter in context.command.params:
         value, source = context.params.get(parameter.name), context.get_parameter_source(parameter.name)
-        if value is None or source is None or source.name != "COMMANDLINE":
+        if value is None or source is None or source.name != "COMMANDLINE" or parameter.name in HOW_SHARED:
             continue
         values = [str(argument) for argument in value] if isinstance(value, list | tuple) else [str(value)]
         if parameter.param_type_name == "argument":
