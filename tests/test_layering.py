@@ -52,6 +52,7 @@ NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.tables", "cli.help.demo"}
 # what modules without torch may use
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock", "altair", "vl_convert", "jinja2", "markupsafe"}
 NUMBERS |= {"huggingface_hub"}
+NUMBERS |= {"ray"}  # where the user has it
 READERS = {"datasets", "pyarrow", "PIL"}  # of files, where the user has them
 LATE = {
     "transformers",
@@ -61,6 +62,7 @@ LATE = {
     "vl_convert",
     "jinja2",
     "huggingface_hub",
+    "ray",
 }  # imported where they are used
 LONGEST = 480  # lines of a module, with the docstrings of verbs
 MOST = 14  # modules of a package

@@ -46,6 +46,11 @@ def lines() -> Iterator[None]:
         _in_lines.reset(before)
 
 
+def on_terminal() -> bool:
+    """Whether bars are drawn and redrawn, so that one may say what changes every second."""
+    return not _quiet.get() and _is_terminal(sys.stderr)
+
+
 def track(iterable: Iterable[_Item], label: str, total: int | None = None) -> Iterator[_Item]:
     """The items of `iterable`, with a bar that counts those that are done with; `total` if it has no length."""
     if total is None and isinstance(iterable, Sized):

@@ -124,9 +124,9 @@ def score(
         headcount score my-decoder --task contrast:ioi --limit 100 --by eap-ig
         headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
-    if stream and flags.part:
+    if stream and (flags.part or flags.on):
         raise typer.BadParameter(
-            "--stream takes one layer after the other, which cannot be shared out: leave --part out."
+            "--stream takes one layer after the other, which cannot be shared out: leave --part and --on out."
         )
     from ..importance import criteria
     from ..importance.attribution.exact import patch_check

@@ -19,12 +19,14 @@ from typing import Any
 
 from ..errors import BadRun
 from ..formatting import counted
+from ..progress import Bar
 from ..runs import LOCK, Arrays, Job, Run
 from . import claims, presence
 from .claims import Claims
 from .presence import Present, Worker
 
 NOTE = "parts.json"  # says what the parts in a folder are parts of
+Compute = Callable[[], Mapping[str, Any]]
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between looks for the pieces of others
 
 
@@ -79,7 +81,7 @@ class Part(Run):
             finally:
                 me.go()
 
-    def piece(self, name: str, compute: Callable[[], Mapping[str, Any]]) -> Arrays:
+    def piece(self, name: str, compute: Compute) -> Arrays:
         """The arrays of a piece that stands alone: the first part computes it."""
         return next(iter(self.independent([(name, compute)])))
 
@@ -120,9 +122,16 @@ class Part(Run):
         ours = {name: compute for number, (name, compute) in enumerate(stage) if number in self.share}
         left = {name: compute for name, compute in ours.items() if name not in there}
         self.me.say(state="computing", piece=None, left=len(left))
+        with Bar(str(self.share), total=len(left)) as bar:
+            self._until_all_are_there(missing, left, bar)
+
+    def _until_all_are_there(self, missing: deque[str], left: dict[str, Compute], bar: Bar) -> None:
         pause = FIRST_PAUSE
         while True:
-            left = {name: compute for name, compute in left.items() if not self._computed(name, compute)}
+            for name, compute in list(left.items()):
+                if self._computed(name, compute):
+                    del left[name]
+                    bar.advance()
             while missing and self.done(missing[0]):
                 missing.popleft()
             if not missing:
@@ -136,7 +145,7 @@ class Part(Run):
             time.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
 
-    def _computed(self, name: str, compute: Callable[[], Mapping[str, Any]]) -> bool:
+    def _computed(self, name: str, compute: Compute) -> bool:
         """Whether the piece is there: computed now, unless another one does that."""
         if self.done(name):
             return True

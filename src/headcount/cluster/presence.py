@@ -38,6 +38,7 @@ class Worker:
     done: int = 0  # pieces that it has computed
     left: int | None = None  # pieces of its share that are missing
     seconds: float = 0.0  # that its pieces have taken
+    crew: tuple[dict[str, Any], ...] = ()  # workers elsewhere that it speaks for
 
 
 class Present:
@@ -133,8 +134,9 @@ def workers_in(folder: Path) -> list[tuple[Worker, float | None]]:
         for name in sorted(os.listdir(folder / FOLDER)):
             found = _read(folder / FOLDER / name) if name.endswith(".json") else None
             if found is not None:
-                now = time.time()
-                out.append((found[0], max(0.0, now - found[1]) if _lives(*found, now) else None))
+                worker, now = found[0], time.time()
+                silent = max(0.0, now - found[1]) if _lives(*found, now) else None
+                out += [(one, silent) for one in (worker, *(Worker(**about) for about in worker.crew))]
     return out
 
 

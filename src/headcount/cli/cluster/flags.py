@@ -34,36 +34,96 @@ class SharedFlags(CommonFlags):
             help="Do the K-th of N shares of the pieces only, as 3/16; `headcount gather` finishes the run.",
         ),
     ] = None
+    on: Annotated[
+        str | None,
+        flag(
+            "--on",
+            panel=SEVERAL,
+            metavar="ray",
+            help="Have the pieces computed on Ray: on the cluster of RAY_ADDRESS, or else on this machine.",
+        ),
+    ] = None
+    actors: Annotated[
+        int | None,
+        flag(
+            "--workers",
+            panel=SEVERAL,
+            metavar="N",
+            help="With --on ray: workers, each with the model.",
+            show_default="one per GPU, or per processor where there are none",
+        ),
+    ] = None
+
+    do: Any = None  # not a flag: does the words after `headcount`, as workers do
+
+    def __post_init__(self) -> None:
+        """Refuse flags that do not go together, before any work."""
+        from ...cluster.parts import Share
+
+        if self.on is not None and self.on != "ray":
+            raise typer.BadParameter(f"--on ray is what there is; I got {self.on!r:.40}.")
+        if self.on is not None and self.part is not None:
+            raise typer.BadParameter("--on ray shares out all pieces, and --part does one share: choose one of them.")
+        if self.actors is not None and (self.on is None or self.actors < 1):
+            raise typer.BadParameter("--workers is the number of workers of --on ray, at least 1.")
+        if self.part is not None:
+            Share.read(self.part)
 
 
 def only_pieces(flags: Running) -> bool:
     """Whether this process does pieces, and leaves what follows from them to another one."""
-    return getattr(flags, "part", None) is not None
+    from ...cluster.serving import server
+
+    return getattr(flags, "part", None) is not None or server() is not None
 
 
 @contextmanager
 def opened(flags: Running, question: Mapping[str, Any]) -> Iterator[Run]:
-    """Within the block, the run folder of this question: for this process alone, or for its part of the pieces."""
+    """Within the block, the run folder of this question: for this process alone, with workers, or as one of them."""
+    from ...cluster.serving import server
     from ...runs import Run, default_folder
 
-    folder, part = flags.output or default_folder(question), getattr(flags, "part", None)
-    if part is None:
+    folder, asker = flags.output or default_folder(question), server()
+    if asker is not None:
+        with asker.run(question) as served:
+            yield served
+    elif getattr(flags, "part", None) is not None:
+        with _part(flags, folder, question) as part:
+            yield part
+    else:
         from ...cluster.parts import tidy
 
         with Run.open(folder, question) as run:
-            yield run
+            with _with_workers(run, flags) as working:
+                yield working
             if run.finished:
                 tidy(run)
+
+
+@contextmanager
+def _with_workers(run: Run, flags: Running) -> Iterator[Run]:
+    """The run, or where that was asked for, the run with workers that compute its pieces."""
+    if getattr(flags, "on", None) is None:
+        yield run
         return
+    assert isinstance(flags, SharedFlags)
+    from ...cluster.on_ray import on_ray
+
+    with on_ray(run, flags.do, shlex.split(flags.command)[1:], flags.actors, flags.device) as shared:
+        yield shared
+
+
+@contextmanager
+def _part(flags: Running, folder: Path, question: Mapping[str, Any]) -> Iterator[Run]:
     from ...cluster.parts import Part, PartEnds, Share
 
-    share = Share.read(part)
-    with Part.shared(folder, question, share) as piecewise:
-        _note(piecewise, flags)
+    assert isinstance(flags, SharedFlags)
+    with Part.shared(folder, question, Share.read(str(flags.part))) as part:
+        _note(part, flags)
         try:
-            yield piecewise
+            yield part
         except PartEnds as end:
-            _say(end, piecewise)
+            _say(end, part)
             raise typer.Exit(0) from None
 
 

@@ -23,7 +23,7 @@ DATA = (
 )
 DATA += "unaligned group"
 RUNS = "threads device dtype seed spec trust_remote_code"
-SEVERAL = {"On several machines": "part"}
+SEVERAL = {"On several machines": "part on actors"}
 SAVED = "force run report as_json quiet"
 TRAINING = (
     "epochs steps lr batch_size schedule warmup weight_decay label_smoothing accumulate precision max_grad_norm lora"
