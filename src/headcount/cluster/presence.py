@@ -32,7 +32,7 @@ class Worker:
     host: str = field(default_factory=platform.node)
     pid: int = field(default_factory=os.getpid)
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    state: str = "starting"  # then "computing" or "waiting"
+    state: str = "starting"  # until the model is loaded, then "computing" or "waiting"
     piece: str | None = None  # that it computes, or waits for
     since: float = 0.0  # when it began with that, in seconds of its own clock
     done: int = 0  # pieces that it has computed

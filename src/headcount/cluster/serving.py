@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from ..errors import BadRun, HeadcountError
@@ -74,11 +74,13 @@ class Server:
         self._asked: SimpleQueue[str] = SimpleQueue()
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._ended: Answer | None = None
+        self._ready = Event()
         self._thread = Thread(target=self._work, args=(command,), daemon=True, name="headcount-command")
         self._thread.start()
 
     def about(self) -> About:
-        """Where this is; also a sign that it has begun."""
+        """Where this is, when the model is there and pieces can be asked for."""
+        self._ready.wait()
         return About(platform.node(), os.getpid(), self.shared)
 
     def piece(self, name: str) -> Answer:
@@ -113,6 +115,7 @@ class Server:
             with Run.open(self.folder, self.order.question, held=_freely) as run:
                 pass
             with Run.open(self.folder, question, held=_freely) as run:
+                self._ready.set()
                 yield Serving(**vars(run), server=self, inside=[])
         except BadRun as error:
             if "another question" not in str(error):
@@ -135,6 +138,7 @@ class Server:
             error = ("HeadcountError", f"A worker on {platform.node()} failed: {type(caught).__name__}: {first}")
         self._ended = Answer(FAILED, error=error)
         self._answers.put(self._ended)
+        self._ready.set()
 
 
 class Stopped(Exception):

@@ -59,7 +59,7 @@ def _line(worker: Worker, silent: float | None) -> str:
     from ...formatting import counted
     from ...progress import duration
 
-    where = f"{worker.name} ({worker.host}, process {worker.pid})"
+    where = f"{worker.name} ({worker.host}, process {worker.pid})" if worker.host else worker.name
     done = f"{counted(worker.done, 'piece')} done" + ("" if worker.left is None else f", {worker.left} left")
     if silent is None:
         return f"{where}: died; {done}"
