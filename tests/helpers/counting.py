@@ -23,7 +23,7 @@ def stages(run: Run | None, sizes: Sequence[int], did: Callable[[str], object] =
     """Both stages: each piece of the second is made of all of the first. Gives a number made of all."""
 
     def drawn(number: int, more: int = 0) -> Arrays:
-        did(f"{number}-{more}")
+        did(f"{'second' if more else 'first'}-{number}")
         return {"rows": np.random.default_rng(number).integers(0, 1 << 30, 50) + more}
 
     def jobs(stage: str, count: int, more: int) -> list[Job]:
@@ -35,19 +35,24 @@ def stages(run: Run | None, sizes: Sequence[int], did: Callable[[str], object] =
 
 def command(words: Sequence[str]) -> None:
     """Serve both stages: SIZES, JOURNAL, seconds per piece; what is begun and done is noted in the journal."""
-    sizes, journal, pause = [int(word) for word in words[0].split(",")], Path(words[1]), float(words[2])
-
-    def did(name: str) -> None:
-        for what in ("begun", "done"):
-            with open(journal, "a", encoding="utf-8") as stream:
-                stream.write(f"{what} {name.replace('-', '.')}\n")
-            time.sleep(pause if what == "begun" else 0)
-
+    sizes, did = [int(word) for word in words[0].split(",")], noting(Path(words[1]), float(words[2]))
     asker = serving.server()
     assert asker is not None
     with asker.run(question(*sizes)) as run:
         stages(run, sizes, did)
         run.conclude()
+
+
+def noting(journal: Path, pause: float) -> Callable[[str], None]:
+    """Takes so long for a piece, and notes when it begins and ends."""
+
+    def did(name: str) -> None:
+        for what in ("begun", "done"):
+            with open(journal, "a", encoding="utf-8") as stream:
+                stream.write(f"{what} {name}\n")
+            time.sleep(pause if what == "begun" else 0)
+
+    return did
 
 
 def words(journal: Path, pause: float = 0.0, sizes: Sequence[int] = (FIRST, SECOND)) -> tuple[str, ...]:
