@@ -114,10 +114,8 @@ def on_three_nodes(given: argparse.Namespace, folder: Path, kills: int) -> Count
             continue
         kind = draw.choices(["worker", "node", "driver"], [6, 2, 2])[0]
         if kind == "worker":
-            alive = [w.pid for w, _ in workers_in(folder / "run") if w.host and w.piece and w.pid != asking.pid]
-            if not alive:
-                continue
-            if not kill(draw.choice(alive)):
+            alive = busy(folder / "run", asking)
+            if not alive or not kill(draw.choice(alive)):
                 continue
         elif kind == "node":
             cluster.remove_node(nodes.pop(draw.randrange(2)), allow_graceful=False)
@@ -130,6 +128,16 @@ def on_three_nodes(given: argparse.Namespace, folder: Path, kills: int) -> Count
         print(f"{sum(killed.values())} {kind}, {len(counting.pieces(folder / 'run'))} pieces", flush=True)
     cluster.shutdown()
     return killed
+
+
+def busy(folder: Path, asking: subprocess.Popen[Any]) -> list[int]:
+    """The processes of workers that compute, when there are some; none if the driver ends first."""
+    while asking.poll() is None:
+        found = [w.pid for w, _ in workers_in(folder) if w.host and w.piece and w.pid != asking.pid]
+        if found:
+            return found
+        time.sleep(0.1)
+    return []
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------------
