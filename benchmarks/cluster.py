@@ -259,9 +259,8 @@ def parts(given: argparse.Namespace, folder: Path) -> None:
     jobs = [(name, nothing) for name in names_of(given.pieces)]
     for number in range(1, given.size + 1):
         start = time.perf_counter()
-        with Part.shared(place, {"command": "simulated"}, Share(number, given.size)) as run:
-            with suppress(PartEnds):
-                independent(run, jobs)
+        with Part.shared(place, {"command": "simulated"}, Share(number, given.size)) as run, suppress(PartEnds):
+            independent(run, jobs)
         seconds.append(time.perf_counter() - start)
         if number in (1, given.size // 10, given.size // 2, given.size):
             print(f"part {number}: {1000 * seconds[-1] * given.size / given.pieces:.2f} ms a piece", flush=True)
