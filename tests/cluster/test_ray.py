@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -21,7 +21,10 @@ from helpers.counting import FIRST, SECOND, pieces, stages
 
 from headcount.cluster.on_ray import on_ray
 from headcount.cluster.presence import workers_in
+from headcount.cluster.ray_tasks import tasks_on_ray
 from headcount.errors import BadRun
+from headcount.reproduction import runner
+from headcount.reproduction.runner import Step, logged
 from headcount.runs import Run, read
 
 ray = pytest.importorskip("ray")
@@ -219,3 +222,36 @@ def test_a_full_disk_is_said_and_nothing_is_lost(one_machine: None, whole: Any, 
         assert pieces(disk / "run") == whole[1]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# -- whole commands ---------------------------------------------------------------------------------------------------------
+
+
+def act(words: Sequence[str]) -> None:
+    """A command that leaves a file beside the one that it needs, or fails."""
+    needed, made = map(Path, words)
+    if needed.name and not needed.exists():
+        raise BadRun(f"{needed.name} is not there; make it first.")
+    print("made by", os.getpid())
+    made.touch()
+
+
+def test_commands_of_a_reproduction_run_on_ray_after_what_they_need(one_machine: None, tmp_path: Path) -> None:
+    a, b, c, d = (str(tmp_path / name) for name in "abcd")
+    steps = [Step("b", (a, b), ("a",)), Step("a", ("", a)), Step("d", (c, d)), Step("late", (d, b), ("d",))]
+    with tasks_on_ray(lambda words, log: logged(act, Step("", tuple(words)), log), tmp_path, "cpu") as (size, begin):
+        outcome = runner.run(
+            steps,
+            tmp_path / "out",
+            act,
+            workers=size,
+            say=lambda text: None,
+            start=lambda step, log: begin(step.words, step.name, log),
+        )
+    assert size == 2
+    assert outcome.done == ("b", "a")
+    assert outcome.failed == {"d": "c is not there; make it first."}
+    assert outcome.waiting == {"late": "d"}
+    logs = [(tmp_path / "out" / "logs" / f"{name}.txt").read_text().splitlines() for name in "ab"]
+    assert [lines[0] for lines in logs] == [f"$ headcount '' {a}", f"$ headcount {a} {b}"]
+    assert len({lines[1] for lines in logs} | {f"made by {os.getpid()}"}) == 3, "each in a process of its own"

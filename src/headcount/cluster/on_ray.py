@@ -73,7 +73,7 @@ class Ray:
             elif isinstance(error, errors.RayTaskError) or not isinstance(error, errors.RayError):
                 out.set_exception(error)
             else:
-                out.set_exception(Dead(_why(error)))
+                out.set_exception(Dead(last_line(error)))
 
         reference.future().add_done_callback(settle)
         return out
@@ -86,12 +86,11 @@ def on_ray(
     """Within the block, the run with a crew of actors that do the same command, one for each device of the cluster."""
     mark = run.folder / f"{MARK}{secrets.token_hex(8)}"
     order = Order(tuple(words), os.getcwd(), str(run.folder.resolve()), mark.name, dict(run.question))
-    with _cluster() as resources:
-        kind = "CPU" if device == "cpu" or (device is None and resources.get("GPU", 0) < 1) else "GPU"
-        places = int(resources.get(kind, 0))
-        if places < 1:
+    with connected() as resources:
+        kind, room = places(resources, device)
+        if room < 1:
             raise BadRun(f"The cluster has no {kind} for a worker; see `ray status`, or choose another --device.")
-        size = size or places
+        size = size or room
         engine = Ray(command, order, int(kind == "GPU"), f"headcount {_title(run.question)}")
         me = Present(run.folder, Worker(f"the process that asks {size} workers on Ray", state="computing"))
         try:
@@ -107,7 +106,7 @@ def on_ray(
 
 
 @contextmanager
-def _cluster() -> Iterator[Mapping[str, float]]:
+def connected() -> Iterator[Mapping[str, float]]:
     """Within the block, a connection to Ray, and what its nodes have: the cluster of RAY_ADDRESS, or one of this machine."""
     try:
         import ray
@@ -128,6 +127,12 @@ def _cluster() -> Iterator[Mapping[str, float]]:
         ray.shutdown()
 
 
+def places(resources: Mapping[str, float], device: str | None) -> tuple[str, int]:
+    """What a worker takes, a GPU where there are some and no other device was asked for, and how many a cluster has."""
+    kind = "CPU" if device == "cpu" or (device is None and resources.get("GPU", 0) < 1) else "GPU"
+    return kind, int(resources.get(kind, 0))
+
+
 def _title(question: Mapping[str, Any]) -> str:
     """What people call the run: its command and its model."""
     model = question.get("model")
@@ -135,7 +140,7 @@ def _title(question: Mapping[str, Any]) -> str:
     return " ".join(str(word) for word in (question.get("command"), Path(str(name or "")).name) if word)
 
 
-def _why(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     """The last line of what Ray says, which names the cause."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return (lines or [type(error).__name__])[-1][:160]

@@ -103,6 +103,7 @@ GROUPS: dict[str, Groups] = {
     },
     "reproduce": {
         FIRST: "full output workers device dry_run seeds",
+        **SEVERAL,
         "Models and data, instead of the embedded ones": "encoder glue tasks classifier translator pairs languages parses",
         "What is printed": "as_json quiet",
     },
