@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,39 @@ def test_what_cannot_be_shared_out_has_no_parts(place: Path, monkeypatch: Any) -
         "score", "classifier", "--data", "dev.tsv", "--by", "wanda", "--stream", "--part", "1/2"
     )
     assert "A part is written as 3/16" in _said("ablate", "classifier", "--data", "dev.tsv", "--part", "3/2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ablate, filled", "curve", "score"])
+def test_on_ray_the_same_is_found(name: str, place: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        _run(*_words(name), "-o", tmp_path / "whole")
+        done = _run(*_words(name), "-o", tmp_path / "run", "--on", "ray", "--workers", 2, "--device", "cpu")
+        assert done.exit_code == 0, done.output
+    finally:
+        ray.shutdown()
+    _alike(tmp_path / "whole", tmp_path / "run")
+    commands = [json.loads((tmp_path / run / "command.json").read_text())["command"] for run in ("whole", "run")]
+    assert (
+        commands[1].replace(str(tmp_path / "run"), str(tmp_path / "whole")).replace(" --device cpu", "") == commands[0]
+    )
+
+
+def test_flags_that_do_not_go_together(place: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(place)
+    words = ("ablate", "classifier", "--data", "dev.tsv")
+    assert "--on ray is what there is" in _said(*words, "--on", "dask")
+    assert "choose one of them" in _said(*words, "--on", "ray", "--part", "1/2")
+    assert "the number of workers of --on ray" in _said(*words, "--workers", "2")
+    assert "the number of workers of --on ray" in _said(*words, "--on", "ray", "--workers", "0")
+
+
+def test_without_ray_it_says_what_to_install(place: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'headcount[ray]'" in _said(*_words("ablate"), "-o", tmp_path / "run", "--on", "ray")
+    assert not (tmp_path / "run").exists()

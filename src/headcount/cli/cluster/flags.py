@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...errors import HeadcountError
 from ..options import CommonFlags, Running, flag
 
 if TYPE_CHECKING:
@@ -108,9 +109,15 @@ def _with_workers(run: Run, flags: Running) -> Iterator[Run]:
         return
     assert isinstance(flags, SharedFlags)
     from ...cluster.on_ray import on_ray
+    from ...cluster.parts import tidy
 
-    with on_ray(run, flags.do, shlex.split(flags.command)[1:], flags.actors, flags.device) as shared:
-        yield shared
+    try:
+        with on_ray(run, flags.do, shlex.split(flags.command)[1:], flags.actors, flags.device) as shared:
+            yield shared
+    except HeadcountError:
+        tidy(run)
+        run.discard_if_empty()
+        raise
 
 
 @contextmanager
