@@ -103,15 +103,15 @@ def on_three_nodes(given: argparse.Namespace, folder: Path, kills: int) -> Count
     )
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=MEMORY) for _ in range(2)]
     os.environ["RAY_ADDRESS"] = cluster.address
-    draw, killed = random.Random(given.seed), Counter[str]()
+    draw, killed, before = random.Random(given.seed), Counter[str](), 0
     asking = again(given, "driver", folder)
     while asking.poll() != 0:
         if asking.poll() is not None:
             raise SystemExit(f"the driver failed with {asking.returncode}")
         time.sleep(draw.uniform(0.3, 2.0))
-        if sum(killed.values()) == kills or asking.poll() is not None:
-            time.sleep(0.2)
-            continue
+        there = len(counting.pieces(folder / "run"))
+        if sum(killed.values()) == kills or there == before or asking.poll() is not None:
+            continue  # a kill hits work: there is a new piece since the last one
         kind = draw.choices(["worker", "node", "driver"], [6, 2, 2])[0]
         if kind == "worker":
             alive = busy(folder / "run", asking)
@@ -125,6 +125,7 @@ def on_three_nodes(given: argparse.Namespace, folder: Path, kills: int) -> Count
             asking.wait()
             asking = again(given, "driver", folder)
         killed[kind] += 1
+        before = len(counting.pieces(folder / "run"))
         print(f"{sum(killed.values())} {kind}, {len(counting.pieces(folder / 'run'))} pieces", flush=True)
     cluster.shutdown()
     return killed

@@ -20,7 +20,7 @@ from .. import errors
 from ..errors import BadRun, HeadcountError
 from ..progress import Bar, on_terminal
 from ..runs import Arrays, Job, Run, write_whole
-from .presence import Present, Worker
+from .presence import Present, Worker, pieces_in
 from .serving import DONE, NEEDS, About, Answer
 
 DEATHS = 3  # of workers with the same piece, after which the piece is to blame
@@ -224,7 +224,7 @@ class CrewRun(Run):
     def independent(self, jobs: Iterable[Job]) -> Iterator[Arrays]:
         """The arrays of these pieces, computed by the crew unless they are there."""
         names = [name for name, _ in jobs]
-        there = set(self.pieces)
+        there = pieces_in(self.folder)
         missing = [name for name in names if name not in there]
         if missing:
             self.crew.do(missing, self)

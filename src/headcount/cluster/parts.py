@@ -23,7 +23,7 @@ from ..progress import Bar
 from ..runs import LOCK, Arrays, Job, Run
 from . import claims, presence
 from .claims import Claims
-from .presence import Present, Worker
+from .presence import Present, Worker, pieces_in
 
 NOTE = "parts.json"  # says what the parts in a folder are parts of
 Compute = Callable[[], Mapping[str, Any]]
@@ -117,7 +117,7 @@ class Part(Run):
     # -- the pieces of a stage ---------------------------------------------------------------------------------------------
 
     def _stage(self, stage: list[Job]) -> None:
-        there = set(self.pieces)  # one look at the folder, and not one for every piece
+        there = pieces_in(self.folder)  # one look at the folder, and not one for every piece
         missing = deque(name for name, _ in stage if name not in there)
         ours = {name: compute for number, (name, compute) in enumerate(stage) if number in self.share}
         left = {name: compute for name, compute in ours.items() if name not in there}
@@ -138,7 +138,7 @@ class Part(Run):
                 return
             self.me.say(state="waiting", piece=missing[0], left=len(left))
             if not self.me.others_at_work(self.done):
-                there = set(self.pieces)
+                there = pieces_in(self.folder)
                 absent = sum(name not in there for name in missing)
                 if absent:
                     raise PartEnds(self.me.worker.done, absent)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from ..errors import BadRun, HeadcountError
 from ..progress import quiet
 from ..runs import Arrays, Job, Run, write_whole
+from .presence import pieces_in
 
 Command = Callable[[Sequence[str]], object]  # does what the words after `headcount` say, or raises
 DONE, NEEDS, FAILED = "done", "needs", "failed"
@@ -166,7 +167,7 @@ class Serving(Run):
             if name in stage:
                 self.server.answer(self._computed(name, stage[name]))
                 continue
-            there = set(self.pieces)
+            there = pieces_in(self.folder)
             missing = tuple(one for one in stage if one not in there)
             if not missing:
                 self.server.back(name)
