@@ -87,7 +87,7 @@ def prepared(pieces: int) -> Any:
 
 def workers(given: argparse.Namespace, folder: Path) -> None:
     """Pieces that wait half a second, which any machine does beside each other; and an ablation, which needs processors."""
-    count = 24
+    count = 12
     with ray_here(2):
         for size in (1, 2):
             rates = []
@@ -146,7 +146,7 @@ def timed(folder: Path, question: dict[str, Any], command: Any, words: Sequence[
 
 def overhead(given: argparse.Namespace, folder: Path) -> None:
     """Milliseconds per piece that takes no time: in one process, as a part, and asked of one worker and of two."""
-    count = 1000
+    count = 200
     question = counting.question(count, 0)
 
     def shown(what: str, work: Any) -> None:
@@ -254,17 +254,23 @@ def simulated(given: argparse.Namespace, folder: Path) -> None:
 
 
 def parts(given: argparse.Namespace, folder: Path) -> None:
-    """Parts in one folder: a share's time at the beginning and at the end, when the folder is full."""
-    place, seconds = folder / "run", []
-    jobs = [(name, nothing) for name in names_of(given.pieces)]
+    """Parts in one folder: a share's time when the folder is empty, and as it fills; the other parts' pieces are put there."""
+    from headcount.runs import _packed
+
+    place, names = folder / "run", names_of(given.pieces)
+    jobs = [(name, nothing) for name in names]
+    looked_at = (1, given.size // 10, given.size // 2, given.size)
     for number in range(1, given.size + 1):
+        if number not in looked_at:
+            for name in names[number - 1 :: given.size]:
+                (place / f"{name}.npz").write_bytes(_packed(name, ROWS))
+            continue
         start = time.perf_counter()
         with Part.shared(place, {"command": "simulated"}, Share(number, given.size)) as run, suppress(PartEnds):
             independent(run, jobs)
-        seconds.append(time.perf_counter() - start)
-        if number in (1, given.size // 10, given.size // 2, given.size):
-            print(f"part {number}: {1000 * seconds[-1] * given.size / given.pieces:.2f} ms a piece", flush=True)
-    print(f"all parts one after the other: {sum(seconds):.0f} s; memory {memory():.0f} MB")
+        seconds = time.perf_counter() - start
+        print(f"part {number}: {1000 * seconds * given.size / given.pieces:.2f} ms a piece", flush=True)
+    print(f"{len(read(place).pieces):,} pieces; memory {memory():.0f} MB")
 
 
 def memory() -> float:
