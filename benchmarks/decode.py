@@ -126,6 +126,7 @@ def _cells(given: argparse.Namespace, device: torch.device) -> list[tuple[str, s
     ]
     if "compiled" in launched:
         cells += [("compiled", what, batches[0]) for what in ("decode", "prefill")]
+    cells = [cell for cell in cells if cell[1] in given.what.split(",")]
     return [(*cell, shape) for cell in cells for shape in reversed(given.shapes.split(","))]
 
 
@@ -133,6 +134,7 @@ def _asked(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", default="SmolLM2-135M,Llama-3.2-1B", help=", ".join(SHAPES))
     parser.add_argument("--batch", default="1,32")
+    parser.add_argument("--what", default="decode,prefill")
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--eager-tokens", type=int, default=10, help="tokens written eagerly, at most")
@@ -235,7 +237,7 @@ def _measure(
     began, orders = time.perf_counter(), orders_of(len(models), repeats)
     try:
         with torch.no_grad():
-            timing = _reading if what == "prefill" else _writing
+            timing = reading if what == "prefill" else writing
             with timing(models, LAUNCHED[launch], batch, given, tokens) as (take, amount, caches):
                 rows = list(compared(in_turns(take, orders), amount))
                 sizes = caches()
@@ -257,7 +259,7 @@ Timing = tuple[Callable[[int], Time], float, Callable[[], list[int | None]]]
 
 
 @contextmanager
-def _reading(
+def reading(
     models: dict[str, nn.Module], launching: Launching, batch: int, given: argparse.Namespace, _: int
 ) -> Iterator[Timing]:
     """Passes over whole prompts that fill a cache and give the next token's logits."""
@@ -273,7 +275,7 @@ def _reading(
 
 
 @contextmanager
-def _writing(
+def writing(
     models: dict[str, nn.Module], launching: Launching, batch: int, given: argparse.Namespace, tokens: int
 ) -> Iterator[Timing]:
     """Tokens after prompts, one at a time; the reading of the prompts is not timed."""

@@ -25,17 +25,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import binomtest
 
 import headcount as hc
 from headcount.model.anatomy import Anatomy
 from headcount.model.cutting.effects import parameters_removed
 from headcount.plans import Plan, Unit
+from headcount.stats.paired_tests import holm
 
 LENGTHS = (1024, 128)
 SHARES = (10, 20, 30, 40, 50)
@@ -52,33 +54,38 @@ class Arm(NamedTuple):
     by: str
     plans: str  # uniform, uniform-middle, global: as the authors; params: the budget of `prune`
     units: str = "heads,neurons"
-    after: tuple[str, ...] = ("cut",)
-    planned_with: str | None = None  # what candidate plans are measured with: the means that will be put back
+    after: tuple[str, ...] = ("cut",)  # at every share
+    also: tuple[str, ...] = ()  # at the shares of --asked-at
+
+    def ways(self, asked: bool) -> tuple[str, ...]:
+        """What is done at a share."""
+        return (*self.after, *self.also) if asked else self.after
 
 
-ALL = ("cut", "mean", "tune", "lstsq", "mean+lstsq")
 ARMS_ASKED = ("cut", "mean", "mean+lstsq", "mean+lstsq-recover", "recover")  # after these, questions are asked as well
 ARMS = {
-    # as their authors use them
-    "random-uniform": Arm("random", "uniform"),
-    "wanda-uniform": Arm("wanda", "uniform", after=("cut", "mean", "mean+lstsq")),
-    "flap-global": Arm("flap", "global", after=("cut", "mean", "mean+lstsq", "recover")),
-    "activation-uniform": Arm("activation", "uniform"),
-    "taylor-middle": Arm("taylor", "uniform-middle", after=("cut", "recover")),
-    "block-influence": Arm("block-influence", "global", "layers", after=("cut", "recover")),
     # by the budget of `prune --params`
-    "wanda": Arm("wanda", "params"),
-    "flap": Arm("flap", "params"),
-    "activation": Arm("activation", "params"),
-    "taylor": Arm("taylor", "params", after=("cut", "mean", "tune")),
-    "fisher": Arm("fisher", "params", after=(*ALL, "recover")),
-    "best": Arm("", "params", after=(*ALL, "mean+lstsq-recover")),
-    "best-by-means": Arm("", "params", after=("mean", "mean+lstsq"), planned_with="mean"),
+    "fisher": Arm(
+        "fisher", "params", after=("cut", "mean", "mean+lstsq", "mean+lstsq-recover"), also=("tune", "lstsq", "recover")
+    ),
+    # as their authors use them
+    "flap-global": Arm("flap", "global", after=("cut", "mean"), also=("mean+lstsq", "recover")),
+    "wanda-uniform": Arm("wanda", "uniform", also=("mean", "mean+lstsq", "recover")),
+    "taylor-middle": Arm("taylor", "uniform-middle", also=("mean+lstsq", "recover")),
+    "activation-uniform": Arm("activation", "uniform", also=("mean+lstsq", "recover")),
+    "block-influence": Arm("block-influence", "global", "layers", also=("recover",)),
+    "random-uniform": Arm("random", "uniform", also=("mean+lstsq", "recover")),
+    # by the budget again
+    "best": Arm("", "params"),
+    "wanda": Arm("wanda", "params", also=("mean",)),
+    "flap": Arm("flap", "params", also=("mean",)),
+    "activation": Arm("activation", "params", also=("mean",)),
+    "taylor": Arm("taylor", "params", also=("mean", "tune")),
     # one kind of unit alone
-    "neurons": Arm("fisher", "params", "neurons", after=("cut", "mean+lstsq")),
+    "neurons": Arm("fisher", "params", "neurons", also=("mean+lstsq",)),
+    "kv-groups+neurons": Arm("fisher", "params", "kv-groups,neurons", also=("mean+lstsq",)),
     "heads": Arm("fisher", "params", "heads"),
     "kv-groups": Arm("fisher", "params", "kv-groups"),
-    "kv-groups,neurons": Arm("fisher", "params", "kv-groups,neurons", after=("cut", "mean+lstsq")),
     "layers": Arm("fisher", "params", "layers"),
 }
 
@@ -175,19 +182,22 @@ def do_arm(name: str, args: argparse.Namespace) -> None:
     """Make a plan for every share, and measure what the arm names."""
     arm, folder = ARMS[name], Path(args.output) / name
     model, texts = loaded(args), texts_of(args)
-    embeddings = model.get_input_embeddings().weight.numel()
+    tables = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    embeddings = sum(table.numel() for table in set(tables))  # one, where they are tied
     total = sum(parameter.numel() for parameter in model.parameters())
     scores = None
     shares = "-".join(map(str, args.shares))
     with hc.runs.Run.open(folder / f"run-{shares}", {"arm": name, "model": args.model, "blocks": args.blocks}) as run:
         for share in args.shares:
-            wanted = [after for after in arm.after if not (folder / f"{share}-{after}.json").exists()]
+            ways = [
+                after for after in arm.ways(share in args.asked_at) if not args.ways or after in args.ways.split(",")
+            ]
+            wanted = [after for after in ways if not (folder / f"{share}-{after}.json").exists()]
             if not wanted:
                 continue
             remove, start = int(share / 100 * (total - embeddings)), time.perf_counter()
             if arm.plans == "params":
                 how = {"params": f"{100 * (1 - remove / total)}%", "by": arm.by or None, "multiple": 16, "length": 256}
-                how["compensate"] = arm.planned_with
                 try:
                     plan = hc.pruning.choose(
                         model, score=texts.scoring, units=arm.units, brake=None, **how, run=run
@@ -201,7 +211,7 @@ def do_arm(name: str, args: argparse.Namespace) -> None:
             planned = time.perf_counter() - start
             for after in wanted:
                 start = time.perf_counter()
-                smaller = changed(model, plan, after, arm, args, texts)
+                smaller = changed(model, plan, after, arm, args, texts, run)
                 row = {"arm": name, "share": share, "after": after, "removed": parameters_removed(model, plan)}
                 row |= {"of": total - embeddings, "units": len(plan), "planned_in": planned}
                 row |= {"made_in": time.perf_counter() - start, "plan": plan.to_json()}
@@ -217,8 +227,8 @@ def loaded(args: argparse.Namespace) -> Any:
     return hc.load(args.model, dtype=torch.float32).to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def changed(model: Any, plan: Plan, after: str, arm: Arm, args: argparse.Namespace, texts: Texts) -> Any:
-    """A copy of the model, cut by the plan, with what comes after it."""
+def changed(model: Any, plan: Plan, after: str, arm: Arm, args: argparse.Namespace, texts: Texts, run: Any) -> Any:
+    """A copy of the model, cut by the plan, with what comes after it; what was fitted is read back from the run."""
     first, _, then = after.partition("-")
     smaller = copy.deepcopy(model)
     if first in ("cut", "recover"):
@@ -226,7 +236,7 @@ def changed(model: Any, plan: Plan, after: str, arm: Arm, args: argparse.Namespa
     else:
         way = {"tune": True} if first == "tune" else {"compensate": first.replace("+", ",")}
         task = texts.tuning if first == "tune" else texts.scoring
-        choice = hc.pruning.choose(model, plan=plan, score=task, units=arm.units, brake=None, **way)
+        choice = hc.pruning.choose(model, plan=plan, score=task, units=arm.units, brake=None, run=run, **way)
         if choice.note:
             print(choice.note, flush=True)
         hc.cut(smaller, choice.plan, **choice.changes)
@@ -275,11 +285,10 @@ def write_text(path: Path, text: str) -> None:
 def run(args: argparse.Namespace) -> None:
     """Every arm in a process of its own, so many at a time; the whole model first, and long arms before short ones."""
     names = [name for name in args.arms.split(",") if name] if args.arms else list(ARMS)
-    names.sort(key=lambda name: -len(ARMS[name].after))
     long = [name for name in names if len(ARMS[name].after) >= LONG]
-    first, *others = sorted(args.shares, key=lambda share: share not in args.asked_at)
+    first, *others = sorted(args.shares, key=lambda share: share not in args.asked_at)  # those with questions begin
     jobs = [("whole", ""), *((name, str(first)) for name in long)]
-    jobs += [(name, ",".join(map(str, args.shares))) for name in names if name not in long]
+    jobs += [(name, ",".join(map(str, (first, *others)))) for name in names if name not in long]
     jobs += [(name, str(share)) for share in others for name in long]
     start = time.perf_counter()
 
@@ -346,7 +355,7 @@ class Study(NamedTuple):
 
     @property
     def ways(self) -> list[tuple[str, str]]:
-        return [(name, after) for name, arm in ARMS.items() for after in arm.after]
+        return [(name, after) for name, arm in ARMS.items() for after in arm.ways(asked=True)]
 
 
 def table(folder: Path) -> None:
@@ -363,6 +372,8 @@ def table(folder: Path) -> None:
                 print(f"| {arm} | {after} | " + " | ".join(values) + " |")
     for share in study.shares:
         print(*questions(study, share), sep="\n")
+        for ours, theirs in (("mean+lstsq", PUBLISHED), ("mean+lstsq-recover", TRAINED)):
+            print(*answers_against(study, share, ("fisher", ours), theirs), sep="\n")
         print(*against(study, share), sep="\n")
 
 
@@ -394,25 +405,47 @@ def answered(rows: list[list[float]], whole: list[list[float]], resamples: int =
     return f"{right.mean():.1f} ({(right - before).mean():+.1f} [{low:+.1f}, {high:+.1f}])"
 
 
+def answers_against(
+    study: Study, share: int, ours: tuple[str, str], others: Sequence[tuple[str, str]], resamples: int = 2000
+) -> Iterator[str]:
+    """Points that ours has more than each published one, file by file: interval, sign test, and p by Holm over all of these."""
+    mine, found = study.rows.get((*ours, share), {}), list[tuple[float, str]]()
+    for theirs, name in product(others, [name for name in mine if not name.isdigit()]):
+        rows = study.rows.get((*theirs, share), {}).get(name)
+        if rows is None:
+            continue
+        gaps = correct(mine[name]) - correct(rows)
+        drawn = np.random.default_rng(0).integers(len(gaps), size=(resamples, len(gaps)))
+        low, high = np.percentile(gaps[drawn].mean(1), [2.5, 97.5])
+        wins, losses = int((gaps > 0).sum()), int((gaps < 0).sum())
+        p = float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+        words = f"{name}: {' '.join(ours)} - {' '.join(theirs)}: {gaps.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        found.append((p, words))
+    for (p, words), corrected in zip(found, holm([p for p, _ in found]), strict=True):
+        if p < 0.05:
+            yield f"{share} %, {words}, p = {p:.4f}, by Holm over {len(found)}: {corrected:.4f}"
+
+
 PUBLISHED = (
-    ("wanda-uniform", "cut"),
     ("flap-global", "mean"),
+    ("wanda-uniform", "cut"),
     ("activation-uniform", "cut"),
     ("taylor-middle", "cut"),
     ("block-influence", "cut"),
     ("random-uniform", "cut"),
-)
+)  # without training; and after 200 steps
+TRAINED = tuple((name, "recover") for name, _ in PUBLISHED)
 
 
 def against(study: Study, share: int) -> Iterator[str]:
     """Our ways against each published one, document by document: the ratio of perplexities with its interval."""
-    for ours in (("fisher", "cut"), ("best", "cut"), ("best", "mean+lstsq"), ("best", "mean+lstsq-recover")):
+    for ours in [("best", "cut"), *(("fisher", after) for after in ARMS["fisher"].after)]:
         mine = study.rows.get((*ours, share))
         if mine is None:
             continue
         low, middle, high = ratio(mine["1024"], study.whole["1024"], study.documents)
         yield f"{share} %: {' '.join(ours)} / whole model: {middle:.3f} [{low:.3f}, {high:.3f}]"
-        for theirs in PUBLISHED:
+        for theirs in TRAINED if "recover" in ours[1] else PUBLISHED:
             other = study.rows.get((*theirs, share))
             if other:
                 low, middle, high = ratio(mine["1024"], other["1024"], study.documents)
@@ -447,6 +480,7 @@ def main() -> None:
     running.add_argument("-o", "--output", required=True)
     running.add_argument("--shares", default=",".join(map(str, SHARES)))
     running.add_argument("--arms", default="")
+    running.add_argument("--ways", default="", help="of those that an arm names, only these: cut, mean, lstsq, ...")
     running.add_argument("--workers", type=int, default=1)
     running.add_argument("--blocks", type=int, default=BLOCKS, help="of 256 tokens, to score on")
     running.add_argument(

@@ -30,7 +30,7 @@ BELOW = {
     "efficiency": "evaluation",
     "exports": "efficiency",
     "training": "evaluation",
-    "head_roles": "importance reporting",
+    "head_roles": "circuits reporting",
     "interventions": "evaluation",
     "circuit_discovery": "importance",
     "circuits": "importance",
@@ -40,6 +40,7 @@ BELOW = {
 }
 BELOW["cli"] = " ".join(BELOW)
 ALSO = {("reproduction.inputs", "data.text_files")}  # reads files, and needs no torch for it
+ALSO |= {("__main__", "cli")}  # `python -m headcount`
 NO_TORCH = {"root", "cluster", "stats", "documents", "embedded", "reporting", "reproduction"}
 NO_TORCH |= {
     "data.files",
@@ -47,6 +48,9 @@ NO_TORCH |= {
     "data.sentences.conllu",
     "data.sentences.word_alignment",
     "head_roles.rules",
+    "head_roles.by_name.kinds",
+    "head_roles.by_name.naming",
+    "head_roles.by_name.results",
 }
 NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.tables", "cli.help.demo"}
 # what modules without torch may use

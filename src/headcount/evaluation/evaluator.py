@@ -44,7 +44,9 @@ Found = TypeVar("Found")
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # small batches are tiled up to this many; more gains nothing
 
 
-def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run: Run | None = None) -> Result:
+def evaluate(
+    model: nn.Module, task: Task, *, batch_size: int | None = None, run: Run | None = None, name: str = "evaluation"
+) -> Result:
     """The model's result on the task: the metric, its interval, and the values of every example.
 
     Inside `masked(model, ...)` it is the result with those units masked. The model is as it was afterwards.
@@ -54,6 +56,7 @@ def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run
         task: The data and the metric.
         batch_size: Examples per forward pass; by default that of the task.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        name: Name of the results in the run folder; of several evaluations in one folder each has its own.
 
     Returns:
         The metric with its confidence interval, and the values of every example.
@@ -67,7 +70,7 @@ def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run
         >>> len(result.rows)
         64
     """
-    rows = measure(model, task, [Plan()], batch_size=batch_size, run=run, name="evaluation")
+    rows = measure(model, task, [Plan()], batch_size=batch_size, run=run, name=name)
     return result_of(task, rows[0], signature(model, task))
 
 
@@ -130,8 +133,7 @@ def measure_several(
     specs: Iterable[ModuleSpec] = (),
 ) -> dict[str, np.ndarray]:
     """`measure` for several lists of plans by name, each under its name in the run; none of them waits for another one."""
-    root, batches = unwrap(model), task.batches(batch_size)
-    anatomy = find(model, specs)
+    root, anatomy, batches = unwrap(model), find(model, specs), task.batches(batch_size)
     works = {name: _Work(root, anatomy, task, list(some), replay, memory, fill) for name, some in plans.items()}
     out = {name: np.empty((len(some), task.size, len(task.metric.columns))) for name, some in plans.items()}
 
@@ -149,9 +151,7 @@ def measure_several(
     with ExitStack() as stack:
         for context in (evaluating(root), torch.inference_mode(False), torch.no_grad()):
             stack.enter_context(context)
-        label = next(
-            (name for name in plans if name.isalpha()), "evaluation"
-        )  # others are names of files, and no words
+        label = next(filter(str.isalpha, plans), "evaluation")  # others are names of files, and no words
         bar = stack.enter_context(Bar(label, total=len(batches) * sum(map(len, plans.values()))))
         for (name, some), arrays in zip(places, runs.independent(run, jobs), strict=True):
             out[name][:, [number for batch in some for number in batch]] = arrays["rows"]

@@ -19,6 +19,7 @@ from ..model.architectures import ModuleSpec
 from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
 from ..model.loading.lazy_tensors import is_lazy
+from ..model.stand_ins import Fill, data_fill
 from ..plans import Plan, Unit
 from . import activations, layer_orders
 from .attention import confidence_and_entropy
@@ -79,6 +80,7 @@ class _Request:
     specs: tuple[ModuleSpec, ...]
     grouped: bool = False  # heads that share keys and values are one unit
     steps: int = STEPS  # of integrated gradients
+    fill: Fill | str | None = None  # what stands in for units
 
     @property
     def data(self) -> Task:
@@ -107,6 +109,7 @@ def score(
     batch_size: int | None = None,
     checkpointing: bool = False,
     steps: int | None = None,
+    fill: Fill | str | None = None,
     run: Run | None = None,
     name: str = "score",
     specs: Iterable[ModuleSpec] = (),
@@ -127,7 +130,7 @@ def score(
     - `attribution-patching`: of a contrast task, the estimated drop of its metric when the unit's activations are those of the
       corrupted prompts: (clean - corrupted) times the gradient in the clean run (Nanda 2023, Syed et al. 2023). Has a sign.
     - `eap-ig`: the same with the mean gradient of `steps` runs between corrupted and clean embeddings (Hanna et al. 2024).
-    - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed.
+    - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed. `fill` stands in for it.
     - `confidence`, `entropy`: the mean over all tokens of the largest attention weight (Voita et al. 2019), and of minus
       the entropy.
     - `wanda`: the absolute weights that a unit writes with times the norm of what they multiply, summed (Sun et al. 2024);
@@ -158,6 +161,7 @@ def score(
         batch_size: Examples per forward pass; by default that of the task.
         checkpointing: Gradient checkpointing: run layers twice instead of keeping their activations, for the same values.
         steps: eap-ig: runs between corrupted and clean embeddings; by default 5.
+        fill: ablation: what stands in for units: zero, or an `hc.interventions.Fill` (as in `hc.ablate`).
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         name: Name of the results in the run folder.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
@@ -186,6 +190,8 @@ def score(
         )
     if steps is not None and by != "eap-ig":
         raise BadPlan(f"Only eap-ig takes steps between corrupted and clean prompts; {by} takes none: leave steps out.")
+    if fill is not None and by != "ablation":
+        raise BadPlan(f"Only ablation puts something in the place of units; {by} masks none: leave fill (--fill) out.")
     if by in METHODS:
         contrasted(task, by)
     steps = STEPS if steps is None else steps
@@ -207,7 +213,9 @@ def score(
         raise BadPlan(
             "The heads of a kv group are not seen token by token as one: use granularity example, batch or signed."
         )
-    request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows, grouped, steps)
+    request = _Request(
+        model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows, grouped, steps, fill
+    )
     with gradient_checkpointing(checkpointing):
         raw, samples = CRITERIA[by](request)
     how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
@@ -221,6 +229,7 @@ def score(
         "norm": how,
         "seed": seed if by == "random" else None,
         "steps": steps if by == "eap-ig" else None,
+        "fill": getattr(data_fill(fill), "signature", None),
     }
     line = "|".join(f"{key}:{value}" for key, value in settings.items() if value is not None)
     looked_at = LOOKED_AT.get(by)
@@ -331,7 +340,7 @@ def _ablation(request: _Request) -> Scored:
     members = {unit: heads for part in request.parts for unit, heads in request.members(part).items()}
     plans = {str(unit): Plan(frozenset(members.get(unit, (unit,)))) for unit in request.units}
     how = {"batch_size": request.batch_size, "run": request.run, "name": request.name, "specs": request.specs}
-    ablation = ablate(request.model, request.data, plans, **how)
+    ablation = ablate(request.model, request.data, plans, fill=request.fill, **how)
     base_values = ablation.base.metric.per_example(ablation.base.rows)
     if base_values is None:
         return ablation.damage, None
