@@ -20,6 +20,7 @@ BELOW = {
     "stats": "root",
     "documents": "stats",
     "embedded": "root",
+    "cluster": "root",
     "reporting": "documents",
     "reproduction": "reporting embedded",
     "model": "root",
@@ -40,7 +41,7 @@ BELOW = {
 BELOW["cli"] = " ".join(BELOW)
 ALSO = {("reproduction.inputs", "data.text_files")}  # reads files, and needs no torch for it
 ALSO |= {("__main__", "cli")}  # `python -m headcount`
-NO_TORCH = {"root", "stats", "documents", "embedded", "reporting", "reproduction"}
+NO_TORCH = {"root", "cluster", "stats", "documents", "embedded", "reporting", "reproduction"}
 NO_TORCH |= {
     "data.files",
     "data.text_files",
@@ -55,6 +56,7 @@ NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.tables", "cli.help.demo"}
 # what modules without torch may use
 NUMBERS = {"numpy", "scipy", "sacrebleu", "rich", "filelock", "altair", "vl_convert", "jinja2", "markupsafe"}
 NUMBERS |= {"huggingface_hub"}
+NUMBERS |= {"ray"}  # where the user has it
 READERS = {"datasets", "pyarrow", "PIL"}  # of files, where the user has them
 LATE = {
     "transformers",
@@ -64,6 +66,7 @@ LATE = {
     "vl_convert",
     "jinja2",
     "huggingface_hub",
+    "ray",
 }  # imported where they are used
 LONGEST = 480  # lines of a module, with the docstrings of verbs
 MOST = 14  # modules of a package

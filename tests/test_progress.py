@@ -306,7 +306,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_work(
     ("seconds", "words"), [(0.2, "1 s"), (59, "59 s"), (90, "2 min"), (3600, "1 h 0 min"), (7800, "2 h 10 min")]
 )
 def test_times_as_people_say_them(seconds: float, words: str) -> None:
-    assert progress._duration(seconds) == words
+    assert progress.duration(seconds) == words
 
 
 def test_a_terminal_that_goes_away_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

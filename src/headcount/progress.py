@@ -46,6 +46,11 @@ def lines() -> Iterator[None]:
         _in_lines.reset(before)
 
 
+def on_terminal() -> bool:
+    """Whether bars are drawn and redrawn, so that one may say what changes every second."""
+    return not _quiet.get() and _is_terminal(sys.stderr)
+
+
 def track(iterable: Iterable[_Item], label: str, total: int | None = None) -> Iterator[_Item]:
     """The items of `iterable`, with a bar that counts those that are done with; `total` if it has no length."""
     if total is None and isinstance(iterable, Sized):
@@ -202,7 +207,7 @@ class _Lines:
             if not self.bars:
                 self.work.clear()
                 if phase is not None and phase.announced:
-                    self._write(f"{bar.label}: done in {_duration(monotonic() - phase.since)}")
+                    self._write(f"{bar.label}: done in {duration(monotonic() - phase.since)}")
                 self.announced.clear()
 
     def look(self) -> None:
@@ -240,11 +245,11 @@ def _summary(bars: dict[Bar, _Phase], now: float) -> str:
         share = min(1.0, phase.done / bar.total) if bar.total else None
         parts.append(bar.label if share is None else f"{bar.label} {100 * share:.0f} %")
         if not left and share:
-            left = f", about {_duration((now - phase.since) * (1 - share) / share)} left"
+            left = f", about {duration((now - phase.since) * (1 - share) / share)} left"
     return " · ".join(parts) + (left or " ...")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A time as people say it: 40 s, 3 min, 2 h 10 min."""
     if seconds < 60:
         return f"{max(1, round(seconds))} s"

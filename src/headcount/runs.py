@@ -14,13 +14,13 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from filelock import BaseFileLock, FileLock, Timeout
@@ -39,6 +39,13 @@ _ADVICE = {"read": "check that it is there and readable", "use": "choose another
 _ADVICE["write to"] = "choose another place"
 _ADVICE["write"] = "what is finished is safe, so see to the disk and run the same again"
 Arrays = dict[str, np.ndarray]
+Job = tuple[str, Callable[[], Mapping[str, Any]]]  # the name of a piece, and what computes it
+
+
+class Lock(Protocol):
+    """What holds a folder, for as long as `is_locked`."""
+
+    is_locked: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +103,23 @@ class Record:
 class Run(Record):
     """A run folder that is open for writing, and locked against everybody else for as long as it is."""
 
-    lock: BaseFileLock = field(repr=False)
+    lock: Lock = field(repr=False)
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path | str, question: Mapping[str, Any]) -> Iterator[Run]:
+    def open(
+        cls,
+        folder: Path | str,
+        question: Mapping[str, Any],
+        *,
+        held: Callable[[Path], AbstractContextManager[Lock]] | None = None,
+    ) -> Iterator[Run]:
         """Within the block, the run that answers `question` in `folder`: a new one, or the one begun there before.
 
         The question is plain JSON: the command, the model and the data with their fingerprints, the options; two runs
         with equal questions must have equal answers. Refused in one sentence, with nothing touched: a folder with
-        another question, a folder that holds something else, and one that is open already.
+        another question, a folder that holds something else, and one that is open already. `held` is another way of
+        holding the folder, together with others that hold it so.
         """
         folder, plain_question = Path(folder), _plain_json(question)
         _same_question(folder, plain_question)  # before anything is touched
@@ -113,10 +127,10 @@ class Run(Record):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 flush_folder(folder.parent)
-        with locked(folder) as lock:
+        with (held or locked)(folder) as lock:
             _same_question(folder, plain_question)  # another process may have been here in between
             with _sentences("write", folder):
-                for entry in os.listdir(folder):
+                for entry in os.listdir(folder) if held is None else ():  # with others, a draft may be one of theirs
                     if _DRAFT.fullmatch(entry):
                         (folder / entry).unlink(missing_ok=True)
             if _document(folder) is None:
@@ -132,6 +146,14 @@ class Run(Record):
         if not self.done(name):
             self.write(name, compute())
         return self.read(name)
+
+    def independent(self, jobs: Iterable[Job]) -> Iterator[Arrays]:
+        """The arrays of pieces that do not need each other, in the order of `jobs`: what several processes can share out."""
+        for name, compute in jobs:
+            yield self.piece(name, compute)
+
+    def conclude(self) -> None:
+        """Said by a command when all pieces are there and its result begins: whoever only does pieces stops here."""
 
     def write(self, name: str, arrays: Mapping[str, Any]) -> None:
         """Write a piece; it is finished when this returns. A finished piece is never replaced by another one."""
@@ -190,6 +212,10 @@ class InMemory:
             self._pieces[name] = piece(None, name, compute)
         return self._pieces[name]
 
+    def independent(self, jobs: Iterable[Job]) -> Iterator[Arrays]:
+        """The arrays of these pieces, in this order."""
+        return (self.piece(name, compute) for name, compute in jobs)
+
 
 def piece(run: Run | None, name: str, compute: Callable[[], Mapping[str, Any]]) -> Arrays:
     """`run.piece(name, compute)`, or without a run just what `compute` gives, under the same rules for arrays."""
@@ -199,13 +225,27 @@ def piece(run: Run | None, name: str, compute: Callable[[], Mapping[str, Any]]) 
     return _checked(name, compute())
 
 
+def independent(run: Run | None, jobs: Iterable[Job]) -> Iterator[Arrays]:
+    """`run.independent(jobs)`, or without a run what they compute, one after the other."""
+    if run is not None:
+        return run.independent(jobs)
+    return (piece(None, name, compute) for name, compute in jobs)
+
+
 def document(run: Run | None, name: str, compute: Callable[[], Any]) -> Any:
     """A JSON value that is kept as a piece: what was computed once is read back, also by a later process."""
 
-    def packed() -> dict[str, np.ndarray]:
-        return {"json": np.frombuffer(_text(plain_json(compute(), name)), np.uint8)}
+    return json_in(piece(run, name, lambda: json_as_arrays(compute(), name)))
 
-    return json.loads(piece(run, name, packed)["json"].tobytes())
+
+def json_as_arrays(value: Any, subject: str) -> Arrays:
+    """A JSON value as a piece holds it."""
+    return {"json": np.frombuffer(_text(plain_json(value, subject)), np.uint8)}
+
+
+def json_in(arrays: Arrays) -> Any:
+    """The JSON value in such a piece."""
+    return json.loads(arrays["json"].tobytes())
 
 
 def default_folder(question: Mapping[str, Any]) -> Path:
@@ -271,11 +311,12 @@ def _same_question(folder: Path, question: dict[str, Any]) -> None:
         with _sentences("use", folder):
             entries = os.listdir(folder) if os.path.lexists(folder) else []
         foreign_entries = [entry for entry in entries if entry != LOCK and not _DRAFT.fullmatch(entry)]
-        if foreign_entries:
+        document = _document(folder) if foreign_entries else None  # another process may have begun the run in between
+        if foreign_entries and document is None:
             raise BadRun(
                 f"{folder} holds {min(foreign_entries):.80} and is not a run folder; choose another one, or a new one."
             )
-    elif difference := _first_difference(document["question"], question):
+    if document is not None and (difference := _first_difference(document["question"], question)):
         raise BadRun(f"{folder} holds the answer to another question: {difference}; choose another folder.")
 
 

@@ -113,7 +113,10 @@ def test_two_presets_are_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(set(COMMANDS) - {"inspect", "cut", "export", "generate", "look", "report", "reproduce", "demo", "doctor"}),
+    sorted(
+        set(COMMANDS)
+        - {"inspect", "cut", "export", "generate", "look", "report", "reproduce", "demo", "doctor", "gather", "status"}
+    ),
 )
 def test_the_run_folder_is_run_in_every_command(name: str) -> None:
     assert "--run" in {opt for p in COMMANDS[name].params for opt in p.opts}

@@ -73,6 +73,19 @@ def test_a_study_from_files_says_what_came_out(place: Path, days: Path) -> None:
     assert Lottery.from_json(told).to_json() == told
 
 
+def test_seeds_are_shared_out(place: Path, days: Path) -> None:
+    shared = place / "runs-shared"
+    for part, pieces in (("2/2", {"days-1-draw"}), ("1/2", {"days-0-draw", "days-1-draw"})):
+        assert ran(*study(place, "days", "-o", shared, "--quiet", "--part", part)).exit_code == 0
+        assert {name for name in read(shared).pieces if name.endswith("draw")} == pieces
+    assert set(read(shared).pieces) == set(read(days).pieces)
+    assert ran("gather", shared).exit_code == 0
+    whole, joined = (Lottery.from_json(read(folder).read_json("lottery")) for folder in (days, shared))
+    assert [(draw.seed, draw.left, draw.alive) for draw in joined.draws] == [
+        (draw.seed, draw.left, draw.alive) for draw in whole.draws
+    ]
+
+
 def test_no_example_is_used_twice_and_a_tenth_selects(place: Path, days: Path) -> None:
     (task,) = json.loads((days / "lottery.json").read_text())["tasks"]
     asked = read(days).question["tasks"]

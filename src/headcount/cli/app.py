@@ -19,6 +19,7 @@ from .. import __version__
 from ..errors import HeadcountError
 from . import bench, export, lottery, measure, prune, report, reproduce, roles
 from .circuits import attribute, heads, weights
+from .cluster import gather, status
 from .cutting import cut, inspect
 from .help import demo as walk
 from .help import doctor
@@ -107,6 +108,8 @@ app.command()(arranged(bench.bench))
 app.command()(export.export)
 app.command()(generate.generate)
 app.command()(report.report)
+app.command()(gather.gather)
+app.command()(status.status)
 app.command()(arranged(reproduce.reproduce))
 app.command()(arranged(with_data(prune.prune)))
 app.command()(with_data(tradeoff.tradeoff))

@@ -13,6 +13,7 @@ import typer
 
 from ..errors import BadRun
 from ..parsing import share_in
+from .cluster.flags import SharedFlags
 from .options import CommonFlags, make_task, other_task, out, placed, quieten, specs_of
 from .run_folder import running
 from .training.options import TrainingOptions, flag, held_out
@@ -33,7 +34,7 @@ def lottery(
         list[str],
         typer.Argument(metavar="MODEL", help="A model folder, or a name on the hub; with --join, run folders."),
     ],
-    flags: CommonFlags,
+    flags: SharedFlags,
     regimen: TrainingOptions,
     dev_data: Annotated[
         str | None,
@@ -121,6 +122,7 @@ def lottery(
         del subject
         run_options = {"run": run, "save_every": regimen.save_every, "specs": specs_of(flags.spec)}
         result = study.lottery(build, lot, recipe=recipe, **how, **run_options)
+        run.conclude()
         result = replace(result, model=models[0].rstrip("/\\").replace("\\", "/").rpartition("/")[2])
         run.write_json("lottery", result.to_json(), replace=True)
         _show(result, flags, run.folder)

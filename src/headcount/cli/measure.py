@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..data import seen_examples, splits
+from .cluster.flags import SharedFlags
 from .distributed.flags import Placement
 from .fills import FillFlags, fill_of, option_of
 from .options import (
@@ -74,7 +75,7 @@ def evaluate(model: Model, flags: CommonFlags, *, where: Placement) -> None:
 
 def score(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     by: Criterion = "taylor",
     granularity: Annotated[
         str,
@@ -130,6 +131,10 @@ def score(
 
         headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
+    if stream and (flags.part or flags.on):
+        raise typer.BadParameter(
+            "--stream takes one layer after the other, which cannot be shared out: leave --part and --on out."
+        )
     from ..importance import criteria
     from ..importance.attribution.exact import patch_check
     from ..importance.attribution.units import METHODS
@@ -173,6 +178,11 @@ def score(
             run=run,
             specs=specs_of(flags.spec),
         )
+        patching = None
+        if by in METHODS and check != 0:
+            how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
+            patching = patch_check(subject, task, scores, check, **how)
+        run.conclude()
         stability = scores.stability(seed=flags.seed)
         if scores.samples is not None and len(scores) <= 100_000:
             run.write("samples", {"samples": scores.samples.astype("float32")})
@@ -183,16 +193,14 @@ def score(
             document = replace(document, seen=seen_examples.to_note({"score": marks}))
         stood_in = None if fill is None else fill.document
         document, text = replace(document, fill=stood_in), fill_line(stood_in) + scores_text(scores, stability)
-        if by in METHODS and check != 0:
-            how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
-            patching = patch_check(subject, task, scores, check, **how)
+        if patching is not None:
             document, text = replace(document, patching=patching), f"{text}\n\n{patching.text}"
         keep(run, document, flags, text)
 
 
 def ablate(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     each: Annotated[bool, typer.Option("--each", help="Mask one unit at a time (the default).")] = False,
     all_but_one: Annotated[
         bool, typer.Option("--all-but-one", help="Mask all heads of an attention but the best one.")
@@ -242,6 +250,7 @@ def ablate(
             result = ablation.ablate(
                 subject, task, units, block=block, memory=limit, run=run, fill=fill, specs=specs_of(flags.spec)
             )
+            run.conclude()
             comparisons = result.comparisons(test, resamples=resamples, seed=flags.seed)
             counts: list[int | None] = [*result.unfinished] or [None] * len(result.names)
             listed = zip(result.names, comparisons, counts, strict=True)
@@ -266,6 +275,7 @@ def ablate(
             fill=fill,
             specs=specs_of(flags.spec),
         )
+        run.conclude()
         attentions = tuple(
             OneHeadLeft(site=r.site, head=r.head.index, chosen_on=r.chosen_on, comparison=r.comparison) for r in rows
         )
@@ -283,7 +293,7 @@ def ablate(
 
 def transfer(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     other_data: Annotated[str, typer.Option("--other-data", metavar="FILE", help="The other data set.")],
     other_target: Annotated[
         str | None, typer.Option("--other-target", help="The other side of parallel text, for --other-data.")

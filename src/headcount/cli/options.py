@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from ..data.tasks import Task
 
 out = Console(highlight=False)
+HOW_SHARED = (
+    "part",
+    "on",
+    "actors",
+)  # parameters that say which processes do a command, and nothing about what it does
+NO_FLAGS = ("command", "do")  # fields of sets of flags that are filled in otherwise
 WHAT, HOW, WHERE = "What to measure on", "How to run", "Where the results go"
 
 
@@ -222,15 +228,15 @@ def with_data(command: Callable[..., None]) -> Callable[..., None]:
     for kind in sorted(sets.values(), key=lambda kind: kind is CommonFlags):
         hints = get_type_hints(kind, include_extras=True)
         for f in sorted(fields(kind), key=lambda f: f.name not in inspect.get_annotations(kind)):  # inherited ones last
-            if f.name not in (*own, *flags, "command"):
+            if f.name not in (*own, *flags, *NO_FLAGS):
                 keyword = inspect.Parameter.KEYWORD_ONLY
                 flags[f.name] = inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name])
     context = inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @wraps(command)
     def run(**values: Any) -> None:
-        command_field = {"command": command_line(values.pop("typer_context"))}
-        shared = {name: values.pop(name) for name in flags} | command_field
+        context = values.pop("typer_context")
+        shared = {name: values.pop(name) for name in flags} | {"command": command_line(context), "do": context.obj}
         filled = {
             name: kind(**{f.name: shared[f.name] for f in fields(kind) if f.name in shared})
             for name, kind in sets.items()
@@ -255,7 +261,7 @@ def command_line(context: typer.Context) -> str:
     words = ["headcount", str(context.info_name)]
     for parameter in context.command.params:
         value, source = context.params.get(parameter.name), context.get_parameter_source(parameter.name)
-        if value is None or source is None or source.name != "COMMANDLINE":
+        if value is None or source is None or source.name != "COMMANDLINE" or parameter.name in HOW_SHARED:
             continue
         values = [str(argument) for argument in value] if isinstance(value, list | tuple) else [str(value)]
         if parameter.param_type_name == "argument":
@@ -345,7 +351,11 @@ def placed(model: Any, flags: Running) -> Any:
     """The model on the device asked for."""
     import torch
 
+    from ..cluster.serving import server
+
     device = flags.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if getattr(flags, "on", None) is not None and server() is None:
+        device = "cpu"  # this process asks workers, who need the GPUs
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:

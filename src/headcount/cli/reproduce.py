@@ -19,6 +19,7 @@ from .run_folder import say_stopped
 
 if TYPE_CHECKING:
     from ..documents.claims import ClaimsDocument
+    from ..reproduction import runner
     from ..reproduction.experiment import Setting
     from ..reproduction.inputs import Material
     from ..reproduction.registry import Planned
@@ -91,8 +92,18 @@ def reproduce(
         ),
     ] = None,
     workers: Annotated[
-        int, flag("--workers", panel=HOW, help="Commands that run at a time, each in its own process.")
-    ] = 1,
+        int | None,
+        flag(
+            "--workers",
+            panel=HOW,
+            help="Commands that run at a time, each in its own process.",
+            show_default="1; with --on ray one per device",
+        ),
+    ] = None,
+    on: Annotated[
+        str | None,
+        flag("--on", panel=HOW, metavar="ray", help="Run the commands on Ray, on nodes that share FOLDER."),
+    ] = None,
     device: Annotated[
         str | None, flag("--device", panel=HOW, help="cpu, cuda, ...", show_default="a GPU if there is one, or the CPU")
     ] = None,
@@ -122,6 +133,8 @@ def reproduce(
 
         headcount reproduce all --full --workers 4 --device cuda -o papers-full
 
+        headcount reproduce all --full --on ray -o papers-full
+
         headcount reproduce michel-curves --glue glue --tasks SST-2 --classifier my-model -o mine
 
         headcount reproduce voita-encoder --pairs multi30k --languages de,en --seeds 0,1,2 --full
@@ -130,7 +143,9 @@ def reproduce(
         {"--tasks": tasks, "--encoder": encoder, "--classifier": classifier, "--glue": glue}
         | {"--translator": translator, "--languages": languages, "--pairs": pairs}
     )
-    if workers < 1:
+    if on not in (None, "ray"):
+        raise typer.BadParameter(f"--on ray is what there is; I got {on!r:.40}.")
+    if workers is not None and workers < 1:
         raise typer.BadParameter(f"--workers is a number of processes, at least 1; I got {workers}.")
     from ..reproduction import inputs, registry, verdicts
     from ..reproduction.experiment import RunDocuments, Setting
@@ -149,11 +164,13 @@ def reproduce(
     if dry_run:
         _show_commands(planned, as_json)
         return
-    _usable(device)
+    if on is None:
+        _usable(device)
     with _owned(setting), _opened(context, planned, setting) as runs:
         if own or not full:
             inputs.unpack(output)
-        outcome = _carried_out(planned, setting, context.obj, workers, quiet=quiet or as_json)
+        with _elsewhere(on, setting.folder, device, context.obj) as (size, start):
+            outcome = _carried_out(planned, setting, context.obj, (workers or size, start), quiet=quiet or as_json)
         failed = collapsed(RunDocuments(setting), [step for plan in planned for step in plan.steps])
         documents, problems = verdicts.judged(planned, setting, outcome, runs, failed)
         if as_json:
@@ -285,7 +302,27 @@ def _opened(context: typer.Context, planned: Sequence[Planned], setting: Setting
         yield runs
 
 
-def _carried_out(planned: Sequence[Planned], setting: Setting, command: Any, workers: int, quiet: bool) -> Outcome:
+@contextmanager
+def _elsewhere(
+    on: str | None, folder: Path, device: str | None, command: Any
+) -> Iterator[tuple[int, runner.Start | None]]:
+    """Within the block, how many commands run at a time by themselves, and what starts them elsewhere."""
+    if on is None:
+        yield 1, None
+        return
+    from ..cluster.ray_tasks import tasks_on_ray
+    from ..reproduction.runner import Step, logged
+
+    def done(words: Sequence[str], log: Path) -> str:
+        return logged(command, Step("", tuple(words)), log)
+
+    with tasks_on_ray(done, folder, device) as (size, begin):
+        yield size, lambda step, log: begin(step.words, step.name, log)
+
+
+def _carried_out(
+    planned: Sequence[Planned], setting: Setting, command: Any, how: tuple[int, runner.Start | None], quiet: bool
+) -> Outcome:
     """Run the commands of all experiments, those that they share once."""
     from .. import progress
     from ..reproduction import runner
@@ -297,7 +334,7 @@ def _carried_out(planned: Sequence[Planned], setting: Setting, command: Any, wor
     steps = runner.named_once([step for plan in planned for step in plan.steps])
     try:
         with progress.quiet() if quiet else nullcontext():
-            return runner.run(steps, setting.folder, command, workers=workers, show=not quiet, say=say)
+            return runner.run(steps, setting.folder, command, workers=how[0], start=how[1], show=not quiet, say=say)
     except KeyboardInterrupt:
         say_stopped(setting.folder)
         raise

@@ -13,6 +13,7 @@ import typer
 from .. import progress
 from ..errors import BadCheckpoint, HeadcountError
 from ..model_files import model_files
+from .cluster.flags import only_pieces, opened
 from .options import Running
 
 if TYPE_CHECKING:
@@ -26,17 +27,16 @@ def running(
     command: str, name: str, model: Any, flags: Running, tasks: Mapping[str, Task | Passages], **options: Any
 ) -> Iterator[Run]:
     """Within the block, the run folder of this question, locked; progress bars as asked for."""
-    from ..runs import default_folder
-    from .distributed.shared_runs import run_of
-
     question = question_of(command, name, model, flags, tasks, options)
     with ExitStack() as stack:
         if flags.quiet or flags.as_json:
             stack.enter_context(progress.quiet())
-        run = stack.enter_context(run_of(model, flags.output or default_folder(question), question))
-        first = _first_notes(command, model, flags, tasks, run)
-        with progress.Bar("comparing the sets of examples"):
-            notes = first + data_notes(tasks)
+        run = stack.enter_context(opened(model, flags, question))
+        first, notes = list[str](), list[str]()
+        if not only_pieces(flags):  # which the last process will say
+            first = _first_notes(command, model, flags, tasks, run)
+            with progress.Bar("comparing the sets of examples"):
+                notes = first + data_notes(tasks)
         for note in notes:
             typer.echo(f"note: {note}", err=True)
         try:

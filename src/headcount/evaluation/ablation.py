@@ -326,6 +326,8 @@ def transfer(
     first, second = tasks
     first_ablation = ablate(model, first, units, run=run, name="one", **options)
     second_ablation = ablate(model, second, units, run=run, name="other", **options)
+    if run is not None:
+        run.conclude()
     (first_share, first_drawn), (second_share, second_drawn) = (
         side.reliabilities(seed=seed) for side in (first_ablation, second_ablation)
     )

@@ -117,28 +117,46 @@ def measure(
     With a run, each batch is written as soon as it is done, and read back instead of computed the next time. `fill` is what
     stands in for masked units (see `filled`); with several draws the values of an example are means over them.
     """
-    root = unwrap(model)
-    work = _Work(root, find(model, specs), task, list(plans), replay, memory, fill)
-    batches = task.batches(batch_size)
-    out = np.empty((len(plans), task.size, len(task.metric.columns)))
-    if not len(plans):
-        return out
-    batches_per_file = max(1, 64 // len(plans))  # a file per batch of a plain evaluation would be a flood
+    how: dict[str, Any] = {"replay": replay, "memory": memory, "fill": fill, "specs": specs}
+    return measure_several(model, task, {name: plans}, batch_size=batch_size, run=run, **how)[name]
+
+
+def measure_several(
+    model: nn.Module,
+    task: Task,
+    plans: Mapping[str, Sequence[Plan]],
+    *,
+    batch_size: int | None = None,
+    replay: bool = True,
+    memory: int = MEMORY,
+    run: Run | None = None,
+    fill: Filled | None = None,
+    specs: Iterable[ModuleSpec] = (),
+) -> dict[str, np.ndarray]:
+    """`measure` for several lists of plans by name, each under its name in the run; none of them waits for another one."""
+    root, anatomy, batches = unwrap(model), find(model, specs), task.batches(batch_size)
+    works = {name: _Work(root, anatomy, task, list(some), replay, memory, fill) for name, some in plans.items()}
+    out = {name: np.empty((len(some), task.size, len(task.metric.columns))) for name, some in plans.items()}
+
+    def compute(work: _Work, some: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+        return {"rows": np.concatenate([_rows(work, numbers) for numbers in some], axis=1)}
+
+    places, jobs = [], []
+    for name, work in works.items():
+        batches_per_file = max(1, 64 // max(1, len(work.plans)))  # a file per batch of a plain evaluation is a flood
+        for start in range(0, len(batches) if work.plans else 0, batches_per_file):
+            some = batches[start : start + batches_per_file]
+            places.append((name, some))
+            jobs.append((f"{name}-{start:06d}", partial(compute, work, some)))
     # in a caller's inference mode nothing could tell that a remembered tensor was written to
     with ExitStack() as stack:
         for context in (evaluating(root), torch.inference_mode(False), torch.no_grad()):
             stack.enter_context(context)
-        label = name if name.isalpha() else "evaluation"  # others are names of files, and no words
-        bar = stack.enter_context(Bar(label, total=len(batches) * len(plans)))
-        for start in range(0, len(batches), batches_per_file):
-            some = batches[start : start + batches_per_file]
-
-            def compute(some: Sequence[Sequence[int]] = some) -> dict[str, np.ndarray]:
-                return {"rows": np.concatenate([_rows(work, numbers) for numbers in some], axis=1)}
-
-            numbers = [number for batch in some for number in batch]
-            out[:, numbers] = runs.piece(run, f"{name}-{start:06d}", compute)["rows"]
-            bar.advance(len(some) * len(plans))
+        label = next(filter(str.isalpha, plans), "evaluation")  # others are names of files, and no words
+        bar = stack.enter_context(Bar(label, total=len(batches) * sum(map(len, plans.values()))))
+        for (name, some), arrays in zip(places, runs.independent(run, jobs), strict=True):
+            out[name][:, [number for batch in some for number in batch]] = arrays["rows"]
+            bar.advance(len(some) * len(plans[name]))
     return out
 
 

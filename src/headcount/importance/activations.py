@@ -85,12 +85,13 @@ def activation_sums(
         return ActivationSums(
             **{kind: {site.name: streamed[f"{kind}.{site.name}"] for site in sites} for kind in KINDS}
         )
-    pieces = []
     with evaluating(root), torch.no_grad(), opened(root), Bar("activations", total=task.size) as bar:
+        jobs = []
         for start in range(0, task.size, chunk):
             some = range(start, min(start + chunk, task.size))
             compute = partial(_chunk, root, anatomy, sites, task.subset(some), per_row, size, bar)
-            pieces.append(runs.piece(run, f"{name}-activations-{start:06d}", compute))
+            jobs.append((f"{name}-activations-{start:06d}", compute))
+        pieces = list(runs.independent(run, jobs))
     joined = {
         kind: {site.name: np.concatenate([piece[f"{kind}.{site.name}"] for piece in pieces]) for site in sites}
         for kind in KINDS

@@ -56,9 +56,12 @@ def confidence_and_entropy(
     sums = {kind: {s.name: np.zeros((task.size, len(s))) for s in sites} for kind in ("confidence", "entropy")}
     counts = {kind: {s.name: np.zeros((task.size, 1)) for s in sites} for kind in sums}
     with evaluating(root), torch.no_grad(), Bar("attention", total=task.size) as bar:
-        for number, numbers in enumerate(task.batches(batch_size)):
-            compute = partial(halved, partial(_batch, root, sites, task), "attention", task, numbers)
-            arrays = runs.piece(run, f"{name}-tokens-{number:06d}", compute)
+        batches, batch = task.batches(batch_size), partial(_batch, root, sites, task)
+        jobs = [
+            (f"{name}-tokens-{number:06d}", partial(halved, batch, "attention", task, numbers))
+            for number, numbers in enumerate(batches)
+        ]
+        for numbers, arrays in zip(batches, runs.independent(run, jobs), strict=True):
             for kind in sums:
                 for site in sites:
                     sums[kind][site.name][list(numbers)] = arrays[f"{kind}.{site.name}"]

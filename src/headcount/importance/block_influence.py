@@ -61,11 +61,13 @@ def block_influence(
                 return _layer_by_layer(root, anatomy, parts, task, size, run, f"{name}-influence")
         landings = _landings(root, anatomy, [part for part in parts if isinstance(part, Site)], task)
         with opened(root), Bar("block influence", total=task.size) as bar:
-            for number, numbers in enumerate(task.batches(size)):
-                one = partial(_pass, root, anatomy, parts, landings, task)
-                batch = partial(each_alone_where_unclear, one)
-                compute = partial(halved, batch, "block influence", task, numbers)
-                arrays = runs.piece(run, f"{name}-influence-{number:06d}", compute)
+            batches, one = task.batches(size), partial(_pass, root, anatomy, parts, landings, task)
+            batch = partial(each_alone_where_unclear, one)
+            jobs = [
+                (f"{name}-influence-{number:06d}", partial(halved, batch, "block influence", task, numbers))
+                for number, numbers in enumerate(batches)
+            ]
+            for numbers, arrays in zip(batches, runs.independent(run, jobs), strict=True):
                 for part in parts:
                     sums[part.name][list(numbers)] = arrays[f"turned.{part.name}"]
                     counts[part.name][list(numbers)] = arrays[f"positions.{part.name}"]

@@ -90,7 +90,6 @@ def contributions(
     one_by_one = one_by_one or not _independent(root, task)
     work = _Work(root, anatomy, parts, task, 1 if one_by_one else batch_size)
     chunks = [range(start, min(start + CHUNK, task.size)) for start in range(0, task.size, CHUNK)]
-    pieces = []
     with ExitStack() as stack:
         for context in (evaluating(root), frozen(root), torch.inference_mode(False)):
             stack.enter_context(context)
@@ -99,9 +98,8 @@ def contributions(
             work.checkpoints = stack.enter_context(checkpointed(root, anatomy))
             _same_without_cache(root, before, _loss_of_shortest(root, task), anatomy)
         bar = stack.enter_context(Bar("gradients", total=task.size))
-        for chunk in chunks:
-            compute = partial(_chunk, work, chunk, bar)
-            pieces.append(runs.piece(run, f"{name}-gradients-{chunk.start:06d}", compute))
+        jobs = [(f"{name}-gradients-{chunk.start:06d}", partial(_chunk, work, chunk, bar)) for chunk in chunks]
+        pieces = list(runs.independent(run, jobs))
     joined = {
         kind: {p.name: np.concatenate([piece[f"{kind}.{p.name}"] for piece in pieces]) for p in parts} for kind in PARTS
     }

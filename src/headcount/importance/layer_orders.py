@@ -135,9 +135,12 @@ def contributions(
     out = {stack.name: np.zeros((task.size, len(stack))) for stack in stacks}
     size = batch_size if all(stack.per_example for stack in stacks) else 1
     with evaluating(root), torch.no_grad(), Bar("layers", total=task.size) as bar:
-        for number, numbers in enumerate(task.batches(size)):
-            compute = partial(halved, partial(_batch, root, anatomy, stacks, task), "layers", task, numbers)
-            arrays = runs.piece(run, f"{name}-layers-{number:06d}", compute)
+        batches, batch = task.batches(size), partial(_batch, root, anatomy, stacks, task)
+        jobs = [
+            (f"{name}-layers-{number:06d}", partial(halved, batch, "layers", task, numbers))
+            for number, numbers in enumerate(batches)
+        ]
+        for numbers, arrays in zip(batches, runs.independent(run, jobs), strict=True):
             for stack in stacks:
                 out[stack.name][list(numbers)] = arrays[stack.name]
             bar.advance(len(numbers))

@@ -180,13 +180,13 @@ def _measured(sweep: _Sweep, batch_size: int | None, run: Run | None) -> dict[st
             stack.enter_context(context)
         bar = stack.enter_context(Bar("patching", total=len(batches)))
         mark = _mark(sweep, batches)
-        for number, numbers in enumerate(batches):
 
-            def compute(numbers: Sequence[int] = numbers) -> dict[str, np.ndarray]:
-                parts = [part for _, part in in_parts(partial(_batch, sweep), "patching", task, numbers)]
-                return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
+        def compute(numbers: Sequence[int]) -> dict[str, np.ndarray]:
+            parts = [part for _, part in in_parts(partial(_batch, sweep), "patching", task, numbers)]
+            return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
 
-            found = runs.piece(run, f"patch-{mark}-{number:06d}", compute)
+        jobs = [(f"patch-{mark}-{number:06d}", partial(compute, numbers)) for number, numbers in enumerate(batches)]
+        for numbers, found in zip(batches, runs.independent(run, jobs), strict=True):
             for name, values in found.items():
                 out[name][..., list(numbers)] = values
             bar.advance()

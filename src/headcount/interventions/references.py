@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -173,14 +173,18 @@ class Reference:
         out: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.parts}
         names, mark = list(self.parts), fingerprint(list(self.parts))[:8]
         with evaluating(self.root), torch.no_grad(), Bar("reference", total=self.task.size) as bar:
-            for start in range(0, self.task.size, AT_ONCE):
-                some = self.task.subset(range(start, min(start + AT_ONCE, self.task.size)))
+            chunks = {
+                start: self.task.subset(range(start, min(start + AT_ONCE, self.task.size)))
+                for start in range(0, self.task.size, AT_ONCE)
+            }
 
-                def compute(some: Task = some) -> dict[str, np.ndarray]:
-                    found = self._summed(some, size)
-                    return {f"{kind}.{names.index(name)}": values for (kind, name), values in found.items()}
+            def compute(some: Task) -> dict[str, np.ndarray]:
+                found = self._summed(some, size)
+                return {f"{kind}.{names.index(name)}": values for (kind, name), values in found.items()}
 
-                for key, values in runs.piece(self.run, f"{self.name}-{mark}-sums-{start:06d}", compute).items():
+            jobs = [(f"{self.name}-{mark}-sums-{start:06d}", partial(compute, some)) for start, some in chunks.items()]
+            for some, arrays in zip(chunks.values(), runs.independent(self.run, jobs), strict=True):
+                for key, values in arrays.items():
                     kind, _, place = key.partition(".")
                     known = out[names[int(place)]]
                     known[kind] = _added(known[kind], values) if kind in known else values

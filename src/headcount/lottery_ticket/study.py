@@ -32,6 +32,7 @@ from ..documents.lottery import (
     WeightSearch,
 )
 from ..documents.lottery_study import WHATS, Lottery
+from ..documents.reading import read, write
 from ..errors import Refused
 from ..evaluation.evaluator import device_of, measure, result_of, to_device
 from ..hashing import versions
@@ -110,21 +111,18 @@ def lottery(
     many = len(chosen) * (3 + 3 * retrain + magnitude * (1 + 3 * retrain))
     with Bar(f"lottery, {lot.name}", many) as bar:
         study = _Study(build, lot, recipe, threshold, step, magnitude, retrain, frozen, run, save_every, rows, bar)
-        draws, constants = list[Draw](), list[float | None]()
-        for seed in chosen:
-            draw, constant = _draw(study, seed)
-            draws.append(draw)
-            constants.append(constant)
-            gc.collect()  # modules and their hooks refer to each other
+        jobs = [(study.piece(seed, "draw"), partial(_kept_draw, study, seed)) for seed in chosen]
+        found = [runs.json_in(arrays) for arrays in runs.independent(run, jobs)]
+    draws = tuple(read(Draw, one["draw"]) for one in found)
     settings = {name: value for name, value in recipe.facts().items() if name not in ("seed", "distill", "temperature")}
     about = TaskSettings(
         name=lot.name,
         metric=lot.report.metric.name,
-        majority=constants[0],
+        majority=found[0]["majority"],
         sets=_sets(lot),
         recipe={**settings, "betas": list(recipe.betas)},
     )
-    return Lottery(model, kind, float(threshold), float(step), (about,), sites, tuple(draws), versions())
+    return Lottery(model, kind, float(threshold), float(step), (about,), sites, draws, versions())
 
 
 # -- before any work -----------------------------------------------------------------------------------------------------
@@ -225,6 +223,13 @@ class _Study(NamedTuple):
     def say(self, seed: int, phase: str, steps: int = 1) -> None:
         self.bar.advance(steps)
         self.bar.label = f"lottery, {self.lot.name}, seed {seed}: {phase}"
+
+
+def _kept_draw(study: _Study, seed: int) -> runs.Arrays:
+    """A draw as a piece of the run: several processes can share out the seeds."""
+    draw, constant = _draw(study, seed)
+    gc.collect()  # modules and their hooks refer to each other
+    return runs.json_as_arrays({"draw": write(draw), "majority": constant}, f"The draw of seed {seed}")
 
 
 def _draw(study: _Study, seed: int) -> tuple[Draw, float | None]:

@@ -7,9 +7,11 @@ import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +21,7 @@ from ..documents import curves as documents
 from ..documents.results import ResultDocument
 from ..documents.scores import Scores, how_many
 from ..errors import BadPlan, BadRun
-from ..evaluation.evaluator import MEMORY, filled, measure, result_of, signature
+from ..evaluation.evaluator import MEMORY, filled, measure, measure_several, result_of, signature
 from ..importance.criteria import NEED_NO_DATA, score
 from ..model.architectures import ModuleSpec
 from ..model.cutting.surgery import cut
@@ -224,30 +226,27 @@ def curve(
     from_data = data_fill(fill)
     plan, points = Plan(), list[Point]()
     base: Result | None = None
+    # the whole model is the same in every curve of a run
+    point_names = {target: f"{name}-{target:05d}" if target else base_name for target in targets}
+    options: dict[str, Any] = {"batch_size": batch_size, "memory": memory, "run": run, "fill": stands_in, "specs": rows}
+    ahead: dict[str, np.ndarray] = {}
+    if again is None and not really_cut and until_drop is None:  # no point waits for another one
+        nested = accumulate(targets, lambda smaller, target: _grown(smaller, chosen, target, least), initial=plan)
+        plans = {point_names[target]: [larger] for target, larger in zip(targets, [*nested][1:], strict=True)}
+        ahead = measure_several(subject, measured, plans, **options)
     for target in track(targets, f"curve by {chosen.by}"):
         if again is not None and target:
             current = again(model, plan)
             chosen = current.only(*names) if names else current
         plan = _grown(plan, chosen, target, least)
-        # the whole model is the same in every curve of a run
-        point_name = f"{name}-{target:05d}" if target else base_name
+        closed = plan
         if really_cut:
+            closed = Plan()
             if points and len(plan) > points[-1].removed:
                 cut(subject, plan - points[-1].plan, fill=of_those_left(model, subject, written, rows), specs=rows)
-            closed = Plan()
-        else:
-            closed = plan
-        values = measure(
-            subject,
-            measured,
-            [closed],
-            batch_size=batch_size,
-            memory=memory,
-            run=run,
-            name=point_name,
-            fill=stands_in,
-            specs=rows,
-        )
+        values = ahead.get(point_names[target])
+        if values is None:
+            values = measure(subject, measured, [closed], name=point_names[target], **options)
         how = signature(model, task, fill=from_data.signature if from_data is not None and target else None)
         result = result_of(measured, values[0], f"{chosen.signature}|without:{target}|{how}")
         base = base or result

@@ -11,9 +11,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from itertools import pairwise
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -42,6 +43,9 @@ class Step(NamedTuple):
         return f"headcount {shlex.join(self.words)}"
 
 
+Start = Callable[[Step, Path], Future[str]]  # begins a step, with what it prints in a file; gives what went wrong
+
+
 class Outcome(NamedTuple):
     """What became of the steps: done now or before, failed with a sentence, or not begun because of another one."""
 
@@ -63,23 +67,30 @@ def run(
     workers: int = 1,
     show: bool = False,
     say: Callable[[str], None] = print,
+    start: Start | None = None,
 ) -> Outcome:
     """Do the steps that are not done yet, in the order of the list as far as they can begin, so many at a time.
 
     A finished step is noted in `folder`/done, and one that is noted with the same words is not done again. What a command
-    prints goes to `folder`/logs, or with `show` and one worker to the screen. With several workers each is a process with
-    one thread that imports `command` by its name, and a step that measures time runs when no other does. `say` gets a line
-    for each step.
+    prints goes to `folder`/logs, or with `show` and one worker to the screen. With several workers every step is a process
+    with one thread that imports `command` by its name, and a step that measures time runs when no other does. `start` does
+    steps elsewhere. `say` gets a line for each step.
     """
     agenda = _Agenda(steps, folder, say)
-    if workers == 1:
+    if workers == 1 and start is None:
         while (step := agenda.next(0, patient=False)) is not None:
             agenda.begin(step)
             if show:
                 say(f"\n$ {step.text}")
             agenda.end(step, *_run_in_process(step, command, None if show else agenda.log(step)))
+    elif start is not None:
+        _elsewhere(agenda, start, workers)
     elif agenda.left:
-        _in_processes(agenda, command, workers)
+        processes = _Processes(command)
+        try:
+            _elsewhere(agenda, processes, workers)
+        finally:
+            processes.stop()
     return agenda.outcome()
 
 
@@ -207,100 +218,87 @@ def _run_in_process(step: Step, command: Command, log: Path | None) -> tuple[flo
     return time.perf_counter() - start, problem
 
 
-# -- several processes ----------------------------------------------------------------------------------------------------
+# -- elsewhere ------------------------------------------------------------------------------------------------------------
 
 
-class _Worker(NamedTuple):
-    process: Any
-    pipe: Connection
-
-
-def _in_processes(agenda: _Agenda, command: Command, workers: int) -> None:
-    idle: list[_Worker] = []
-    busy: dict[_Worker, tuple[Step, float]] = {}
+def _elsewhere(agenda: _Agenda, start: Start, workers: int) -> None:
+    """Steps done by whoever `start` gives them to, so many at a time."""
+    busy: dict[Future[str], tuple[Step, float]] = {}
     (agenda.folder / "logs").mkdir(parents=True, exist_ok=True)
-    try:
-        while True:
-            while len(busy) < workers and (step := agenda.next(len(busy))) is not None:
-                idle = [idle_worker for idle_worker in idle if idle_worker.process.is_alive()]
-                worker = idle.pop() if idle else _new_worker(command)
-                agenda.begin(step)
-                busy[worker] = (step, time.perf_counter())
-                with suppress(OSError):  # it died just now: seen below
-                    worker.pipe.send((step, str(agenda.log(step))))
-            if not busy:
-                break
-            ready = wait(
-                [handle for busy_worker in busy for handle in (busy_worker.pipe, busy_worker.process.sentinel)]
-            )
-            for worker in [
-                busy_worker
-                for busy_worker in busy
-                if busy_worker.pipe in ready or busy_worker.process.sentinel in ready
-            ]:
-                step, start = busy[worker]
-                problem = _worker_error(worker)
-                agenda.end(step, time.perf_counter() - start, problem)
-                del busy[worker]
-                idle.append(worker)
-    finally:
-        _stop([*idle, *busy], at_once=bool(busy))
+    while True:
+        while len(busy) < workers and (step := agenda.next(len(busy))) is not None:
+            agenda.begin(step)
+            busy[start(step, agenda.log(step))] = (step, time.perf_counter())
+        if not busy:
+            return
+        for future in wait(busy, return_when=FIRST_COMPLETED).done:
+            step, began = busy.pop(future)
+            agenda.end(step, time.perf_counter() - began, future.result())
 
 
-def _worker_error(worker: _Worker) -> str:
-    """What a worker says went wrong, if anything; or that it died, which it cannot say."""
+class _Processes:
+    """A process for every step, which ends with it."""
+
+    def __init__(self, command: Command) -> None:
+        # where there is one, a server that has imported the command forks them: they begin at once, and without our threads
+        served = "forkserver" in mp.get_all_start_methods()
+        self.context: Any = mp.get_context("forkserver" if served else "spawn")
+        if served:
+            self.context.set_forkserver_preload([command.__module__])
+        self.command, self.started = command, list[Any]()
+
+    def __call__(self, step: Step, log: Path) -> Future[str]:
+        ours, theirs = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=_in_own_process, args=(theirs, self.command, step, log), daemon=True)
+        process.start()
+        theirs.close()  # so that the end of the process is the end of the pipe
+        self.started.append(process)
+        future: Future[str] = Future()
+        Thread(target=lambda: future.set_result(_problem(process, ours)), daemon=True).start()
+        return future
+
+    def stop(self) -> None:
+        """End those that are still at work."""
+        for process in self.started:
+            process.terminate()
+        end = time.monotonic() + GRACE
+        for process in self.started:
+            process.join(max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _problem(process: Any, pipe: Connection) -> str:
+    """What a process says went wrong, if anything; or that it died, which it cannot say."""
     with suppress(EOFError, OSError):
-        if worker.pipe.poll():
-            return str(worker.pipe.recv())
-    worker.process.join(GRACE)
-    code = worker.process.exitcode
+        return str(pipe.recv())
+    process.join(GRACE)
+    code = process.exitcode
     why = f"by signal {-code}, perhaps for want of memory" if code is not None and code < 0 else f"exit code {code}"
     return f"its process died ({why})"
 
 
-def _new_worker(command: Command) -> _Worker:
-    context = mp.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, command), daemon=True)
-    process.start()
-    theirs.close()  # so that the end of the process is the end of the pipe
-    return _Worker(process, ours)
-
-
-def _stop(workers: Sequence[_Worker], at_once: bool) -> None:
-    """End processes: by themselves, then not, in the midst of work at once."""
-    for worker in workers:
-        with suppress(OSError):
-            worker.pipe.send(None)
-        if at_once:
-            worker.process.terminate()
-    end = time.monotonic() + GRACE
-    for worker in workers:
-        worker.process.join(max(0.0, end - time.monotonic()))
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.pipe.close()
-
-
-def _work(pipe: Connection, command: Command) -> None:
-    """Do steps as they come through the pipe, until there are none; each with what it prints in a file of its own."""
+def _in_own_process(pipe: Connection, command: Command, step: Step, log: Path) -> None:
+    """Do a step in a process that was started for it, and say through the pipe what went wrong."""
     os.environ.update(ONE_THREAD)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that gives out the work
     Thread(target=_end_with_parent, daemon=True).start()
-    while (message := pipe.recv()) is not None:
-        step, log = message
-        with open(log, "wb") as stream:
-            for number in (1, 2):
-                os.dup2(stream.fileno(), number)
-        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
-        print(f"$ {step.text}")
-        problem = _try(command, step.words)
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.cuda.empty_cache()  # others share the device
-        for written in (sys.stdout, sys.stderr):
-            written.flush()
-        pipe.send(problem)
+    pipe.send(logged(command, step, log))
+
+
+def logged(command: Command, step: Step, log: Path) -> str:
+    """Do a step with all that this process prints in a file, and give what went wrong."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "wb") as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
+    sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+    print(f"$ {step.text}")
+    problem = _try(command, step.words)
+    for written in (sys.stdout, sys.stderr):
+        written.flush()
+    return problem
 
 
 def _end_with_parent() -> None:

@@ -23,6 +23,7 @@ DATA = (
 )
 DATA += "unaligned group"
 RUNS = "threads device dtype seed spec trust_remote_code"
+SEVERAL = {"On several machines": "part on actors"}
 SAVED = "force run report as_json quiet"
 TRAINING = (
     "epochs steps lr batch_size schedule warmup weight_decay label_smoothing accumulate precision max_grad_norm lora"
@@ -74,6 +75,7 @@ GROUPS: dict[str, Groups] = {
         "Over a training": "over checkpoints",
         MEASURED: DATA,
         RUN_AS: f"batch_size {RUNS}",
+        **SEVERAL,
         WRITTEN: SAVED,
     },
     "circuit": {
@@ -91,6 +93,7 @@ GROUPS: dict[str, Groups] = {
         "How to train": "new_head " + TRAINING.removeprefix("epochs ") + " freeze save_every",
         MEASURED: f"dev_limit {DATA.removeprefix('task ')}",
         RUN_AS: RUNS,
+        **SEVERAL,
         WRITTEN: SAVED,
     },
     "bench": {
@@ -100,6 +103,7 @@ GROUPS: dict[str, Groups] = {
     },
     "reproduce": {
         FIRST: "full output workers device dry_run seeds",
+        **SEVERAL,
         "Models and data, instead of the embedded ones": "encoder glue tasks classifier translator pairs languages parses",
         "What is printed": "as_json quiet",
     },

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..cluster.flags import SharedFlags
 from ..measure import Draws, Memory, Model, Test, keep
-from ..options import CommonFlags, load_model, make_task, names_examples, quieten, specs_of
+from ..options import load_model, make_task, names_examples, quieten, specs_of
 from ..run_folder import running
 from ..tables import columns_text
 
@@ -19,7 +20,7 @@ TOP = 12  # patches that a terminal shows
 
 def patch(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     units: Annotated[
         str,
         typer.Option(
@@ -73,6 +74,7 @@ def patch(
             run=run,
             specs=specs_of(flags.spec),
         )
+        run.conclude()
         document = found.document(test, resamples=resamples, seed=flags.seed)
         keep(run, document, flags, patch_text(document))
 

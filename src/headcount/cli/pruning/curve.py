@@ -10,11 +10,11 @@ import typer
 from ...data import seen_examples
 from ...errors import BadPlan
 from ...hashing import fingerprint
+from ..cluster.flags import SharedFlags
 from ..fills import FillFlags, fill_of, option_of
 from ..measure import Model, Test, keep, model_and_task, two_sets
 from ..options import (
     Checkpointing,
-    CommonFlags,
     Only,
     ScoreData,
     ScoreLimit,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def curve(
     model: Model,
-    flags: CommonFlags,
+    flags: SharedFlags,
     by: Annotated[
         str,
         typer.Option(
@@ -162,12 +162,14 @@ def curve(
                 fill=fill,
                 specs=rows,
             )
+            run.conclude()
             found, others = tuple(map(curves.checkpoint_of, stages)), tuple(skipped)
             every = OverDocument(sets=how, fill=how_filled, checkpoints=found, skipped=others)
             keep(run, every, flags, f"{how}\n{fill_line(how_filled)}" + over_text(stages) + note)
         return
     with scoring, running("curve", model, subject, flags, tasks, **options) as run:
         curve_list = curves.curves(subject, report, select, request, fixed=fixed, run=run, fill=fill, specs=rows)
+        run.conclude()
         document = CurvesDocument(sets=how, fill=how_filled, curves=tuple(map(curves.curve_of, curve_list)))
         keep(run, document, flags, f"{how}\n{fill_line(how_filled)}" + curve_text(curve_list))
 

@@ -162,12 +162,13 @@ def values_under(
     parts = parts_in(anatomy, plans.values())
     check_parts(root, parts)
     mark = fingerprint({key: plan.to_json()["remove"] for key, plan in plans.items()})[:8]
-    pieces = []
     with ready(root), torch.no_grad(), Bar("patches", total=task.size) as bar:
+        jobs = []
         for start in range(0, task.size, CHUNK):
             some = task.subset(range(start, min(start + CHUNK, task.size)))
             compute = partial(_chunk, root, anatomy, parts, some, list(plans.values()), batch_size, bar)
-            pieces.append(runs.piece(run, f"{name}-{mark}-{start:06d}", compute))
+            jobs.append((f"{name}-{mark}-{start:06d}", compute))
+        pieces = list(runs.independent(run, jobs))
     return {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
 
 

@@ -81,10 +81,18 @@ def attributions(
     check_parts(root, parts)
     pieces = []
     with ready(root), Bar(method.by, total=task.size) as bar:
-        for start in range(0, task.size, CHUNK):
-            some = task.subset(range(start, min(start + CHUNK, task.size)))
-            compute = partial(_chunk, root, anatomy, parts, some, method, batch_size, whole)
-            pieces.append(runs.piece(run, f"{name}-{method.by}-{len(method.shares)}-{start:06d}", compute))
+        chunks = {
+            start: task.subset(range(start, min(start + CHUNK, task.size))) for start in range(0, task.size, CHUNK)
+        }
+        jobs = [
+            (
+                f"{name}-{method.by}-{len(method.shares)}-{start:06d}",
+                partial(_chunk, root, anatomy, parts, some, method, batch_size, whole),
+            )
+            for start, some in chunks.items()
+        ]
+        for some, arrays in zip(chunks.values(), runs.independent(run, jobs), strict=True):
+            pieces.append(arrays)
             bar.advance(some.size)
     out = {}
     for part in parts:

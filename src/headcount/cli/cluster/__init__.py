@@ -1,0 +1,1 @@
+"""One command on several machines: its flags, and the commands that look at it and finish it."""
