@@ -236,6 +236,7 @@ def act(words: Sequence[str]) -> None:
     made.touch()
 
 
+@pytest.mark.slow
 def test_commands_of_a_reproduction_run_on_ray_after_what_they_need(one_machine: None, tmp_path: Path) -> None:
     a, b, c, d = (str(tmp_path / name) for name in "abcd")
     steps = [Step("b", (a, b), ("a",)), Step("a", ("", a)), Step("d", (c, d)), Step("late", (d, b), ("d",))]

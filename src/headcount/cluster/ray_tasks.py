@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import BadRun
 from .on_ray import connected, last_line, places
@@ -29,12 +30,14 @@ def tasks_on_ray(
         kind, size = places(resources, device)
         start, here = os.getcwd(), str(folder.resolve())
 
-        @ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_calls=1, max_retries=RETRIES)  # type: ignore[untyped-decorator]  # where Ray is installed, it has no types
         def command(words: Sequence[str], log: str) -> str:
             if not os.path.isdir(here) or not os.path.isdir(start):
                 return f"its node does not see {start if os.path.isdir(here) else here}: give a folder that all nodes share"
             os.chdir(start)
             return done(words, Path(log))
+
+        needs = {"num_cpus": 1, "num_gpus": int(kind == "GPU"), "max_calls": 1, "max_retries": RETRIES}
+        remote: Any = ray.remote(**needs)(command)  # type: ignore[call-overload]
 
         def begin(words: Sequence[str], name: str, log: Path) -> Future[str]:
             out: Future[str] = Future()
@@ -43,7 +46,7 @@ def tasks_on_ray(
                 error = found.exception()
                 out.set_result(found.result() if error is None else f"its process died ({last_line(error)})")
 
-            task = command.options(name=name).remote(list(words), str(log.resolve()))
+            task = remote.options(name=name).remote(list(words), str(log.resolve()))
             task.future().add_done_callback(settle)
             return out
 
