@@ -25,17 +25,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import binomtest
 
 import headcount as hc
 from headcount.model.anatomy import Anatomy
 from headcount.model.cutting.effects import parameters_removed
 from headcount.plans import Plan, Unit
+from headcount.stats.paired_tests import holm
 
 LENGTHS = (1024, 128)
 SHARES = (10, 20, 30, 40, 50)
@@ -81,7 +83,7 @@ ARMS = {
     "taylor": Arm("taylor", "params", also=("mean", "tune")),
     # one kind of unit alone
     "neurons": Arm("fisher", "params", "neurons", also=("mean+lstsq",)),
-    "kv-groups,neurons": Arm("fisher", "params", "kv-groups,neurons", also=("mean+lstsq",)),
+    "kv-groups+neurons": Arm("fisher", "params", "kv-groups,neurons", also=("mean+lstsq",)),
     "heads": Arm("fisher", "params", "heads"),
     "kv-groups": Arm("fisher", "params", "kv-groups"),
     "layers": Arm("fisher", "params", "layers"),
@@ -180,13 +182,16 @@ def do_arm(name: str, args: argparse.Namespace) -> None:
     """Make a plan for every share, and measure what the arm names."""
     arm, folder = ARMS[name], Path(args.output) / name
     model, texts = loaded(args), texts_of(args)
-    embeddings = model.get_input_embeddings().weight.numel()
+    tables = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    embeddings = sum(table.numel() for table in set(tables))  # one, where they are tied
     total = sum(parameter.numel() for parameter in model.parameters())
     scores = None
     shares = "-".join(map(str, args.shares))
     with hc.runs.Run.open(folder / f"run-{shares}", {"arm": name, "model": args.model, "blocks": args.blocks}) as run:
         for share in args.shares:
-            ways = arm.ways(share in args.asked_at)
+            ways = [
+                after for after in arm.ways(share in args.asked_at) if not args.ways or after in args.ways.split(",")
+            ]
             wanted = [after for after in ways if not (folder / f"{share}-{after}.json").exists()]
             if not wanted:
                 continue
@@ -367,6 +372,8 @@ def table(folder: Path) -> None:
                 print(f"| {arm} | {after} | " + " | ".join(values) + " |")
     for share in study.shares:
         print(*questions(study, share), sep="\n")
+        for ours, theirs in (("mean+lstsq", PUBLISHED), ("mean+lstsq-recover", TRAINED)):
+            print(*answers_against(study, share, ("fisher", ours), theirs), sep="\n")
         print(*against(study, share), sep="\n")
 
 
@@ -396,6 +403,27 @@ def answered(rows: list[list[float]], whole: list[list[float]], resamples: int =
     drawn = np.random.default_rng(0).integers(len(right), size=(resamples, len(right)))
     low, high = np.percentile((right - before)[drawn].mean(1), [2.5, 97.5])
     return f"{right.mean():.1f} ({(right - before).mean():+.1f} [{low:+.1f}, {high:+.1f}])"
+
+
+def answers_against(
+    study: Study, share: int, ours: tuple[str, str], others: Sequence[tuple[str, str]], resamples: int = 2000
+) -> Iterator[str]:
+    """Points that ours has more than each published one, file by file: interval, sign test, and p by Holm over all of these."""
+    mine, found = study.rows.get((*ours, share), {}), list[tuple[float, str]]()
+    for theirs, name in product(others, [name for name in mine if not name.isdigit()]):
+        rows = study.rows.get((*theirs, share), {}).get(name)
+        if rows is None:
+            continue
+        gaps = correct(mine[name]) - correct(rows)
+        drawn = np.random.default_rng(0).integers(len(gaps), size=(resamples, len(gaps)))
+        low, high = np.percentile(gaps[drawn].mean(1), [2.5, 97.5])
+        wins, losses = int((gaps > 0).sum()), int((gaps < 0).sum())
+        p = float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+        words = f"{name}: {' '.join(ours)} - {' '.join(theirs)}: {gaps.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        found.append((p, words))
+    for (p, words), corrected in zip(found, holm([p for p, _ in found]), strict=True):
+        if p < 0.05:
+            yield f"{share} %, {words}, p = {p:.4f}, by Holm over {len(found)}: {corrected:.4f}"
 
 
 PUBLISHED = (
@@ -452,6 +480,7 @@ def main() -> None:
     running.add_argument("-o", "--output", required=True)
     running.add_argument("--shares", default=",".join(map(str, SHARES)))
     running.add_argument("--arms", default="")
+    running.add_argument("--ways", default="", help="of those that an arm names, only these: cut, mean, lstsq, ...")
     running.add_argument("--workers", type=int, default=1)
     running.add_argument("--blocks", type=int, default=BLOCKS, help="of 256 tokens, to score on")
     running.add_argument(

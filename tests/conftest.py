@@ -32,6 +32,8 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from headcount.efficiency import benchmark
+
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # with these, rich and typer write colours into what tests read
 # A shell has what it starts in the background ignore Ctrl-C, and nohup a closed terminal, and so would every process that a
@@ -44,6 +46,13 @@ logging.set_verbosity_error()
 logging.disable_progress_bar()
 # Tests make far more objects than they leave: with the usual threshold of 700, a tenth of the time goes into looking for waste.
 gc.set_threshold(50_000, 20, 100)
+
+# Every file is flushed to the disk against power cuts, which no test makes: 4 ms each, for thousands of files. What a killed
+# process wrote the system keeps anyway, and tests of the flushing put their own in.
+os.fsync = lambda handle: None  # type: ignore[assignment]
+
+# How long a small model takes is not what these tests are about: each pass once, not for 50 ms, and five times, not 25.
+benchmark.SHORTEST, benchmark.MOST = 1e-9, 5
 
 # Typer reads the signatures of all commands anew for each call: 40 ms, for hundreds of commands that tests run.
 typer.testing._get_command = functools.cache(typer.testing._get_command)

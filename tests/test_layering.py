@@ -29,7 +29,7 @@ BELOW = {
     "efficiency": "evaluation",
     "exports": "efficiency",
     "training": "evaluation",
-    "head_roles": "importance reporting",
+    "head_roles": "circuits reporting",
     "interventions": "evaluation",
     "circuit_discovery": "importance",
     "circuits": "importance",
@@ -39,6 +39,7 @@ BELOW = {
 }
 BELOW["cli"] = " ".join(BELOW)
 ALSO = {("reproduction.inputs", "data.text_files")}  # reads files, and needs no torch for it
+ALSO |= {("__main__", "cli")}  # `python -m headcount`
 NO_TORCH = {"root", "stats", "documents", "embedded", "reporting", "reproduction"}
 NO_TORCH |= {
     "data.files",
@@ -46,6 +47,9 @@ NO_TORCH |= {
     "data.sentences.conllu",
     "data.sentences.word_alignment",
     "head_roles.rules",
+    "head_roles.by_name.kinds",
+    "head_roles.by_name.naming",
+    "head_roles.by_name.results",
 }
 NO_TORCH |= {"pruning.knapsack", "cli.text", "cli.tables", "cli.help.demo"}
 # what modules without torch may use

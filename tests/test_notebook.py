@@ -155,6 +155,8 @@ def test_a_small_language_model_prints_on_one_screen() -> None:
     plan = anatomy.plan("*.mlp:*")
     assert len(repr(plan)) < 500
     assert "46,080 units" in repr(plan)
+    assert "46,080 units<" in plan._repr_html_()
+    assert "1 unit<" in anatomy.plan("3:7")._repr_html_()
 
 
 def test_layers_that_differ_have_a_line_each() -> None:

@@ -48,6 +48,7 @@ _HOMES = {
     "learn": ".learned_gates.pipeline",
     "train": ".training.loop",
     "roles": ".head_roles.analysis",
+    "heads": ".head_roles.by_name.pipeline",
     "look": ".head_roles.attention_view",
     "report": ".reporting.page",
 }
@@ -89,6 +90,7 @@ __all__ = [
     "export",
     "find",
     "gated",
+    "heads",
     "learn",
     "load",
     "look",
@@ -137,6 +139,7 @@ if TYPE_CHECKING:
     from .exports.pipeline import export
     from .head_roles.analysis import roles
     from .head_roles.attention_view import look
+    from .head_roles.by_name.pipeline import heads
     from .importance.criteria import score
     from .interventions.patching import patch
     from .learned_gates.pipeline import learn

@@ -134,7 +134,8 @@ def _index(unit: str) -> str:
 
 @cache
 def _as_number(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdecimal() and len(text) < 12 else (1 << 60, text)
+    """A sort key: words before numbers, which may be negative."""
+    return (int(text), "") if text.removeprefix("-").isdecimal() and len(text) < 12 else (-(1 << 60), text)
 
 
 def short_names(sites: Sequence[str]) -> list[str]:

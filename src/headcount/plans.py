@@ -132,7 +132,7 @@ class Plan:
         rows = [(site, ranges(indices), f"{len(indices):,}") for site, indices in self.by_site().items()]
         why = [notebook.line(self.why[:LONGEST_REPR])] if self.why else []
         table = notebook.table(["site", "units", "count"], [(a, b[:LONGEST_REPR], c) for a, b, c in rows], left=2)
-        return notebook.block(notebook.line(f"{len(self):,} units", bold=True), *why, table)
+        return notebook.block(notebook.line(f"{len(self):,} unit{'s' * (len(self) != 1)}", bold=True), *why, table)
 
 
 def legalize(plan: Plan, anatomy: Any, to: str = "even") -> Plan:

@@ -45,7 +45,11 @@ def prompts() -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def found() -> tuple[Any, Any, CircuitDocument]:
     model, task = contrast("llama", rows=prompts())
-    return model, task, circuit(model, task, check=5, random_seeds=2, edges=20, shares=(0, 0.2, 0.5, 1))
+    return (
+        model,
+        task,
+        circuit(model, task, check=5, random_seeds=2, edges=20, shares=(0, 0.2, 0.5, 1), edge_shares=(0, 0.1, 0.5, 1)),
+    )
 
 
 def test_nothing_is_zero_and_the_whole_model_is_one(found: Any) -> None:
@@ -124,7 +128,10 @@ def test_patched_values_are_those_of_patch(found: Any) -> None:
 @pytest.mark.parametrize("ranked", ["absolute", "edges"])
 def test_other_rankings(found: Any, ranked: str) -> None:
     model, task, _ = found
-    document = circuit(model, task, "attribution-patching", ranked=ranked, check=0, random_seeds=0, shares=(0, 1))
+    document = circuit(
+        model, task, "attribution-patching", ranked=ranked, check=0, random_seeds=0, shares=(0, 1), edge_shares=()
+    )
+    assert document.edge_circuit is None
     ranks = [unit.unit for unit in sorted(document.units, key=lambda unit: unit.rank)]
     if ranked == "absolute":
         sizes = {unit.unit: abs(unit.score) for unit in document.units}
@@ -138,8 +145,30 @@ def test_the_graph_has_the_circuit_and_edges_between_its_nodes(found: Any) -> No
     _, _, document = found
     graph = document.graph()
     assert set(graph["nodes"]) <= {"embeddings", "logits", *document.kept}
-    assert all(one in graph["nodes"] and other in graph["nodes"] for one, other, _ in graph["edges"])
-    assert len({edge[:2] for edge in graph["edges"]}) == len(graph["edges"])
+    ends = {end[:-2] if end[-2:] in (".q", ".k", ".v") else end for _, end, *_ in graph["edges"]}
+    assert ends | {edge[0] for edge in graph["edges"]} == set(graph["nodes"])
+    assert len({edge[:2] for edge in graph["edges"]}) == len(graph["edges"]) > 3
+    drawn = hc.reporting.draw_circuit(**graph, title="A circuit")
+    assert all(f"<title>{node}</title>" in drawn.svg for node in graph["nodes"])
+    assert drawn.svg.count('<path class="edge') >= len(graph["edges"])
+    few = document.graph(most=2)
+    assert few["edges"] == graph["edges"][:2]
+    assert len(few["nodes"]) <= 4
+
+
+def test_circuits_of_edges_begin_as_on_corrupted_prompts_and_end_as_the_model(found: Any) -> None:
+    _, _, document = found
+    edges = document.edge_circuit
+    first, *_, last = edges.points
+    assert (first.kept, last.kept, edges.of) == (0, 82, document.of_edges)
+    assert close(np.array([first.value, last.value]), np.array([document.corrupted.value, document.clean.value]))
+    assert close(np.array([first.faithfulness.value, first.random]), np.zeros(2), 1e-4)
+    assert close(np.array([last.faithfulness.value, last.found, last.random]), np.ones(3), 1e-4)
+    assert edges.size == min(point.kept for point in edges.points if point.found >= document.reach)
+    assert edges.point.kept == edges.size
+    signed = sorted((edge.score for edge in document.edges if edge.kept), reverse=True)
+    assert signed
+    assert min(signed) >= max((edge.score for edge in document.edges if not edge.kept), default=-np.inf)
 
 
 def test_a_model_without_edges_has_a_circuit_all_the_same() -> None:
@@ -165,6 +194,10 @@ def test_what_makes_no_sense_is_refused(found: Any) -> None:
         circuit(model, task, ranked="best")
     with says(BadPlan, about="shares from 0 to 1"):
         circuit(model, task, shares=(0, 2))
+    with says(BadPlan, about="shares from 0 to 1"):
+        circuit(model, task, edge_shares=(0, 2))
+    with says(BadPlan, about="reaches a faithfulness above 0"):
+        circuit(model, task, reach=float("nan"))
     with says(BadPlan, about="takes none: leave steps out"):
         circuit(model, task, "attribution-patching", steps=3)
 
@@ -188,13 +221,15 @@ def test_the_command_finds_the_same_and_goes_on_where_it_stopped(found: Any, tmp
         "--random-seeds",
         "2",
     ]
-    words += ["--sizes", "0,20%,0.5,1", "-o", tmp_path / "run"]
+    words += ["--edge-sizes", "0,10%,0.5,1", "--sizes", "0,20%,0.5,1", "-o", tmp_path / "run"]
     told = ran_json(*map(str, words))
+    assert alike(told["edge_circuit"]["points"], document.to_json()["edge_circuit"]["points"], 1e-3)
     assert alike(told["points"], document.to_json()["points"], 1e-3)
     assert json.loads((tmp_path / "run" / "plan.json").read_text("utf-8")) == document.plan.to_json()
     again = ran(*map(str, words))
     assert again.exit_code == 0
-    assert "CPR" in again.stdout
+    assert again.stdout.count("CPR") == 2
+    assert f"the circuit of edges: {document.edge_circuit.size} of 82" in again.stdout
     assert "strongest of 82 edges" in again.stdout
     wrong = ran(*map(str, [*words[:-4], "--sizes", "0,7"]))
     assert wrong.exit_code == 2
@@ -203,10 +238,15 @@ def test_the_command_finds_the_same_and_goes_on_where_it_stopped(found: Any, tmp
 def test_a_run_keeps_what_is_done(found: Any, tmp_path: Path) -> None:
     model, task, document = found
     how: dict[str, Any] = {"check": 5, "random_seeds": 2, "edges": 20, "shares": (0, 0.2, 0.5, 1)}
+    how["edge_shares"] = (0, 0.1, 0.5, 1)
     with Run.open(tmp_path / "run", {"a": 1}) as run:
         kept = circuit(model, task, run=run, **how)
         pieces = run.pieces
         again = circuit(model, task, run=run, **how)
         assert run.pieces == pieces
+        turned = circuit(model, task, run=run, **{**how, "seed": 1})
+        assert set(run.pieces) > set(pieces)
+    alone = circuit(model, task, **{**how, "seed": 1})
+    assert alike(turned.to_json()["points"], alone.to_json()["points"], 1e-4), "other halves are other pieces"
     assert again == kept
     assert alike(kept.to_json()["points"], document.to_json()["points"], 1e-4)

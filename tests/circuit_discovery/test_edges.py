@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 import headcount as hc
+from headcount.circuit_discovery.edge_circuits import values_of_circuits
 from headcount.circuit_discovery.edge_patching import patch_edges
 from headcount.circuit_discovery.edges import score_edges
 from headcount.errors import NotFound, Refused
+from headcount.importance.attribution.exact import values_under
 
 
 def opinionated(model: nn.Module) -> nn.Module:
@@ -203,4 +205,27 @@ def test_edges_that_are_not_there_are_refused() -> None:
     for edge in (("1:0", "0.mlp"), ("0:0", "0:1.q"), ("logits", "logits"), ("0:0", "nowhere")):
         with says(NotFound, about="has no edge from"):
             patch_edges(model, task, [edge])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_circuits_of_edges_are_the_runs_that_others_make(name: str) -> None:
+    """None: the corrupted run; all: the clean one; all but one: that edge patched; all from some units: those units masked."""
+    model, task = model_and_task(name)
+    scores, anatomy = score_edges(model, task, "attribution-patching"), hc.find(model)
+    there, kept = scores.there, ("embeddings", "0:1", "0.mlp", "1:3")
+    column = [one.name for one in scores.readers].index("1:0.q")
+    but_one, of_units = there.copy(), there & np.isin(scores.writers, kept)[:, None]
+    but_one[scores.writers.index("0:1"), column] = False
+    found = values_of_circuits(
+        model, anatomy, scores.graph, task, [there & False, there, but_one, of_units], batch_size=2
+    )
+    assert close(found["kept"][:, 0], found["corrupted"], 1e-4)
+    assert close(found["kept"][:, 1], found["clean"], 1e-4)
+    exact = patch_edges(model, task, [("0:1", "1:0.q")])
+    assert close(found["clean"] - found["kept"][:, 2], exact[:, 0], 1e-4)
+    assert np.abs(exact).max() > 1e-3
+    rest = anatomy.plan([unit if ":" in unit else f"{unit}:*" for unit in scores.writers[1:] if unit not in kept])
+    masked = values_under(model, anatomy, task, {"rest": rest})
+    assert close(found["kept"][:, 3], masked["patched"][:, 0], 1e-4)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

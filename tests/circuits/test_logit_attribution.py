@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from conftest import says
 from helpers import zoo
+from helpers.contrasts import family
 from helpers.same import close
 from helpers.small_models import word_tokenizer
 from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 import headcount as hc
-from headcount.circuits import direct_logit_attribution, prompt_pairs, read_prompts
+from headcount.circuits import direct_logit_attribution, prompt_pairs, read_prompts, token_circuits
+from headcount.data.losses import LogitsAndTargets
+from headcount.data.tasks import Task
+from headcount.runs import Run
 
 PAIRS = [([5, 9, 8, 31], 7, 6), ([4, 4, 3], 2, 1), ([11, 12, 13, 14], 15, 16)]
 TEXTS = [name for name, family in zoo.ZOO.items() if family.generates and family.inputs is zoo.text]
@@ -161,3 +177,114 @@ def test_prompts_are_read_from_a_table(tmp_path) -> None:
         read_prompts(str(tmp_path / "same.tsv"), str(tmp_path / "words"), right="right", wrong="wrong")
     with says(hc.errors.BadPlan, about="triples"):
         prompt_pairs([([1, 2], 3, None), ([1, 2], 3, 4)])
+
+
+def test_several_calls_in_one_run_folder_do_not_read_each_other_s_pieces(tmp_path: Path) -> None:
+    model, _ = zoo.build("llama")
+    tasks = prompt_pairs(PAIRS), prompt_pairs(PAIRS[::-1])
+    with Run.open(tmp_path / "run", {"command": "attribute"}) as run:
+        first, second = (direct_logit_attribution(model, task, run=run) for task in tasks)
+        neurons = direct_logit_attribution(model, tasks[0], "neurons", run=run)
+        one, other = (
+            token_circuits(model, head, top=2, permutations=1, run=run).heads[0].unit for head in ("0:1", "0:2")
+        )
+    assert close(second.values[::-1].copy(), first.values)
+    assert not close(second.values, first.values)
+    assert close(neurons.totals, first.totals)
+    assert (one, other) == ("0:1", "0:2")
+
+
+def test_contrast_prompts_are_attributed_right_less_wrong() -> None:
+    model, tokenizer, rows = family("gpt2")
+    single = [row for row in rows if isinstance(row["answer"], str) and isinstance(row["wrong"], str)]
+    task = hc.task("contrast", single, tokenizer=tokenizer, group="answer")
+    found = direct_logit_attribution(model, task)
+    assert found.difference == "right - wrong"
+    measured = hc.evaluate(model, task).rows[:, 0]
+    assert close(found.totals, measured, 1e-4)
+    assert found.clusters is not None
+    with says(hc.errors.Refused, about="2 right and 1 wrong answers"):
+        direct_logit_attribution(model, hc.task("contrast", rows, tokenizer=tokenizer))
+    masked, tokenizer, rows = family("bert")
+    with says(hc.errors.Refused, about="stands at a mask"):
+        direct_logit_attribution(masked, hc.task("contrast", rows, tokenizer=tokenizer))
+
+
+def test_an_encoder_decoder_goes_on_with_no_prompt_and_an_answer_is_one_token() -> None:
+    model, _ = zoo.build("t5")
+    with says(hc.errors.Refused, about="does not go on with a prompt"):
+        direct_logit_attribution(model, prompt_pairs(PAIRS))
+    with says(hc.errors.BadPlan, about="one token, a number"):
+        prompt_pairs([([5, 9], [7, 8], 6)])  # type: ignore[list-item]
+
+
+def classifier(name: str) -> tuple[nn.Module, Task]:
+    """A classifier, and texts or pictures of three classes for it."""
+    sizes = {"num_labels": 3, "pad_token_id": 0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if name == "vit":
+            model, inputs = zoo.build("vit")
+        elif name == "gpt2":
+            config = GPT2Config(
+                vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0
+            )
+            config.num_labels, config.pad_token_id = 3, 0
+            model = GPT2ForSequenceClassification(config)
+        elif name == "llama":
+            shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+            model = LlamaForSequenceClassification(LlamaConfig(**shape, **sizes, num_attention_heads=4))
+        else:
+            shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+            model = BertForSequenceClassification(BertConfig(**shape, **sizes, num_attention_heads=4))
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(std=0.3)
+        texts = torch.randint(1, 40, (4, 6))
+    texts[1, 4:] = 0  # padding
+    batch = dict(inputs) if name == "vit" else {"input_ids": texts, "attention_mask": (texts > 0).long()}
+    count = len(next(iter(batch.values())))
+    batch["labels"] = torch.arange(count) % 2
+
+    def goal(model: nn.Module, batch: Any) -> LogitsAndTargets:
+        asked = {key: value for key, value in batch.items() if key != "labels"}
+        return LogitsAndTargets(model(**asked).logits, batch["labels"])
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(*goal(model, batch), reduction="none")
+
+    kind = "image-classification" if name == "vit" else "classification"
+    return model.eval(), replace(hc.custom_task([batch], loss=loss), kind=kind, goal=goal)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
+def test_what_units_add_to_the_logit_of_a_class_comes_to_that_logit(name: str) -> None:
+    model, task = classifier(name)
+    assert task.goal is not None
+    found = direct_logit_attribution(model, task, against="nothing")
+    with torch.no_grad():
+        logits, labels = task.goal(model, task.collate(range(task.size)))
+    assert close(found.totals, logits[torch.arange(len(labels)), labels].numpy(), 1e-4)
+    assert np.abs(found.values).max() > 1e-2
+    less_mean = direct_logit_attribution(model, task)
+    assert less_mean.difference == "right - mean"
+    assert close(less_mean.totals, found.totals - logits.mean(1).numpy(), 1e-4)
+
+
+def test_a_head_of_a_classifier_adds_what_a_plain_loop_says() -> None:
+    model, task = classifier("gpt2")
+    found = direct_logit_attribution(model, task, against="nothing")
+    batch = task.collate([1])
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    cache = hc.cached(model, inputs, ["head_outputs", "residual_after"])
+    last = 3  # before the padding
+    end, norm = cache["residual_after"]["layers:1"][0, last], model.transformer.ln_f
+    scale = 1 / ((end - end.mean()).square().mean() + norm.eps).sqrt()
+    direction = model.score.weight[int(batch["labels"][0])].detach() * norm.weight.detach() * scale
+    written = cache["head_outputs"]["1:2"][0, last]
+    assert found["1:2"][1] == pytest.approx(float(direction @ (written - written.mean())), abs=1e-4)
+
+
+def test_a_pooler_that_is_not_linear_is_refused_by_name() -> None:
+    with says(hc.errors.Refused, about="BertForSequenceClassification does not read the end of the residual stream"):
+        direct_logit_attribution(*classifier("bert"))

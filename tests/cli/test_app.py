@@ -80,7 +80,7 @@ def _one_sentence(result: Result, code: int = 1) -> None:
 
 
 def _process(*args: object) -> Result:
-    done = subprocess.run([sys.executable, "-m", "headcount.cli", *map(str, args)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "headcount", *map(str, args)], capture_output=True, text=True)
     return Result(done.returncode, done.stdout, done.stderr)
 
 

@@ -8,6 +8,7 @@ import pytest
 from conftest import says
 from helpers import zoo
 from helpers.small_models import WORDS, ran, ran_json, word_tokenizer
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 import headcount as hc
 from headcount.documents.circuits.logit_attribution import AttributionDocument
@@ -54,6 +55,23 @@ def test_attribute_takes_texts_and_neurons(place: Path, tmp_path: Path) -> None:
     )
     assert found["logits"] == "right - mean"
     assert len(found["units"]) == 2 * (48 + 1)
+
+
+def test_attribute_takes_contrast_prompts_and_classes(place: Path, tmp_path: Path) -> None:
+    words = ["--task", "contrast:induction", "--limit", "8", "-o", tmp_path / "contrast"]
+    found = ran_json("attribute", place / "model", *words)
+    assert (found["logits"], found["n"]) == ("right - wrong", 8)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokenizer = word_tokenizer(WORDS)
+    config = LlamaConfig(vocab_size=len(tokenizer), **sizes, num_labels=2, pad_token_id=tokenizer.pad_token_id)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    rows = [f"{WORDS[n]} {WORDS[n + 1]}\t{n % 2}" for n in range(6)]
+    (tmp_path / "labelled.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    of_class = ran_json(
+        "attribute", tmp_path / "classifier", "--data", tmp_path / "labelled.tsv", "-o", tmp_path / "classes"
+    )
+    assert (of_class["logits"], of_class["n"], len(of_class["units"])) == ("right - mean", 6, 10)
 
 
 def test_circuits_of_all_heads_and_of_one(place: Path, tmp_path: Path) -> None:

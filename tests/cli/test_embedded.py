@@ -301,10 +301,10 @@ def test_a_translation_is_spelled_as_the_reference_is() -> None:
     ("kind", "name", "within"),
     [
         ("classifier", "products", 0.002),
-        ("classifier", "news", 0.002),
-        ("classifier", "tweets", 0.002),
+        pytest.param("classifier", "news", 0.002, marks=pytest.mark.slow),
+        pytest.param("classifier", "tweets", 0.002, marks=pytest.mark.slow),
         ("translator", "messages", 0.3),
-        ("translator", "sentences", 0.3),
+        pytest.param("translator", "sentences", 0.3, marks=pytest.mark.slow),
     ],
 )
 def test_the_page_says_what_evaluate_says(kind: str, name: str, within: float) -> None:

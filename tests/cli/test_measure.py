@@ -30,6 +30,9 @@ from typer.testing import CliRunner
 
 import headcount as hc
 from headcount.cli.app import app, main
+from headcount.data.seen_examples import marks as seen_marks
+from headcount.data.seen_examples import read_seen
+from headcount.documents.reading import write
 from headcount.documents.results import FillDocument
 from headcount.reporting import page
 from headcount.runs import Run, read
@@ -480,6 +483,25 @@ def test_ablate_with_a_fill_is_the_library_s(place: Path, tmp_path: Path) -> Non
     assert f"masked units are given their mean over 40 examples of {reference.name}" in " ".join(text.split())
     with pytest.raises(hc.errors.BadRun):  # another question belongs into another folder
         _run(*asked, "--fill", "noise", "-o", tmp_path / "run")
+
+
+def test_score_by_ablation_takes_the_fills_of_ablate(place: Path, tmp_path: Path) -> None:
+    asked = ("score", place / "classifier", "--data", place / "dev.tsv", "--metric", "loss", "--by", "ablation")
+    more = ("--fill", "mean", "--reference-data", place / "train.tsv", "--at", "last")
+    found = _json(*asked, *more, "-o", tmp_path / "run")
+    fill = hc.interventions.Fill("mean", _task(place, "train", metric="loss"), at="last")
+    want = hc.ablate(_model(place), _task(place, "dev", metric="loss"), fill=fill)
+    assert close(np.concatenate([site["raw"] for site in found["sites"].values()]), want.damage)
+    assert found["fill"] == write(fill.document)
+    told = page.report([tmp_path / "run"], tmp_path / "page.html")
+    assert f"{fill.document.words}." in " ".join(told.read_text().split())
+    scored = read_seen(found["seen"], tmp_path)["score"]
+    assert scored == seen_marks(_task(place, "dev")) | seen_marks(_task(place, "train"))
+    wrong = CliRunner().invoke(
+        app, ["score", str(place / "classifier"), "--data", str(place / "dev.tsv"), "--at", "last"], terminal_width=200
+    )
+    assert wrong.exit_code == 2
+    assert "taylor masks nothing" in " ".join(wrong.output.replace("│", " ").split())
 
 
 def test_without_reference_data_a_part_is_not_reported_on(place: Path, tmp_path: Path) -> None:

@@ -30,10 +30,13 @@ def _words(notebook: dict[str, Any]) -> list[list[tuple[str, str]]]:
 
 
 def test_there_are_notebooks() -> None:
-    assert {"induction", "from_head_mask"} <= set(NAMES)
+    assert {"induction", "from_head_mask", "ioi"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+TRAINS = [pytest.param(name, marks=pytest.mark.slow) if name == "ioi" else name for name in NAMES]
+
+
+@pytest.mark.parametrize("name", TRAINS)
 def test_a_notebook_runs_and_says_what_it_said(name: str) -> None:
     kept = _kept(name)
     with torch.random.fork_rng(devices=[]):
@@ -50,6 +53,34 @@ def test_its_page_shows_the_outputs_that_are_kept(name: str) -> None:
     kept = _kept(name)
     assert all(cell["execution_count"] for cell in kept["cells"] if cell["cell_type"] == "code")
     assert [cell["id"] for cell in kept["cells"]] == [f"cell-{n}" for n in range(len(kept["cells"]))]
+
+
+def test_the_texts_about_the_circuit_say_what_its_outputs_say() -> None:
+    """Of the notebook that trains its model, whose running takes long: numbers that it speaks of."""
+    outputs = [one for cell in _kept("ioi")["cells"] for one in cell.get("outputs", [])]
+    said = "\n".join("".join(one.get("text", ()) or one["data"]["text/plain"]) for one in outputs)
+
+    def number(pattern: str) -> float:
+        (found,) = re.findall(pattern, said)
+        return float(found)
+
+    assert number(r"accuracy ([\d.]+)") == 1.0
+    assert number(r"clean +logit-difference (\S+)") > 5
+    assert number(r"corrupted logit-difference (\S+)") < -5
+    words = next(line for line in said.splitlines() if line.startswith("0 When"))
+    giver = re.findall(r"(\d+) Peter", words)[-1]  # where the prompts differ
+    last = re.findall(r"(\d+) to$", words)[0]
+    assert number(rf"layers:0@{giver} (\S+),") > 0.9
+    assert number(rf"layers:2@{last} (\S+),") > 0.9
+    assert number(rf"layers:2@{giver} (\S+),") < 0.1
+    assert number(r"eap-ig: rank correlation with exact patching (\S+)") > 0.9
+    for what in ("heads and MLPs", "edges"):
+        assert number(rf"\n?{what}: CPR (\S+)") > number(rf"\n{what}: CPR .* random circuits (\S+);")
+    whole, inside = (
+        number(r"whole model: logit-difference (\S+)"),
+        number(r"heads of the circuit.*: logit-difference (\S+)"),
+    )
+    assert number(r"without all other heads.*: logit-difference (\S+)") > whole - 1 > inside + 3
 
 
 def test_a_page_within_a_page_is_shown_letter_by_letter() -> None:

@@ -46,7 +46,10 @@ def documents() -> dict[str, dict[str, Any]]:
         "tradeoff": run_folders.tradeoff(),
         "patch": run_folders.patching(),
         "circuit": run_folders.circuit(),
+        "logit-attribution": run_folders.attribution(),
+        "circuits": run_folders.weights(),
         "roles": run_folders.roles(SMALL, sentences=1),
+        "heads": run_folders.named_heads(),
         "claims": {**about, "claims": [claim], "sheets": [sheet], "commands": ["headcount demo"], "left_out": []},
     }
 

@@ -38,11 +38,11 @@ ROUNDING = 1e-5  # of the largest output: float32, two kernels, two layers
 UNEVEN = "0:0-2 1:* 0.mlp:3"
 CUTS = [
     ("onnx", "bert", "0:0-1 1:* 0.mlp:0-20 1.mlp:*"),
-    ("onnx", "distilbert", "layers:0 1:1 1.mlp:5-40"),
-    ("onnx", "mpnet", "0:0,3 1:* 1.mlp:*"),
-    ("onnx", "deberta-v2", "0:0-1 1.mlp:*"),
+    pytest.param("onnx", "distilbert", "layers:0 1:1 1.mlp:5-40", marks=pytest.mark.slow),
+    pytest.param("onnx", "mpnet", "0:0,3 1:* 1.mlp:*", marks=pytest.mark.slow),
+    pytest.param("onnx", "deberta-v2", "0:0-1 1.mlp:*", marks=pytest.mark.slow),
     ("onnx", "llama", UNEVEN),
-    ("onnx", "gpt2", "0:0 1:0-2 0.mlp:*"),
+    pytest.param("onnx", "gpt2", "0:0 1:0-2 0.mlp:*", marks=pytest.mark.slow),
     ("onnx", "vit", "0:0-1 1:* 1.mlp:0-9"),
     ("onnx", "marian", "encoder.0:1 decoder.0.self:* decoder.1.cross:0-4 encoder.1.mlp:*"),
     ("openvino", "llama", UNEVEN),
@@ -138,7 +138,7 @@ def test_a_graph_that_is_wrong_gets_no_name(tmp_path, monkeypatch) -> None:
 # -- eight bits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize("to", [pytest.param("onnx", marks=pytest.mark.slow), "openvino"])
 def test_eight_bits_are_smaller_and_say_what_they_change(to, tmp_path) -> None:
     if to == "openvino":
         pytest.importorskip("openvino")
@@ -206,7 +206,7 @@ def tokens(tokenizer: Any, text: str) -> dict[str, Tensor]:
     return dict(tokenizer(text, return_tensors="pt", return_token_type_ids=False))
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize("to", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_run_py_gives_labels_and_probabilities(to, tmp_path) -> None:
     if to == "openvino":
         pytest.importorskip("openvino")

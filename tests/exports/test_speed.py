@@ -120,7 +120,7 @@ def test_eight_bits_of_torch_are_copies_that_compute_alike() -> None:
         assert runtime is None
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_a_call_of_a_runtime_gives_what_the_model_gives(name) -> None:
     pytest.importorskip("transformers.exporters")
     pytest.importorskip(name)

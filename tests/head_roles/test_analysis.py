@@ -14,7 +14,7 @@ import pytest
 import torch
 from documents.test_roles import by_hand
 from helpers import zoo
-from helpers.same import alike
+from helpers.same import alike, close
 from torch import Tensor, nn
 
 import headcount as hc
@@ -510,6 +510,20 @@ def test_heads_keep_their_names_in_a_model_that_was_cut() -> None:
     model, passages = encoder(), texts(8)
     hc.cut(model, "0:1 1:0 1:2")
     assert list(roles(model, passages).main) == ["0:0", "0:2", "0:3", "1:1", "1:3"]
+
+
+@pytest.mark.parametrize("name", ["falcon", "falcon-mqa", "deepseek_v3"])
+def test_the_model_computes_what_it_computes_without_being_looked_at(name: str) -> None:
+    """Falcon's attention in the open has no causal mask, and latent attentions hand nothing out: they are read as they are."""
+    model, _ = zoo.build(name)
+    passages, outputs = texts(4, first=False), list[Tensor]()
+    hook = model.lm_head.register_forward_hook(lambda _, __, output: outputs.append(output.detach()))  # type: ignore[union-attr]
+    roles(model, passages, probe=False, examples=0)
+    with torch.no_grad():
+        model(**passages.inputs(range(4)))
+    hook.remove()
+    assert len(outputs) == 2
+    assert close(outputs[0], outputs[1])
 
 
 def test_an_attention_that_all_layers_share_is_the_mean_over_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from headcount.embedded import EMBEDDED
 from headcount.errors import BadData, BadPlan, BadRun, NotFound, Refused
 from headcount.head_roles import attention_view
 from headcount.head_roles.token_texts import token_texts
+from headcount.importance.attention import watched
 from headcount.reporting.pictures.attention_page import AttentionView, as_bytes, as_weights, shares
 
 TOKENS = word_tokenizer([f"w{n}" for n in range(20)])
@@ -126,8 +128,19 @@ def test_the_rows_of_keys_are_not_taken_for_values(monkeypatch) -> None:
         view.value_weights("0:0")
 
 
-def test_a_model_that_computes_something_else_in_the_open_is_refused() -> None:
-    """Falcon's attention in the open has no causal mask, where its fused one has it."""
+def test_a_model_that_computes_something_else_in_the_open_is_refused(monkeypatch) -> None:
+    """As Falcon, whose attention in the open has no causal mask where its fused one has it: it is read as it is."""
+    view = hc.look(zoo.build("falcon-mqa")[0], TEXT, tokenizer=TOKENS)
+    assert view.kinds[0].causal
+
+    @contextmanager
+    def changing(root: Any, sites: Any, see: Any) -> Any:
+        hook = root.lm_head.register_forward_hook(lambda _, __, output: 1.2 * output)
+        with watched(root, sites, see):
+            yield
+        hook.remove()
+
+    monkeypatch.setattr(attention_view, "watched", changing)
     with says(Refused, about="something else"):
         hc.look(zoo.build("falcon-mqa")[0], TEXT, tokenizer=TOKENS)
 
@@ -178,7 +191,7 @@ def test_a_long_text_is_cut_off_and_it_is_said() -> None:
         ("bert", {"heads": "0.mlp:3"}, BadPlan, "is not an attention head"),
         ("bert", {"tokenizer": None}, BadData, "do not know the tokenizer"),
         ("bert", {"text": "  "}, BadData, "no text"),
-        ("gpt_oss", {}, Refused, "does not hand out"),
+        ("jetmoe", {}, Refused, "does not weight values"),
         (
             "bert",
             {"tokenizer": word_tokenizer([f"w{n}" for n in range(200)]), "text": "w150 w190 w199"},

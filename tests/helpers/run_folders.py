@@ -12,6 +12,9 @@ import numpy as np
 
 from headcount.documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from headcount.documents.bench import Bench
+from headcount.documents.circuits.logit_attribution import AttributionDocument
+from headcount.documents.circuits.named_heads import HeadsDocument
+from headcount.documents.circuits.weights import CircuitsDocument
 from headcount.documents.curves import CurvesDocument, OverDocument, TradeoffDocument
 from headcount.documents.discovery.circuit import CircuitDocument
 from headcount.documents.interventions.patch import PatchDocument
@@ -162,7 +165,83 @@ def circuit(layers: int = 2, heads: int = 3) -> dict[str, Any]:
     how = {"by": "eap-ig(5)", "ranked": "signed", "sets": "found on 4 examples of ioi, reported on 4 others of it"}
     areas = {"cpr": _estimate(0.7), "cmd": _estimate(0.3), "random_cpr": 0.3, "reach": 0.8, "size": size}
     plan = {"plan": {"format": 1, "remove": rest, "why": ""}, "units": scored, "edges": edges, "of_edges": 40}
+    edges[0] |= {"exact": 0.45, "kept": True}
+    areas["edge_circuit"] = {
+        "points": [{**point, "kept": kept} for point, kept in zip(points, (0, 4, 40), strict=True)],
+        **{"cpr": _estimate(0.8), "cmd": _estimate(0.2), "random_cpr": 0.2, "size": 4, "of": 40},
+    }
     return _as(CircuitDocument, {**how, "signature": "by:eap-ig", **ends, "points": points, **areas, **plan})
+
+
+def named_heads(layers: int = 2, heads: int = 3, kinds: Sequence[str] = ("induction", "sink")) -> dict[str, Any]:
+    """Of each kind the first head is named; more examples show more."""
+    units = [f"{layer}:{head}" for layer in range(layers) for head in range(heads)]
+    made = []
+    for number, kind in enumerate(kinds):
+        rows = []
+        for place, unit in enumerate(units):
+            mean = 0.7 if place == number else 0.05 + 0.01 * place
+            numbers = {
+                "mean": mean,
+                "low": mean - 0.04,
+                "high": mean + 0.04,
+                "p": 0.001 * place,
+                "p_holm": 0.006 * place,
+            }
+            rows.append({"unit": unit, **numbers, "named": place == number})
+        steps = [{"examples": n, "half_width": 0.2 / n**0.5, "same": 1 - 1 / n, "overlap": 1.0} for n in (4, 16, 64)]
+        about = {
+            "score": f"attention of {kind} heads",
+            "source": "Somebody 2022",
+            "read": "64 prompts",
+            "notes": ["Made up."],
+        }
+        numbers = {"examples": 64, "at_least": 0.4, "chance": 0.02, "enough": 16}
+        made.append({"kind": kind, **about, **numbers, "heads": rows, "steps": steps})
+    return _as(
+        HeadsDocument, {"model": "LlamaForCausalLM", "kinds": made, "seed": 0, "notes": ["retrieval was left out"]}
+    )
+
+
+def attribution(layers: int = 2, heads: int = 3, seed: int = 1) -> dict[str, Any]:
+    """Heads and MLPs that add to logits; the first one beyond chance, the second not after correction."""
+    units = [unit for layer in range(layers) for unit in [*(f"{layer}:{n}" for n in range(heads)), f"{layer}.mlp"]]
+    drawn = np.random.default_rng(seed).normal(0, 0.5, len(units)).round(6).tolist()
+    rows = [
+        {"component": unit, **comparison(0.0, added, 0.001, 0.004 if n == 0 else 0.3, metric="mean")}
+        for n, (unit, added) in enumerate(zip(units, drawn, strict=True))
+    ]
+    others = [{"component": name, **comparison(0.0, 0.1, 0.2, metric="mean")} for name in ("embeddings", "biases")]
+    about = {
+        "logits": "right - wrong",
+        "total": sum(drawn) + 0.2,
+        "n": 24,
+        "test": "t",
+        "notes": ["the scale is frozen"],
+    }
+    return _as(AttributionDocument, {**about, "signature": "model:tiny", "units": rows, "others": others})
+
+
+def weights(layers: int = 2, heads: int = 3) -> dict[str, Any]:
+    """Heads of which one copies, and what it promotes; two compositions."""
+    words = [{"token": 5 + n, "score": 2.0 - n, "text": text} for n, text in enumerate((" a", "<b>", ""))]
+    writes = {"token": words[0], "promoted": words, "demoted": words[::-1], "rank": 1, "looks_at": words[:1]}
+    found = [
+        {
+            "unit": f"{layer}:{head}",
+            "copying": {"score": 0.9 if layer == head == 1 else -0.1 * head, "baseline": 0.0, "highest": 0.2}
+            | {"permutations": 10, "own": 0.5, "chance": 0.01, "top": 10},
+            "writes": [writes] if layer == head == 1 else [],
+            "pairs": [{"query": words[0], "key": words[1], "score": 3.5}],
+        }
+        for layer, head in np.ndindex(layers, heads)
+    ]
+    composed = [
+        {"writer": "0:1", "reader": "1:1", "kind": kind, "score": 0.4, "baseline": 0.1, "sd": 0.01, "above": 0.3}
+        for kind in ("K", "V")
+    ]
+    about = {"model": "tiny", "pairs_of_heads": heads**2, "notes": ["positions are left out"]}
+    return _as(CircuitsDocument, {**about, "heads": found, "compositions": composed})
 
 
 def curves(order: Sequence[Unit], steps: Sequence[int], seeds: int = 2, by: str = "taylor") -> dict[str, Any]:

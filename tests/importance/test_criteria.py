@@ -366,16 +366,19 @@ def test_a_head_that_is_never_asked_has_no_confidence() -> None:
     assert some.mean() == 0.5
 
 
+@pytest.mark.parametrize(("kernel", "inside"), [("sdpa", "sdpa"), ("flex_attention", "eager")])
 @pytest.mark.parametrize("stop", [False, True])
-def test_the_kernel_of_the_model_comes_back(stop: bool) -> None:
+def test_the_kernel_of_the_model_comes_back(kernel: str, inside: str, stop: bool) -> None:
+    """A kernel that is made of calls that can be watched stays; another one makes way for the attention in the open."""
     model, task = classifier(), class_task(7)
     assert model.config._attn_implementation == "sdpa"
     with torch.no_grad():
         base = model(texts(2), output_hidden_states=True).logits  # transformers now has its own hooks in place
+    model.set_attn_implementation(kernel)
     before, settings = Fingerprint(model), dict(vars(model.config))
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        assert model.config._attn_implementation == "eager"
+        assert model.config._attn_implementation == inside
         given = class_loss(model, batch)
         if stop:
             raise KeyboardInterrupt
@@ -388,7 +391,8 @@ def test_the_kernel_of_the_model_comes_back(stop: bool) -> None:
         hc.score(model, class_task(7, loss=loss), "entropy")
     assert before.changed() == []
     assert vars(model.config) == settings
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == kernel
+    model.set_attn_implementation("sdpa")
     with torch.no_grad():
         output = model(**{"input_ids": texts(2)})
     assert close(output.logits.numpy(), base.numpy())
@@ -481,7 +485,7 @@ def test_parts_that_are_not_there_or_show_nothing() -> None:
     with says(hc.errors.NotFound, about="no neurons"):
         hc.score(model, task, units="neurons")
     model, task = zoo_task("torch-encoder")
-    with says(hc.errors.Refused, about="does not hand out its attention probabilities"):
+    with says(hc.errors.Refused, about="does not weight values by one distribution"):
         hc.score(model, task, "confidence")
     model, task = zoo_task("wavlm")
     with says(hc.errors.Refused, about="never shows its positions"):
@@ -542,7 +546,7 @@ def test_attention_weights_of_a_token_sum_to_one_or_are_all_zero(sums: list[floa
         if shown:
             model(torch.zeros(1, 3, 8))
         else:
-            with says(hc.errors.Refused, about="does not hand out its attention probabilities"):
+            with says(hc.errors.Refused, about="does not weight values by one distribution"):
                 model(torch.zeros(1, 3, 8))
     assert [torch.equal(given, weights) for given in seen] == [True] * shown
 

@@ -405,6 +405,31 @@ def test_draws_are_averaged_in_what_the_metric_adds_up() -> None:
         hc.ablate(model, pearson, "attentions", fill=Fill("noise", task, draws=3))
 
 
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [("mean", "last"), ("mean-per-position", None), ("resample", "last"), ("counterfactual", None), ("noise", None)],
+)
+def test_scores_by_ablation_are_the_damage_of_ablating_with_that_fill(kind: str, at: str | None) -> None:
+    model, task = classifier(), class_task(5)
+    other = hc.custom_task(
+        [{"input_ids": texts(5, seed=9), "labels": torch.zeros(5, dtype=torch.long)}], loss=class_loss
+    )
+    fill = Fill(kind, other, at=at, draws=2 if kind in ("resample", "noise") else 1)
+    scores = hc.score(model, task, "ablation", units="layers", fill=fill)
+    found = hc.ablate(model, task, "layers", fill=fill)
+    assert [str(unit) for unit in scores.units] == list(found.names)
+    assert close(scores.raw, found.damage)
+    assert scores.samples is not None
+    assert close(scores.samples.mean(0), found.damage)
+    assert not close(scores.raw, hc.ablate(model, task, "layers").damage)
+    assert f"fill:{fill.signature}|" in scores.signature
+
+
+def test_only_ablation_puts_something_in_the_place_of_units() -> None:
+    with says(hc.errors.BadPlan, about="taylor masks none"):
+        hc.score(classifier(), class_task(3), "taylor", fill=Fill("mean", class_task(3)))
+
+
 def test_results_say_what_stood_in_and_others_are_not_compared() -> None:
     model, task, reference = classifier(), _accuracy(), class_task(5)
     found = hc.ablate(model, task, "layers", fill=Fill("mean", reference))

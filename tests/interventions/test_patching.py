@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -310,3 +311,37 @@ def test_a_killed_patching_goes_on(folder: Path, tmp_path: Path) -> None:
             found = hc.patch(model, task, run=run)
     assert done == [2, 1]
     assert close(found.values, want.values)
+
+
+def test_several_calls_in_one_run_folder_do_not_read_each_other_s_pieces(tmp_path: Path) -> None:
+    model, tokenizer, rows = family("gpt2")
+    task = hc.task("contrast", rows, tokenizer=tokenizer, batch_size=3)
+    calls: list[dict[str, Any]] = [
+        {"units": "layers"},
+        {"units": "mlps"},
+        {"units": "layers", "at": "last"},
+        {"units": "layers", "direction": "noising"},
+        {"units": "layers", "batch_size": 2},
+    ]
+    want = [hc.patch(model, task, **call).values for call in calls]
+    with Run.open(tmp_path / "run", {"command": "patch"}) as run:
+        found = [hc.patch(model, task, run=run, **call).values for call in calls]
+        other = hc.patch(model, task.subset([0, 2]), run=run, units="layers")
+        again = [hc.patch(model, task, run=run, **call).values for call in calls]
+    assert all(close(one, two) for one, two in zip(found, want, strict=True))
+    assert other.values.shape[1] == 2
+    assert all((one == two).all() for one, two in zip(found, again, strict=True))
+
+
+def test_in_a_notebook_the_stream_is_a_map_of_layers_by_positions() -> None:
+    model, tokenizer, rows = family("gpt2")
+    found = hc.patch(model, hc.task("contrast", rows[:3], tokenizer=tokenizer), "residual")
+    page = found._repr_html_()
+    titles = re.findall(r"<title>(\S+) \S+</title>", page)
+    assert titles == [
+        f"layers:{layer}:{patch.at.name}" for layer in range(2) for patch in found.patches[: len(titles) // 2]
+    ]
+    columns = [text for text in re.findall(r'text-anchor="middle" opacity="[^"]*">([^<]+)</text>', page)]
+    assert columns == ["earlier", *(str(place) for place in range(-7, 0))]
+    assert "columns positions" in page
+    assert "columns positions" not in hc.patch(model, hc.task("contrast", rows[:3], tokenizer=tokenizer))._repr_html_()

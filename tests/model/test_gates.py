@@ -487,7 +487,7 @@ def _compile_every_layer(model: nn.Module, backend: Counting) -> Callable[..., A
         ("bert", _compile_module),
         ("bert", _compile_in_place),
         ("bert", _compile_every_layer),
-        ("wavlm", _compile_module),
+        pytest.param("wavlm", _compile_module, marks=pytest.mark.slow),
         ("torchvision-vit", _compile_module),
     ],
 )

@@ -249,7 +249,10 @@ def test_where_time_cannot_be_measured_counts_decide_and_it_is_said(
 # -- the brake -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wish", [{"remove": "50%"}, {"flops": "50%"}, {"params": "80%", "by": "taylor"}])
+@pytest.mark.parametrize(
+    "wish",
+    [{"remove": "50%"}, pytest.param({"flops": "50%"}, marks=pytest.mark.slow), {"params": "80%", "by": "taylor"}],
+)
 def test_a_ruined_model_is_not_chosen(
     wish: dict[str, Any],
     place: Path,  # noqa: F811
@@ -298,7 +301,10 @@ def test_the_default_brake_stops_a_model_that_answers_always_alike(place: Path) 
 # -- a size and a largest drop -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wish", [{"flops": "70%"}, {"params": "80%"}, {"speedup": 1.2}, {"remove": "30%"}])
+@pytest.mark.parametrize(
+    "wish",
+    [{"flops": "70%"}, pytest.param({"params": "80%"}, marks=pytest.mark.slow), {"speedup": 1.2}, {"remove": "30%"}],
+)
 def test_both_hold_or_it_is_said_what_can_be_had(
     wish: dict[str, Any],
     place: Path,  # noqa: F811

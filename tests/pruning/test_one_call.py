@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "arguments"),
     [
-        (["--remove", "25%", "--limit", "60"], {"remove": "25%", "limit": 60}),
+        pytest.param(["--remove", "25%", "--limit", "60"], {"remove": "25%", "limit": 60}, marks=pytest.mark.slow),
         (["--flops", "70%", "--units", "heads,neurons", "--limit", "60", "--metric", "loss"],
          {"flops": "70%", "units": "heads,neurons", "limit": 60, "metric": "loss"}),
         (["--remove", "6", "--score-data", PRODUCTS, "--score-limit", "24", "--limit", "40", "--seed", "3"],

@@ -47,7 +47,7 @@ def passes_of(model: nn.Module, work: Callable[[], Any]) -> float:
 
 
 @pytest.mark.usefixtures("in_proportion")
-@pytest.mark.parametrize("drop", [0.3, 3.0])
+@pytest.mark.parametrize("drop", [pytest.param(0.3, marks=pytest.mark.slow), 3.0])
 def test_a_promise_about_tuned_plans_takes_at_most_three_times_the_passes(drop: float) -> None:
     model = classifier(4)
     plain = passes_of(model, lambda: asked(model, max_drop=drop, step="5%"))

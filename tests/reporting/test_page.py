@@ -31,6 +31,7 @@ from headcount.plans import Plan, kind_of, type_of
 from headcount.reporting import charts, head_map, run_labels, summary, theme
 from headcount.reporting import page as report_page
 from headcount.reporting.findings import gather
+from headcount.reporting.pictures import in_html
 from headcount.reporting.provenance import how
 from headcount.reporting.sections import measurements, training_charts
 from headcount.reporting.sections.transfer_sentences import related
@@ -766,12 +767,12 @@ def test_hostile_names_stay_text(tmp_path, page) -> None:
 
 def test_embedded_json_reads_back() -> None:
     data = {"a": HOSTILE, "b": ["\u2029", "\ud800", 1.5, None, "é"]}
-    text = report_page.embedded(data)
+    text = in_html.embedded(data)
     assert json.loads(text) == data
     assert text.isascii()
     assert not set("<>&") & set(text)
-    assert "</script" not in report_page.as_script("x = '</script>'")
-    assert "<!--" not in report_page.as_script("x = '<!--'")
+    assert "</script" not in in_html.as_script("x = '</script>'")
+    assert "<!--" not in in_html.as_script("x = '<!--'")
 
 
 def test_the_page_needs_nothing_else(page, runs, tmp_path) -> None:

@@ -127,7 +127,7 @@ def _patched(place: Place, reader: Reader, drop: Tensor, streams: Mapping[nn.Mod
     """Within the block, one reader reads the stream less a drop."""
     with ExitStack() as stack:
         if place.at_end:
-            stack.callback(place.source.register_forward_hook(_adding(-drop, None)).remove)
+            stack.callback(place.source.register_forward_hook(adding(-drop, None)).remove)
             yield
             return
         stream = streams[place.source]
@@ -136,11 +136,11 @@ def _patched(place: Place, reader: Reader, drop: Tensor, streams: Mapping[nn.Mod
         for module, rows in reader.matrices:
             weight = weight_of(module).to(change)
             weight = weight if rows is None else weight[rows.to(weight.device)]
-            stack.callback(module.register_forward_hook(_adding(change @ weight.T, rows)).remove)
+            stack.callback(module.register_forward_hook(adding(change @ weight.T, rows)).remove)
         yield
 
 
-def _adding(change: Tensor, rows: Tensor | None) -> Callable[..., Any]:
+def adding(change: Tensor, rows: Tensor | None) -> Callable[..., Any]:
     """Forward hook of a module: some of what it gives, changed."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from ..data import splits
-from ..documents.discovery.circuit import CircuitDocument, CircuitEdge, CircuitPoint, CircuitUnit
+from ..documents.discovery.circuit import CircuitDocument, CircuitEdge, CircuitUnit, EdgeCircuit
 from ..documents.discovery.patch_check import PatchCheck
 from ..documents.results import ResultDocument
 from ..errors import BadPlan, NotFound, Refused
@@ -24,17 +24,19 @@ from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
 from ..model.distributed.refusals import not_tensor_parallel
 from ..plans import Plan
-from ..stats.faithfulness import Faithfulness, areas, faithfulness, over_sizes
 from ..stats.metrics import metric
 from ..stats.results import Result
+from .edge_circuits import values_of_circuits
 from .edge_patching import patch_edges
 from .edges import Edge, EdgeScores, score_edges
+from .sizes import Halves, over, sizes_of
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
     from ..runs import Run
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)  # of all heads and MLPs
+EDGE_SHARES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all edges
 RANKED = ("signed", "absolute", "edges")
 CHECKED_EDGES = 10
 REACH = 0.8
@@ -51,6 +53,9 @@ class _Request:
     method: Method
     ranked: str
     shares: tuple[float, ...]
+    edge_shares: tuple[float, ...]
+    reach: float
+    random_seeds: int
     seed: int
     batch_size: int | None
     run: Run | None
@@ -72,10 +77,19 @@ class _Request:
         """What all measurements are given."""
         return {"batch_size": self.batch_size, "run": self.run}
 
+    def named(self, name: str, task: Task) -> str:
+        """The name of results in the run folder: two circuits in one folder do not read each other's."""
+        return f"{name}-{task.fingerprint[:8]}"
+
     @cached_property
     def sizes(self) -> list[int]:
         """How many units there are in the circuits, from none to all."""
-        return sorted({round(share * len(self.units)) for share in self.shares} | {0, len(self.units)})
+        return sizes_of(self.shares, len(self.units))
+
+    @property
+    def halves(self) -> Halves:
+        """Which examples are used for what."""
+        return Halves(self.find_on, self.report_on, self.reach, self.random_seeds, self.seed)
 
     def without(self, kept: Iterable[str]) -> Plan:
         """All units but those of a circuit."""
@@ -84,6 +98,7 @@ class _Request:
 
     def values(self, task: Task, orders: Mapping[str, Sequence[str]], name: str) -> dict[str, np.ndarray]:
         """The metric of every example: clean, corrupted, and for each order of units (examples, sizes)."""
+        name = self.named(f"circuit-{name}", task)
         plans = {f"{key}:{size}": self.without(order[:size]) for key, order in orders.items() for size in self.sizes}
         found = values_under(unwrap(self.model), self.anatomy, task, plans, name=name, **self.how)
         each = np.split(found["patched"], len(orders), axis=1)
@@ -99,6 +114,7 @@ def circuit(
     ranked: str = "signed",
     steps: int | None = None,
     shares: Iterable[float] = SHARES,
+    edge_shares: Iterable[float] = EDGE_SHARES,
     reach: float = REACH,
     edges: int | None = None,
     check: int = CHECKED,
@@ -123,6 +139,7 @@ def circuit(
             strongest edge of each unit).
         steps: eap-ig: runs between corrupted and clean embeddings; by default 5.
         shares: Sizes of circuits, as shares of all heads and MLPs.
+        edge_shares: Sizes of circuits of edges, as shares of all edges; () for none. They are measured where edges are scored.
         reach: The faithfulness that the circuit has where it was found.
         edges: How many edges are listed, the strongest first; by default 100, or none where the model has none that can be told.
         check: How many units are patched exactly, to see how good the estimates are; 0 for none.
@@ -148,16 +165,22 @@ def circuit(
         raise BadPlan(f"Units are ranked {', '.join(RANKED)}; I got {ranked!r:.40}.")
     if steps is not None and by != "eap-ig":
         raise BadPlan(f"Only eap-ig takes steps between corrupted and clean prompts; {by} takes none: leave steps out.")
-    wanted = tuple(shares)
-    if not wanted or not all(0 <= share <= 1 for share in wanted):
-        raise BadPlan(f"Sizes of circuits are shares from 0 to 1; I got {wanted!r:.60}.")
+    wanted, of_edges = tuple(shares), tuple(edge_shares)
+    if not wanted or not all(0 <= share <= 1 for share in (*wanted, *of_edges)):
+        raise BadPlan(f"Sizes of circuits are shares from 0 to 1; I got {(*wanted, *of_edges)!r:.60}.")
+    if not 0 < reach < float("inf") or random_seeds < 0:
+        raise BadPlan(
+            f"A circuit reaches a faithfulness above 0, such as 0.8, and random circuits are at least 0; I got {reach} and "
+            f"{random_seeds}."
+        )
     if find_on is None:
         uses = splits.share_out(task, {"select": 0.5, "report": 0.5}, seed)
     else:
         uses = splits.share_out(task, {"report": 1.0}, seed, {"select": contrasted(find_on, "A circuit")})
     method, rows = Method(by, STEPS if steps is None else steps), tuple(specs)
     parts = uses.tasks["select"], uses.tasks["report"]
-    request = _Request(model, find(model, rows), *parts, method, ranked, wanted, seed, batch_size, run, rows)
+    how = (wanted, of_edges, reach, random_seeds, seed, batch_size, run, rows)
+    request = _Request(model, find(model, rows), *parts, method, ranked, *how)
     if not request.units:
         raise NotFound(
             f"{request.anatomy.model_name} has no heads and no MLPs; `headcount inspect` lists what is there."
@@ -165,7 +188,8 @@ def circuit(
     samples = _samples(request)
     scored, no_edges = _edges(request, edges)
     order = _order(request, samples, scored)
-    chosen, curve, found = _measured(request, order, reach, random_seeds)
+    found = over(request.values, order, list(request.units), request.sizes, request.halves)
+    chosen, kept_edges = found.size, _edge_circuit(request, scored)
     ranks = {name: rank for rank, name in enumerate(order, 1)}
     units = [_unit(name, values, ranks[name], chosen) for name, values in samples.items()]
     strongest = [] if scored is None else scored.strongest(100 if edges is None else edges)
@@ -175,15 +199,18 @@ def circuit(
         ranked=ranked,
         sets=splits.in_words(uses, {"select": "found", "report": "reported"}),
         signature=signature(model, request.report_on, circuit=str(method), ranked=ranked),
-        **found,
-        cpr=curve.cpr,
-        cmd=curve.cmd,
+        **{key: _result(request.report_on, column) for key, column in found.values.items()},
+        points=found.points,
+        cpr=found.cpr,
+        cmd=found.cmd,
+        random_cpr=found.random_cpr,
         reach=reach,
         size=chosen,
         plan=request.without(order[:chosen]),
         units=tuple(units),
-        edges=tuple(_edge(edge, scored, exact.get(edge[:2])) for edge in strongest),
+        edges=tuple(_edge(edge, scored, exact.get(edge[:2]), edge[:2] in kept_edges.names) for edge in strongest),
         of_edges=0 if scored is None else len(scored),
+        edge_circuit=kept_edges.document,
         check=_checked(request, samples, check) if check else None,
         edge_check=edge_check,
         no_edges=no_edges,
@@ -196,9 +223,8 @@ def circuit(
 def _samples(request: _Request) -> dict[str, np.ndarray]:
     """For each head and MLP its score on each example."""
     root, sites = unwrap(request.model), request.anatomy.sites
-    found = attributions(
-        root, request.anatomy, sites, request.find_on, request.method, name="circuit", whole=True, **request.how
-    )
+    task, name = request.find_on, request.named("circuit", request.find_on)
+    found = attributions(root, request.anatomy, sites, task, request.method, name=name, whole=True, **request.how)
     out = dict[str, np.ndarray]()
     for site in sites:
         names = [str(unit) for unit in site.units] if site.kind == "head" else [site.name]
@@ -210,7 +236,8 @@ def _edges(request: _Request, count: int | None) -> tuple[EdgeScores | None, str
     """Scores of edges where they are asked for, and why there are none."""
     if count == 0 and request.ranked != "edges":
         return None, ""
-    how = {"steps": request.method.steps, "specs": request.specs, **request.how}
+    name = request.named("edges", request.find_on)
+    how = {"steps": request.method.steps, "specs": request.specs, "name": name, **request.how}
     try:
         return score_edges(request.model, request.find_on, request.method.by, **how), ""
     except Refused as error:
@@ -235,54 +262,55 @@ def _unit(name: str, values: np.ndarray, rank: int, chosen: int) -> CircuitUnit:
     return CircuitUnit(unit=name, score=float(values.mean()), stderr=error, rank=rank, kept=rank <= chosen)
 
 
-def _edge(edge: Edge, scored: EdgeScores | None, exact: float | None) -> CircuitEdge:
+def _edge(edge: Edge, scored: EdgeScores | None, exact: float | None, kept: bool) -> CircuitEdge:
     assert scored is not None
     units = next(reader.units for reader in scored.readers if reader.name == edge.reader)
-    return CircuitEdge(
-        writer=edge.writer, reader=edge.reader, units=units, score=edge.score, stderr=edge.stderr, exact=exact
-    )
+    return CircuitEdge(**edge._asdict(), units=units, exact=exact, kept=kept)
 
 
 # --- faithfulness ---------------------------------------------------------------------------------------------------
 
 
-def _measured(
-    request: _Request, order: Sequence[str], reach: float, random_seeds: int
-) -> tuple[int, Faithfulness, dict[str, Any]]:
-    """The size of the circuit, chosen where it was found; faithfulness on the other examples; and what the document says."""
-    here = request.values(request.find_on, {"order": order}, "circuit-found")
-    found = faithfulness(here["clean"].mean(), here["order"][:, 0].mean(), here["order"].mean(0))
-    draws = [np.random.default_rng([request.seed, number]) for number in range(random_seeds)]
-    names = list(request.units)
-    orders = {
-        "order": order,
-        **{str(n): [names[k] for k in rng.permutation(len(names))] for n, rng in enumerate(draws)},
-    }
-    there = request.values(request.report_on, orders, "circuit-reported")
-    shares = [size / len(names) for size in request.sizes]
-    nothing, clusters = there["order"][:, 0], request.report_on.clusters
-    curve = over_sizes(shares, there["clean"], nothing, there["order"], clusters=clusters, seed=request.seed)
-    ends = there["clean"].mean(), nothing.mean()
-    random = np.array([faithfulness(*ends, there[str(n)].mean(0)) for n in range(random_seeds)])
-    reached = [size for size, value in zip(request.sizes, found, strict=True) if value >= reach]
-    points = [
-        CircuitPoint(
-            kept=size,
-            share=shares[n],
-            value=float(there["order"][:, n].mean()),
-            faithfulness=curve.points[n],
-            found=float(found[n]),
-            random=float(random[:, n].mean()) if random_seeds else None,
-        )
-        for n, size in enumerate(request.sizes)
-    ]
-    about: dict[str, Any] = {
-        "points": tuple(points),
-        "random_cpr": float(areas(shares, random)[0].mean()) if random_seeds else None,
-    }
-    values = {"clean": there["clean"], "corrupted": there["corrupted"], "nothing": nothing}
-    about |= {key: _result(request.report_on, column) for key, column in values.items()}
-    return min(reached, default=len(names)), curve, about
+class _KeptEdges(NamedTuple):
+    """The circuit of edges, and the names of those in it; none where there is none."""
+
+    document: EdgeCircuit | None
+    names: frozenset[tuple[str, str]]
+
+
+def _edge_circuit(request: _Request, scored: EdgeScores | None) -> _KeptEdges:
+    """Faithfulness over sizes of circuits of edges, in which one reader may be corrupted and another one not."""
+    if scored is None or not request.edge_shares:
+        return _KeptEdges(None, frozenset())
+    root, graph, there = unwrap(request.model), scored.graph, scored.there
+    everything = [int(place) for place in np.flatnonzero(there)]
+    sizes = sizes_of(request.edge_shares, len(everything))
+    worth = scored.mean if request.ranked == "signed" else np.abs(scored.mean)
+    order = sorted(everything, key=lambda place: -worth.flat[place])
+
+    def values(task: Task, orders: Mapping[str, Sequence[int]], name: str) -> dict[str, np.ndarray]:
+        circuits = []
+        for one in orders.values():
+            for size in sizes:
+                kept = np.zeros(there.shape, bool)
+                kept.flat[list(one[:size])] = True
+                circuits.append(kept)
+        name = request.named(f"edge-circuits-{name}", task)
+        found = values_of_circuits(root, request.anatomy, graph, task, circuits, name=name, **request.how)
+        each = np.split(found.pop("kept"), len(orders), axis=1)
+        return {**found, **dict(zip(orders, each, strict=True))}
+
+    found = over(values, order, everything, sizes, request.halves)
+    document = EdgeCircuit(
+        points=found.points,
+        cpr=found.cpr,
+        cmd=found.cmd,
+        random_cpr=found.random_cpr,
+        size=found.size,
+        of=len(everything),
+    )
+    pairs = zip(*np.unravel_index(order[: found.size], there.shape), strict=True)
+    return _KeptEdges(document, frozenset((scored.writers[one], scored.readers[other].name) for one, other in pairs))
 
 
 def _result(task: Task, values: np.ndarray) -> ResultDocument:
@@ -306,7 +334,7 @@ def _checked(request: _Request, samples: Mapping[str, np.ndarray], count: int) -
         names = [names[place] for place in sorted(drawn)]
     plans = {name: request.units[name] for name in names}
     root, task = unwrap(request.model), request.find_on
-    found = values_under(root, request.anatomy, task, plans, name="circuit-check", **request.how)
+    found = values_under(root, request.anatomy, task, plans, name=request.named("circuit-check", task), **request.how)
     drops = sign_of(task) * (found["clean"][:, None] - found["patched"])
     estimates = np.stack([samples[name] for name in names], axis=1)
     return agreement(tuple(names), estimates, drops, of=len(samples), seed=request.seed, clusters=task.clusters)
@@ -320,7 +348,8 @@ def _checked_edges(
     if not check or scored is None or len(some) < 2:
         return {}, None
     task = request.find_on
-    drops = patch_edges(request.model, task, some, specs=request.specs, **request.how)
+    name = request.named("edge-patches", task)
+    drops = patch_edges(request.model, task, some, name=name, specs=request.specs, **request.how)
     names, estimates = (
         tuple(f"{one} -> {other}" for one, other in some),
         np.array([[e.score for e in edges[: len(some)]]]),

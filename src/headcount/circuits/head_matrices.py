@@ -66,14 +66,17 @@ def head_matrices(site: Site, seen: Probe, matching: bool = True) -> HeadMatrice
     elsewhere = site.attention == "cross"  # keys and values read another stream
     values = _folded(_rows(site, 2), None if elsewhere else folded)
     queries, keys = _matching(site, folded) if matching else (values[:, :0], values[:, :0])
-    outputs = (
-        writer_weight(site).double().cpu().unflatten(1, (len(site), site.width)).movedim(1, 0)
-    )  # (heads, hidden, width)
+    return HeadMatrices(site, queries, keys, values, output_matrices(site, seen), None if norm is None else norm[0])
+
+
+def output_matrices(site: Site, seen: Probe) -> Tensor:
+    """The output matrix of every head, with the norm behind the attention: (heads, hidden, width)."""
+    outputs = writer_weight(site).double().cpu().unflatten(1, (len(site), site.width)).movedim(1, 0)
     behind = _norm_behind(site, seen)
     if behind is not None:
         outputs = behind.weight[:, None] * outputs
         outputs = outputs - outputs.mean(1, keepdim=True) if behind.centred else outputs
-    return HeadMatrices(site, queries, keys, values, outputs, None if norm is None else norm[0])
+    return outputs
 
 
 def _matching(site: Site, folded: FrozenNorm | None) -> tuple[Tensor, Tensor]:

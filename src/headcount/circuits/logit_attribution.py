@@ -19,6 +19,7 @@ from ..data.encoding import IGNORED
 from ..documents.circuits.logit_attribution import AGAINST, BIASES, EMBEDDINGS, REST, Attribution
 from ..errors import BadPlan, Refused
 from ..evaluation.evaluator import device_of, fresh, signature, to_device
+from ..hashing import fingerprint
 from ..importance.attention import halved
 from ..model.anatomy import Anatomy
 from ..model.architectures import ModuleSpec
@@ -26,6 +27,8 @@ from ..model.discovery import find, unwrap
 from ..model.distributed.refusals import in_one_place
 from ..model.equivalence import evaluating
 from ..progress import Bar
+from .class_logits import at_positions
+from .prompts import of_contrasts
 from .recording import writer_weight
 from .stream import Addend, Stream, Tracing, read_stream
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from ..runs import Run
 
 TOGETHER = 8  # examples in a pass: all that layers write is kept until its end
+CLASSES = ("classification", "image-classification")
 EXACT = 1e-3  # of the largest logit: what rounding may come to
 
 
@@ -52,13 +56,16 @@ def direct_logit_attribution(
     What a unit writes goes through the final norm, with the norm's scale at each position as it was (frozen), and through the
     unembedding; biases and embeddings are components of their own, and all components add up to the model's logit, which is
     checked on every batch. Where the examples have wrong tokens beside the right ones (`prompt_pairs`), it is the difference of
-    the two logits. An example's value is the mean over its positions.
+    the two logits. An example's value is the mean over its positions. Of a classifier that reads one position of the stream
+    through its final norm (GPT-2, Llama, ViT) it is the logit of the example's class.
 
     Args:
         model: A language model that adds what its layers write (pre-norm): GPT-2, Llama, Gemma, T5, ...
-        task: Its data: a task with tokens to guess (language-modelling, last-word, translation), or `prompt_pairs`.
+        task: Its data: a task with tokens to guess (language-modelling, last-word, translation), `prompt_pairs`, a contrast
+            task, or classification.
         units: "heads" (and whole MLPs), or "neurons" (and whole attentions).
-        against: What the logit is compared with where no wrong tokens are given: "mean" (over the vocabulary) or "nothing".
+        against: What the logit is compared with where no wrong tokens are given: "mean" (over the vocabulary, or classes) or
+            "nothing".
         batch_size: Examples per pass; by default 8.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
@@ -81,6 +88,7 @@ def direct_logit_attribution(
         raise BadPlan(f"Logits are attributed to heads or to neurons; I got {units!r:.40}.")
     if against not in AGAINST:
         raise BadPlan(f"against is {' or '.join(AGAINST)}; I got {against!r:.40}.")
+    task = task if task.corrupted is None else of_contrasts(task)
     if task.goal is None:
         raise Refused(f"{task.name} ({task.kind}) has no tokens to guess, so there are no logits to attribute.")
     root = unwrap(model)
@@ -90,12 +98,13 @@ def direct_logit_attribution(
     values, totals = np.zeros((task.size, len(names))), np.zeros(task.size)
     notes: dict[str, None] = {}
     batches = task.batches(batch_size or min(task.batch_size, TOGETHER))
+    mark = fingerprint([units, against, task.fingerprint, [list(numbers) for numbers in batches]])[:8]
     with evaluating(root), torch.no_grad(), Bar("attribution", total=task.size) as bar:
         for number, numbers in enumerate(batches):
             compute = partial(
                 halved, partial(_batch, root, anatomy, task, units, against), "attribution", task, numbers
             )
-            arrays = runs.piece(run, f"attribution-{number:06d}", compute)
+            arrays = runs.piece(run, f"attribution-{mark}-{number:06d}", compute)
             values[list(numbers)], totals[list(numbers)] = arrays["values"], arrays["totals"]
             notes |= dict.fromkeys(str(note) for note in arrays["notes"])
             bar.advance(len(numbers))
@@ -130,6 +139,8 @@ def _batch(
     assert task.goal is not None
     with Tracing(root, anatomy) as traced:
         logits, targets = task.goal(root, fresh(batch))
+    if task.kind in CLASSES and logits.dim() == 2:
+        logits, targets = at_positions(root, traced.trace, logits, targets)
     if targets.is_floating_point() or logits.dim() != 3:
         raise Refused(f"{task.name} ({task.kind}) asks for no tokens, so there are no logits of tokens to attribute.")
     positions = targets != IGNORED

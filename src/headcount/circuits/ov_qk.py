@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import runs
 from ..documents.circuits.weights import Copying, HeadCircuits, Scored, TokenCircuits, TokenPair, TokenWrites
 from ..errors import BadPlan, Refused
+from ..hashing import fingerprint
 from ..model.anatomy import Site, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
@@ -110,10 +111,12 @@ def token_circuits(
         )
     asked = _Asked(words, _Products(words, permutations, seed), tuple(tokens), top, seed, units is not None)
     heads, notes = list[HeadCircuits](), dict.fromkeys(NOTES)
+    about = [[int(token) for token in tokens], top, permutations, seed, asked.pairs]
     with Bar("circuits", total=len(sites)) as bar:
         for number, site in enumerate(sites):
-            compute = partial(_site, asked, site, seen, sorted(chosen[site.name]))
-            found = TokenCircuits.from_json(runs.document(run, f"token-circuits-{number:04d}", compute))
+            indices = sorted(chosen[site.name])
+            name = f"token-circuits-{fingerprint([*about, site.name, indices])[:8]}-{number:04d}"
+            found = TokenCircuits.from_json(runs.document(run, name, partial(_site, asked, site, seen, indices)))
             heads += found.heads
             notes |= dict.fromkeys(found.notes)
             bar.advance(1)
@@ -181,7 +184,7 @@ def vocabulary_of(root: nn.Module, seen: Probe) -> Vocabulary:
             f"The embeddings of {type(root).__name__} have {embeddings.shape[1]} numbers and its unembedding reads "
             f"{unembedding.shape[1]}: a projection stands between, so its circuits cannot be read off these two."
         )
-    norm = _final_norm(seen, unembedding.shape[1])
+    norm = final_norm(seen, unembedding.shape[1])
     if norm is not None:
         unembedding = unembedding * norm.weight.to(wide)
         unembedding = unembedding - unembedding.mean(1, keepdim=True) if norm.centred else unembedding
@@ -191,7 +194,7 @@ def vocabulary_of(root: nn.Module, seen: Probe) -> Vocabulary:
     return Vocabulary(embeddings[:count], unembedding[:count] - unembedding[:count].mean(0))
 
 
-def _final_norm(seen: Probe, hidden: int) -> FrozenNorm | None:
+def final_norm(seen: Probe, hidden: int) -> FrozenNorm | None:
     """The norm that is given what the last layer gives."""
     lasts = [calls[-1][1] for calls in seen.trace.layers.values() if calls]
     for norm, calls in reversed(list(seen.trace.norms.items())):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from ..data.files import read_sheet
 from ..data.language.continuations import continuations
 from ..data.losses import LogitsAndTargets, logits_of, summed_losses
 from ..data.tasks import Task, custom_task
-from ..errors import BadData, BadPlan
+from ..errors import BadData, BadPlan, Refused
 
 PROMPTS = ("prompt", "text", "sentence", "clean")
 
@@ -43,6 +44,10 @@ def prompt_pairs(
             "Prompts are triples (tokens, right token, wrong token); all of them have a wrong token, or none has."
         )
 
+    several = next((one for _, *both in pairs for one in both if not isinstance(one, int | np.integer | None)), None)
+    if several is not None:
+        raise BadPlan(f"A right or wrong answer is one token, a number; I got {several!r:.40}: take its first token.")
+
     def batch(ids: Sequence[int], right: int, wrong: int | None) -> dict[str, Tensor]:
         ahead = [IGNORED] * (len(ids) - 1)
         made = {"input_ids": [list(ids)], "attention_mask": [[1] * len(ids)], "labels": [[*ahead, right]]}
@@ -50,6 +55,11 @@ def prompt_pairs(
         return {key: torch.tensor(value) for key, value in made.items()}
 
     def goal(model: nn.Module, batch: Any) -> LogitsAndTargets:
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            raise Refused(
+                f"{type(model).__name__} is an encoder-decoder, which does not go on with a prompt: attribute the tokens of "
+                "translations (task translation)."
+            )
         logits = logits_of(model, {key: batch[key] for key in ("input_ids", "attention_mask")})
         return LogitsAndTargets(logits, batch["labels"].to(logits.device))
 
@@ -66,6 +76,27 @@ def prompt_pairs(
     order = [number for numbers in by_length.values() for number in numbers]  # as the batches have them
     places = {number: place for place, number in enumerate(order)}
     return replace(task, goal=goal, kind="prompts").subset([places[number] for number in range(len(pairs))])
+
+
+def of_contrasts(task: Task) -> Task:
+    """The clean prompts of a contrast task with their right and wrong tokens; `Refused` where there are several of either."""
+    rows = []
+    for number in range(task.size):
+        one = task.collate([number])
+        if bool(one["masked"][0]):
+            raise Refused(
+                f"The answer to {task.describe(number)} stands at a mask, and logits are attributed behind a prompt: give "
+                "prompts that end where the answer begins."
+            )
+        right, wrong = ([int(token) for token in one[side][0] if token != IGNORED] for side in ("right", "wrong"))
+        if len(right) != 1 or len(wrong) != 1:
+            raise Refused(
+                f"{task.describe(number)} has {len(right)} right and {len(wrong)} wrong answers, and logits are attributed to "
+                "one token of each: give prompts with one (--right, --wrong)."
+            )
+        ids = one["input_ids"][0, : int(one["at"][0]) + 1].tolist()
+        rows.append((ids, right[0], wrong[0]))
+    return replace(prompt_pairs(rows, name=task.name), clusters=task.clusters, cluster_names=task.cluster_names)
 
 
 def read_prompts(

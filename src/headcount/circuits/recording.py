@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import Refused
 from ..evaluation.evaluator import device_of
+from ..importance.attention_parts import AttentionParts, unreadable, watched
 from ..model.anatomy import Anatomy, Site, Stack
 from ..model.distributed.device_maps import weights_present
 from ..model.distributed.refusals import not_tensor_parallel
@@ -20,7 +21,6 @@ from ..model.equivalence import evaluating
 from ..model.gates import applied
 from ..model.matrices import Padded, index_on
 from ..model.tensor_trees import mapped, tensors
-from .attention import AttentionParts, unreadable, watched
 
 INSIDE = ("patterns", "value_weighted_patterns", "queries", "keys", "values")  # what `watched` sees
 PROJECTED = {"projected_queries": 0, "projected_keys": 1}  # and which of the readers' tables they are

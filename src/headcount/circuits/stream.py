@@ -54,7 +54,7 @@ class Tracing(ExitStack):
             if is_norm(module) and id(module) not in inside and not list(module.children()):
                 self._keep(module, self.trace.norms.setdefault(module, []))
         if unembeds:
-            self._keep(unembedding_of(root), self.trace.unembedding)
+            self._keep(ending_of(root), self.trace.unembedding)
 
     def _keep(self, module: nn.Module, into: list[tuple[Tensor, Tensor]], site: Site | None = None) -> None:
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -76,6 +76,25 @@ def unembedding_of(root: nn.Module) -> nn.Module:
     return found
 
 
+def ending_of(root: nn.Module) -> nn.Module:
+    """The matrix that logits come from: of tokens, or of the classes of a classifier."""
+    if not isinstance(getattr(root, "get_output_embeddings", lambda: None)(), nn.Module):
+        head = _class_head(root)
+        if head is not None:
+            return head
+    return unembedding_of(root)
+
+
+def _class_head(root: nn.Module) -> nn.Module | None:
+    """The matrix that gives logits of classes: the last one outside the body of the model."""
+    body = getattr(root, str(getattr(root, "base_model_prefix", "")), None)
+    if not isinstance(body, nn.Module) or body is root:
+        return None
+    heads = [child for child in root.children() if child is not body]
+    matrices = [module for head in heads for module in head.modules() if isinstance(module, nn.Linear)]
+    return matrices[-1] if matrices else None
+
+
 @dataclass(frozen=True, eq=False)
 class Addend:
     """What one site adds to the stream: its writer's output, through a norm of its own if one follows it, times a factor."""
@@ -94,7 +113,7 @@ class Addend:
         """What the biases of the writer and of the norm behind it give: (positions,)."""
         bias = getattr(self.site.writer, "bias", None)
         total = torch.zeros_like(direction[:, 0]) if self.norm is None else self.norm.of_bias(direction * self.factor)
-        return total if bias is None else total + (self.back(direction) * bias.detach().to(direction.dtype)).sum(-1)
+        return total if bias is None else total + (self.back(direction) * bias.detach().to(direction)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +159,7 @@ def read_stream(root: nn.Module, anatomy: Anatomy, trace: Trace, logits: Tensor,
     def rows(tensor: Tensor) -> Tensor:
         return tensor[positions.to(tensor.device)].double().cpu()
 
-    unembedding = unembedding_of(root)
+    unembedding = ending_of(root)
     multiplier, notes = _logits(root, trace, logits)
     frozen = None
     if norm is not None:

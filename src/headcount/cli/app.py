@@ -18,7 +18,7 @@ import typer
 from .. import __version__
 from ..errors import HeadcountError
 from . import bench, export, lottery, measure, prune, report, reproduce, roles
-from .circuits import attribute, weights
+from .circuits import attribute, heads, weights
 from .cutting import cut, inspect
 from .help import demo as walk
 from .help import doctor
@@ -53,6 +53,7 @@ app = typer.Typer(
     "    headcount circuit my-model --task contrast:ioi     # which heads and MLPs are enough for it\n\n"
     "    headcount attribute my-model --data prompts.tsv --right right --wrong wrong   # what each head adds to a logit\n\n"
     "    headcount weights my-model                         # which heads copy, and how heads compose, by the weights\n\n"
+    "    headcount heads my-model                           # induction, successor, retrieval heads, and so on\n\n"
     "    headcount bench my-model smaller                   # is it faster?\n\n"
     "    headcount export smaller --to onnx -o graph        # for other programs: gguf, onnx, vllm, ...\n\n"
     "    headcount train smaller --data train.tsv -o better # let it recover\n\n"
@@ -116,6 +117,7 @@ app.command()(with_data(roles.roles))
 app.command()(roles.look)
 app.command()(with_data(attribute.attribute))
 app.command()(with_data(weights.weights))
+app.command()(with_data(heads.heads))
 app.command()(arranged(with_data(curve.curve)))
 app.command()(arranged(with_data(circuit.circuit)))
 for command in (measure.evaluate, measure.score, measure.ablate, measure.transfer, patch.patch):

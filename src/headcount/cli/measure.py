@@ -108,6 +108,7 @@ def score(
         ),
     ] = False,
     *,
+    stands_in: FillFlags,
     where: Placement,
 ) -> None:
     """Score units: a number for each, bigger = matters more, with its standard error and the ranking's stability.
@@ -123,7 +124,10 @@ def score(
 
         headcount score my-model --data train.tsv --units heads,neurons,layers --by fisher
 
+        headcount score my-model --data dev.tsv --by ablation --fill mean --reference-data train.tsv
+
         headcount score my-decoder --task contrast:ioi --limit 100 --by eap-ig
+
         headcount score my-large-model --data text.txt --by wanda --units heads,neurons --stream
     """
     from ..importance import criteria
@@ -135,7 +139,14 @@ def score(
             f"--check compares {' and '.join(METHODS)} with exact patches; {by} has none: leave it out."
         )
 
+    if by != "ablation" and stands_in != FillFlags():
+        raise typer.BadParameter(
+            f"--fill, --reference-data, --draws and --at are for --by ablation; {by} masks nothing: leave them out."
+        )
     subject, task = model_and_task(model, flags, where, optional=by in criteria.NEED_NO_DATA, lazy=stream)
+    fill = None
+    if by == "ablation":
+        task, fill = fill_of(stands_in, model, subject, flags, task)
     tasks = {} if task is None else {"data": task}
     options = {
         "by": by,
@@ -145,6 +156,7 @@ def score(
         "steps": steps,
         "check": check,
         "stream": stream or None,
+        "fill": option_of(fill),
     }
     with running("score", model, subject, flags, tasks, **options) as run:
         scores = criteria.score(
@@ -157,6 +169,7 @@ def score(
             seed=flags.seed,
             checkpointing=checkpointing,
             steps=steps,
+            fill=fill,
             run=run,
             specs=specs_of(flags.spec),
         )
@@ -165,8 +178,11 @@ def score(
             run.write("samples", {"samples": scores.samples.astype("float32")})
         document = scores.document(stability)
         if task is not None:  # a curve by these scores is not reported on them
-            document = replace(document, seen=seen_examples.to_note({"score": seen_examples.marks(task)}))
-        text = scores_text(scores, stability)
+            looked_at = [task] if fill is None or fill.reference is None else [task, fill.reference]
+            marks = frozenset[bytes]().union(*map(seen_examples.marks, looked_at))
+            document = replace(document, seen=seen_examples.to_note({"score": marks}))
+        stood_in = None if fill is None else fill.document
+        document, text = replace(document, fill=stood_in), fill_line(stood_in) + scores_text(scores, stability)
         if by in METHODS and check != 0:
             how = {"seed": flags.seed, "run": run, "specs": specs_of(flags.spec)}
             patching = patch_check(subject, task, scores, check, **how)

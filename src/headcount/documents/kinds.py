@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .ablation import AblationDocument, AllButOneDocument, TransferDocument
 from .bench import Bench
+from .circuits.logit_attribution import AttributionDocument
+from .circuits.named_heads import HeadsDocument
+from .circuits.weights import CircuitsDocument
 from .claims import ClaimsDocument
 from .curves import CurvesDocument, OverDocument, TradeoffDocument
 from .discovery.circuit import CircuitDocument
@@ -22,6 +25,7 @@ KINDS: dict[str, type[JsonDocument]] = {
     for kind in (
         *(PruneDocument, LearnedDocument, CurvesDocument, OverDocument, TrainingDocument, ScoresDocument),
         *(AblationDocument, AllButOneDocument, TransferDocument, Bench, LotteryDocument, ResultDocument),
-        *(RolesDocument, ClaimsDocument, TradeoffDocument, PatchDocument, CircuitDocument),
+        *(RolesDocument, ClaimsDocument, TradeoffDocument, PatchDocument, CircuitDocument, HeadsDocument),
+        *(AttributionDocument, CircuitsDocument),
     )
 }

@@ -19,6 +19,7 @@ from ..parsing import share_in
 from ..plans import Plan, Unit, read_json
 from .discovery.patch_check import PatchCheck
 from .reading import SOMETIMES, JsonDocument
+from .results import FillDocument
 
 FORMAT = 1
 LARGEST_FILE = 500_000_000  # bytes; scores of every neuron of a 70-billion-parameter model have a tenth of that
@@ -67,6 +68,7 @@ class ScoresDocument(JsonDocument):
     sites: dict[str, SiteScores]
     stability: tuple[Stability, ...] = field(default=(), metadata=SOMETIMES)
     patching: PatchCheck | None = field(default=None, metadata=SOMETIMES)  # how well it agrees with exact patching
+    fill: FillDocument | None = field(default=None, metadata=SOMETIMES)  # what stood in for units, of ablation
     seen: dict[str, Any] | None = field(default=None, metadata=SOMETIMES)  # marks of the examples that were scored
 
 

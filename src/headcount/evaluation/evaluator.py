@@ -45,7 +45,9 @@ Found = TypeVar("Found")
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # small batches are tiled up to this many; more gains nothing
 
 
-def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run: Run | None = None) -> Result:
+def evaluate(
+    model: nn.Module, task: Task, *, batch_size: int | None = None, run: Run | None = None, name: str = "evaluation"
+) -> Result:
     """The model's result on the task: the metric, its interval, and the values of every example.
 
     Inside `masked(model, ...)` it is the result with those units masked. The model is as it was afterwards.
@@ -55,6 +57,7 @@ def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run
         task: The data and the metric.
         batch_size: Examples per forward pass; by default that of the task.
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
+        name: Name of the results in the run folder; of several evaluations in one folder each has its own.
 
     Returns:
         The metric with its confidence interval, and the values of every example.
@@ -68,7 +71,7 @@ def evaluate(model: nn.Module, task: Task, *, batch_size: int | None = None, run
         >>> len(result.rows)
         64
     """
-    rows = measure(model, task, [Plan()], batch_size=batch_size, run=run, name="evaluation")
+    rows = measure(model, task, [Plan()], batch_size=batch_size, run=run, name=name)
     return result_of(task, rows[0], signature(model, task))
 
 

@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from ..data.sentences.passages import Passages, passages
     from ..documents.roles import Roles
     from .analysis import roles
+    from .by_name.pipeline import heads
+    from .by_name.results import NamedHeads
 
 __all__ = [
+    "NamedHeads",
     "Passages",
     "Roles",
+    "heads",
     "passages",
     "roles",
 ]
@@ -23,6 +27,8 @@ __getattr__ = lazy_attributes(
     {
         "Passages": "..data.sentences.passages",
         "Roles": "..documents.roles",
+        "NamedHeads": ".by_name.results",
+        "heads": ".by_name.pipeline",
         "passages": "..data.sentences.passages",
         "roles": ".analysis",
     },

@@ -1,7 +1,7 @@
 """`roles`: what each head does, seen on sentences (Voita et al. 2019, section 5; Clark et al. 2019). Only sums are kept.
 
-The model runs with its eager attention for as long as it is looked at. Each batch's probabilities are counted where they
-are (`counts`) and forgotten; what is kept is one small table of sums per attention, however many sentences there are.
+Attention is read where the model computes it. Each batch's probabilities are counted where they are (`counts`) and
+forgotten; what is kept is one small table of sums per attention, however many sentences there are.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Within the block the model hands its attention out; it is switched once, not for every batch."""
+        """Within the block attention is watched; hooks are set once, not for every batch."""
         with watched(self.root, self.sites, lambda site, weights: self._see(site, weights)):
             yield
 

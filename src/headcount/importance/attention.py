@@ -1,15 +1,9 @@
-"""What heads look at: attention probabilities, batch by batch, reduced on the spot. The matrices are never kept.
-
-Fused kernels do not hand probabilities out, so the model is switched to its eager attention for the time of the block, and
-back.
-"""
+"""What heads look at: attention probabilities, batch by batch, reduced on the spot. The matrices are never kept."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +15,10 @@ from .. import runs
 from ..errors import Refused
 from ..evaluation.evaluator import device_of, in_parts, to_device
 from ..model.anatomy import Anatomy, Site
-from ..model.distributed.tensor_parallel import share_of
+from ..model.distributed.refusals import not_tensor_parallel
 from ..model.equivalence import evaluating
-from ..model.source_code import text
-from ..model.tensor_trees import tensors
 from ..progress import Bar
+from .attention_parts import watched as watched_parts
 
 if TYPE_CHECKING:
     from ..data.tasks import Task
@@ -36,58 +29,13 @@ See = Callable[[Site, Tensor], None]  # takes probabilities (batch, heads, queri
 
 @contextmanager
 def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
-    """Within the block, `see(site, probabilities)` is called whenever one of these attentions runs."""
-    with ExitStack() as stack:
-        stack.enter_context(in_the_open(root, sites))
-        for site in sites:
-            stack.callback(site.module.register_forward_hook(partial(_show, site, see)).remove)
+    """Within the block, `see(site, probabilities)` is called whenever one of these attentions has run.
+
+    The model computes what it computes anyway: fused kernels stay, and what they do not hand out is worked out beside them.
+    """
+    not_tensor_parallel(root, "attention probabilities are not put together")
+    with watched_parts(root, sites, lambda site, parts: see(site, parts.patterns)):
         yield
-
-
-def _show(site: Site, see: See, _: nn.Module, __: Any, output: Any) -> None:
-    share = share_of(site.writer)
-    here = len(site) if share is None else (share.stop - share.start) // site.width
-    for tensor in tensors(output):
-        if tensor.dim() == 4 and tensor.shape[1] in (here, len(site)) and is_distribution(tensor):
-            if share is not None and tensor.shape[1] == here:  # the heads of the other processes
-                heads = replace(share, start=share.start // site.width, stop=share.stop // site.width, whole=len(site))
-                tensor = heads.gathered(tensor.movedim(1, -1)).movedim(-1, 1)
-            return see(site, tensor)
-    raise Refused(
-        f"{site.name} ({type(site.module).__name__}) does not hand out its attention probabilities, so what it looks at "
-        'cannot be measured; score it by "taylor" or "ablation" instead.'
-    )
-
-
-def is_distribution(tensor: Tensor) -> bool:
-    """Whether the last axis sums to one, wherever anything may be looked at; position biases do not, also zeros."""
-    sums = tensor.detach().float().sum(-1)
-    return bool((((sums - 1).abs() < 0.02) | (sums == 0)).all()) and bool((sums > 0).any())
-
-
-@contextmanager
-def in_the_open(root: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
-    """Within the block the model computes attention in the open, and is asked for its probabilities if it wants that."""
-    # attentions of the older manner look at this setting; for the others transformers would leave hooks of its own behind
-    asks = any(re.search("(if|and) (not )?output_attentions", text(type(site.module))) for site in sites)
-    configs = {id(m.config): m.config for m in root.modules() if hasattr(m, "config")}.values()
-    before = [(config, dict(vars(config))) for config in configs]
-    names = {id(config): getattr(config, "_attn_implementation", None) for config in configs}
-    try:
-        # each model within the model by itself: up to transformers 5.19, the whole one passes over those whose config is a
-        # copy of its own, as the stacks of T5
-        for module in root.modules():
-            if hasattr(module, "set_attn_implementation") and module.config._attn_implementation != "eager":
-                module.set_attn_implementation("eager")
-        for config in configs if asks else ():
-            config._output_attentions = True
-        yield
-    finally:
-        for config, values in before:
-            vars(config).clear()
-            vars(config).update(values)
-            if getattr(config, "_attn_implementation", None) != names[id(config)]:
-                config._attn_implementation = names[id(config)]
 
 
 def confidence_and_entropy(

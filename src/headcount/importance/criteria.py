@@ -19,6 +19,7 @@ from ..model.cutting.kv_groups import kv_groups_of
 from ..model.discovery import find, unwrap
 from ..model.distributed.refusals import not_tensor_parallel
 from ..model.loading.lazy_tensors import is_lazy
+from ..model.stand_ins import Fill, data_fill
 from ..plans import Plan, Unit
 from . import activations, layer_orders
 from .attention import confidence_and_entropy
@@ -80,6 +81,7 @@ class _Request:
     specs: tuple[ModuleSpec, ...]
     grouped: bool = False  # heads that share keys and values are one unit
     steps: int = STEPS  # of integrated gradients
+    fill: Fill | str | None = None  # what stands in for units
 
     @property
     def data(self) -> Task:
@@ -108,6 +110,7 @@ def score(
     batch_size: int | None = None,
     checkpointing: bool = False,
     steps: int | None = None,
+    fill: Fill | str | None = None,
     run: Run | None = None,
     name: str = "score",
     specs: Iterable[ModuleSpec] = (),
@@ -128,7 +131,7 @@ def score(
     - `attribution-patching`: of a contrast task, the estimated drop of its metric when the unit's activations are those of the
       corrupted prompts: (clean - corrupted) times the gradient in the clean run (Nanda 2023, Syed et al. 2023). Has a sign.
     - `eap-ig`: the same with the mean gradient of `steps` runs between corrupted and clean embeddings (Hanna et al. 2024).
-    - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed.
+    - `ablation`: how much worse the metric gets without the unit; one pass per unit, replayed. `fill` stands in for it.
     - `confidence`, `entropy`: the mean over all tokens of the largest attention weight (Voita et al. 2019), and of minus
       the entropy.
     - `wanda`: the absolute weights that a unit writes with times the norm of what they multiply, summed (Sun et al. 2024);
@@ -159,6 +162,7 @@ def score(
         batch_size: Examples per forward pass; by default that of the task.
         checkpointing: Gradient checkpointing: run layers twice instead of keeping their activations, for the same values.
         steps: eap-ig: runs between corrupted and clean embeddings; by default 5.
+        fill: ablation: what stands in for units: zero, or an `hc.interventions.Fill` (as in `hc.ablate`).
         run: A run folder (`headcount.runs.Run`), in which results are kept as they come and found again.
         name: Name of the results in the run folder.
         specs: Names of the modules of an architecture that headcount does not know (`hc.model.ModuleSpec`).
@@ -187,10 +191,10 @@ def score(
         )
     if steps is not None and by != "eap-ig":
         raise BadPlan(f"Only eap-ig takes steps between corrupted and clean prompts; {by} takes none: leave steps out.")
+    if fill is not None and by != "ablation":
+        raise BadPlan(f"Only ablation puts something in the place of units; {by} masks none: leave fill (--fill) out.")
     if by in METHODS:
         contrasted(task, by)
-    if by in (*METHODS, *RULES):
-        not_tensor_parallel(model, f"{by} is not computed")
     steps = STEPS if steps is None else steps
     if by not in (*LAYER_BY_LAYER, *NEED_NO_DATA) and is_lazy(unwrap(model)):
         why = (
@@ -210,7 +214,9 @@ def score(
         raise BadPlan(
             "The heads of a kv group are not seen token by token as one: use granularity example, batch or signed."
         )
-    request = _Request(model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows, grouped, steps)
+    request = _Request(
+        model, anatomy, parts, task, granularity, seed, batch_size, run, name, rows, grouped, steps, fill
+    )
     with gradient_checkpointing(checkpointing):
         raw, samples = CRITERIA[by](request)
     how = ("layer" if by in PER_LAYER else None) if normalize == BY_PAPER else normalize
@@ -224,6 +230,7 @@ def score(
         "norm": how,
         "seed": seed if by == "random" else None,
         "steps": steps if by == "eap-ig" else None,
+        "fill": getattr(data_fill(fill), "signature", None),
     }
     line = "|".join(f"{key}:{value}" for key, value in settings.items() if value is not None)
     looked_at = LOOKED_AT.get(by)
@@ -301,6 +308,7 @@ def _fisher(request: _Request) -> Scored:
 
 def _relevance(by: str) -> Callable[[_Request], Scored]:
     def propagated(request: _Request) -> Scored:
+        not_tensor_parallel(request.model, f"{by} is not computed")
         how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
         relevance = relevances(unwrap(request.model), request.anatomy, request.parts, request.data, by, **how)
         relevance = _as_units(request, relevance)
@@ -313,6 +321,7 @@ def _relevance(by: str) -> Callable[[_Request], Scored]:
 
 def _attribution(by: str) -> Callable[[_Request], Scored]:
     def estimated(request: _Request) -> Scored:
+        not_tensor_parallel(request.model, f"{by} is not computed")
         how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
         method = Method(by, request.steps)
         root = unwrap(request.model)
@@ -334,7 +343,7 @@ def _ablation(request: _Request) -> Scored:
     members = {unit: heads for part in request.parts for unit, heads in request.members(part).items()}
     plans = {str(unit): Plan(frozenset(members.get(unit, (unit,)))) for unit in request.units}
     how = {"batch_size": request.batch_size, "run": request.run, "name": request.name, "specs": request.specs}
-    ablation = ablate(request.model, request.data, plans, **how)
+    ablation = ablate(request.model, request.data, plans, fill=request.fill, **how)
     base_values = ablation.base.metric.per_example(ablation.base.rows)
     if base_values is None:
         return ablation.damage, None

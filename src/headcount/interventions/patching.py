@@ -27,6 +27,7 @@ from ..evaluation.ablation import plans_of
 from ..evaluation.call_order import NOTHING, SITES, CallOrder, learn
 from ..evaluation.evaluator import MEMORY, TOKENS_AT_ONCE, device_of, fresh, in_parts, signature, tiled, to_device
 from ..evaluation.replay import Memory, Start
+from ..hashing import fingerprint
 from ..model.anatomy import Anatomy, Units
 from ..model.architectures import ModuleSpec
 from ..model.discovery import find, unwrap
@@ -178,17 +179,27 @@ def _measured(sweep: _Sweep, batch_size: int | None, run: Run | None) -> dict[st
         for context in (evaluating(sweep.root), torch.inference_mode(False), torch.no_grad()):
             stack.enter_context(context)
         bar = stack.enter_context(Bar("patching", total=len(batches)))
+        mark = _mark(sweep, batches)
         for number, numbers in enumerate(batches):
 
             def compute(numbers: Sequence[int] = numbers) -> dict[str, np.ndarray]:
                 parts = [part for _, part in in_parts(partial(_batch, sweep), "patching", task, numbers)]
                 return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
 
-            found = runs.piece(run, f"patch-{number:06d}", compute)
+            found = runs.piece(run, f"patch-{mark}-{number:06d}", compute)
             for name, values in found.items():
                 out[name][..., list(numbers)] = values
             bar.advance()
     return out
+
+
+def _mark(sweep: _Sweep, batches: Sequence[Sequence[int]]) -> str:
+    """What tells the pieces of one call from those of another in the same run folder."""
+    patches = [
+        [patch.name, patch.at.name, patch.plan.to_json()["remove"], patch.stack, patch.layer] for patch in sweep.patches
+    ]
+    task = [sweep.task.fingerprint, sweep.task.metric.name, [list(numbers) for numbers in batches]]
+    return fingerprint([patches, sweep.direction, task])[:8]
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,4 +169,14 @@ class Patching:
 
     def _repr_html_(self) -> str:
         sites = notebook.by_site(self.names, self.normalised)
-        return notebook.block(notebook.line(str(self).splitlines()[0], bold=True), notebook.shades(sites, digits=2))
+        if all(
+            patch.block is not None for patch in self.patches
+        ):  # the stream: a row for each layer, columns are positions
+            sites = {}
+            for patch, value in zip(self.patches, self.normalised, strict=True):
+                sites.setdefault(f"{patch.stack}:{patch.layer}", {})[patch.at.name] = float(value)
+        said = f"from corrupted (0) to clean (1), {'no patch is 0' if self.direction == DIRECTIONS[0] else 'no patch is 1'}"
+        if self.units == "residual":
+            said += "; rows are layers that read the stream, columns positions"
+        head = notebook.line(str(self).splitlines()[0], bold=True)
+        return notebook.block(head, notebook.shades(sites, 2, notebook.SCORES._replace(said=said)))

@@ -370,6 +370,46 @@ def numbers(name: str, rows: Rows, *, columns: Sequence[str], most: float, acros
 # -- helpers --------------------------------------------------------------------------------------------------------------
 
 
+def signed_map(
+    name: str, rows: Rows, *, across: str, down: str | None, words: str, columns: Sequence[str] = ()
+) -> Chart:
+    """A map whose cells are the stronger in colour the larger they are, in one colour or, where `away`, in the other.
+
+    `rows` have row, column, size, away, text, shown (the number in the cell) and star (what is left of it in narrow ones).
+    `columns` are in the order in which they come, where no other one is given.
+    """
+    import altair as alt
+
+    down_names, across_names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("row", "column"))
+    across_names = list(columns) or across_names
+    most = max((row["size"] for row in rows), default=1.0) or 1.0
+    cell_width = f"width / {max(1, len(across_names))}"
+    base_chart = alt.Chart(values([{**row, "strong": row["size"] >= 0.55 * most} for row in rows])).encode(
+        x=alt.X(
+            "column:N",
+            title=across,
+            scale=alt.Scale(domain=across_names),
+            axis=alt.Axis(labelAngle=0, ticks=False, domain=False, labelLimit=90),
+        ),
+        y=alt.Y("row:N", title=down, scale=alt.Scale(domain=down_names), axis=alt.Axis(labelLimit=160)),
+        tooltip=tip("text"),
+    )
+    layers = [
+        base_chart.mark_rect(stroke="theme:paper", strokeWidth=1.5, cornerRadius=3).encode(
+            color=alt.condition("datum.away", alt.value("theme:warn"), alt.value("theme:accent")),
+            fillOpacity=alt.Opacity("size:Q", scale=alt.Scale(domain=[0, most], range=[0.04, 1]), legend=None),
+        )
+    ]
+    ink = alt.condition("datum.strong", alt.value("theme:surface"), alt.value("theme:ink"))
+    for field, least, most_width in (("shown", 30, 10_000), ("star", 0, 30)):
+        opacity = alt.ExprRef(f"{cell_width} >= {least} && {cell_width} < {most_width} ? 1 : 0")
+        size = alt.ExprRef(f"min(12, {cell_width} * {0.3 if field == 'shown' else 0.8})")
+        layers.append(
+            base_chart.mark_text(fontSize=size, opacity=opacity, baseline="middle").encode(text=f"{field}:N", color=ink)
+        )
+    return finished(name, words, alt.layer(*layers), max(46, 22 * len(down_names)))
+
+
 def values(rows: Rows) -> Any:
     """The rows as the data of a chart."""
     import altair as alt

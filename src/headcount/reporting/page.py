@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +16,13 @@ from . import chart_engine, charts, head_map, head_roles, map_cells, model_warni
 from .charts import Chart
 from .findings import Lesson, Part, gather, in_detail, sections_of
 from .head_map import Map
+from .pictures.attention_page import free_path
+from .pictures.circuit_graph import Picture
+from .pictures.in_html import as_script, embedded
 from .provenance import Provenance
 from .sections import (
+    GROUPS,
+    UNFOLDED,
     claims,
     criteria,
     layer_widths,
@@ -33,7 +36,9 @@ from .sections import (
     training,
 )
 from .sections import runs as run_sections
+from .sections.circuits import attribution, circuit, weights
 from .sections.claims import ExperimentResult
+from .sections.heads import by_name
 from .sections.measurements import Section
 from .sections.runs import Step
 
@@ -44,18 +49,6 @@ LARGEST = 5_000_000  # bytes of a page
 IN_DETAIL = 40
 DETAIL = ((12, 8), (12, 4), (6, 4), (6, 2), (3, 2), (2, 1), (1, 1))  # models, and runs of each kind: most first
 FEW = 4  # sections that are all unfolded
-# The groups of sections of a model, in the order of a story. A section of no group stands in the last one.
-GROUPS = {
-    "What it came to": (
-        *("tradeoff", "guarantee", "structure", "recovered", "lottery", "learned"),
-        *("speed", "budget", "tuned", "removed", "curve", "over", "survivors", "overlap", "agreement"),
-    ),
-    "Which units matter": ("effects", "patching", "predictions", "ranking", "spread", "one-head", "transfer", "units"),
-    "What heads do": ("roles", "survival", "relations"),
-    "How it was made": ("gates", "training", "search", "networks", "all-runs"),
-}
-# Sections that are unfolded, the first of each; of a group that has none of them, the first one.
-UNFOLDED = {"tradeoff", "guarantee", "structure", "recovered", "lottery", "learned", "effects", "patching", "roles"}
 
 
 class Placed(NamedTuple):
@@ -136,7 +129,7 @@ def report(
         'page.html'
     """
     output = Path(output)
-    _free(output, force)
+    free_path(output, force)
     folders = [Path(run) for run in runs]
     experiments, parts = claims.retold(folders), gather(folders)
     parts.sort(key=lambda part: part.prune is None)  # what was pruned comes first
@@ -146,7 +139,7 @@ def report(
             raise BadRun(
                 "There are no statements of papers in these runs; --markdown needs folders that reproduce wrote."
             )
-        _free(Path(markdown), force)
+        free_path(Path(markdown), force)
         files[Path(markdown)] = claims.markdown(experiments).encode("utf-8", "replace")
     contents, page = _fitting(parts, title, experiments)
     if figures is not None:
@@ -221,9 +214,13 @@ def _drawn(chapters: Sequence[Chapter], folder: Path, force: bool) -> dict[Path,
     """Every chart as SVG and PNG."""
     named = [(name, chart) for chapter in chapters for name, chart in _figures(chapter, len(chapters) > 1)]
     for name, _ in named:
-        _free(folder / f"{name}.svg", force)
-        _free(folder / f"{name}.png", force)
+        free_path(folder / f"{name}.svg", force)
+        free_path(folder / f"{name}.png", force)
     files: dict[Path, bytes] = {}
+    pictures = [(name, picture) for chapter in chapters for name, picture in _pictures(chapter, len(chapters) > 1)]
+    for name, picture in pictures:
+        free_path(folder / f"{name}.svg", force)
+        files[folder / f"{name}.svg"] = picture.svg.encode()
     for (name, _), (svg, png) in zip(named, chart_engine.figures([chart.spec for _, chart in named]), strict=True):
         files |= {folder / f"{name}.svg": svg, folder / f"{name}.png": png}
     return files
@@ -263,17 +260,6 @@ def render(contents: Contents, title: str | None = None, experiments: Sequence[E
     )
 
 
-def embedded(data: Any) -> str:
-    """JSON that can stand inside a script element: ASCII, and without a character that HTML would read."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def as_script(text: str) -> str:
-    """A script that cannot end its own element."""
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
 def _chapter(part: Part, number: int) -> Chapter:
     anchor = f"m{number}"
     sections = _sections(part)
@@ -306,6 +292,7 @@ def _sections(part: Part) -> list[Section]:
         *training.learned(part),
         *measurements.curves(part),
         *roles.roles(part),
+        *by_name.named_heads(part),
         *role_survival.survival(part),
         *roles.relations(part),
         *training.over(part),
@@ -314,7 +301,10 @@ def _sections(part: Part) -> list[Section]:
         *criteria.predictions(part),
         *measurements.spreads(part),
         *measurements.effects(part),
+        *circuit.circuits(part),
         *patching.patchings(part),
+        *attribution.attributions(part),
+        *weights.weights(part),
         *measurements.one_head(part),
         *pruning.guarantee(part),
         *measurements.transfers(part),
@@ -444,6 +434,12 @@ def _figures(chapter: Chapter, several: bool) -> list[tuple[str, Chart]]:
     return out
 
 
+def _pictures(chapter: Chapter, several: bool) -> list[tuple[str, Picture]]:
+    """Every drawing that is no chart, with the name of its file."""
+    pictures = [(placed.anchor, picture) for placed in chapter.sections for picture in placed.section.pictures]
+    return [(f"{anchor if several else anchor.partition('-')[2]}-graph", picture) for anchor, picture in pictures]
+
+
 def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
     """Each map by its first view, and by the roles of its heads, as charts."""
     unit_map, part = chapter.map, chapter.part
@@ -471,10 +467,3 @@ def _maps(chapter: Chapter) -> list[tuple[str, Chart]]:
 
 def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
-
-
-def _free(path: Path, force: bool) -> None:
-    if path.is_dir():
-        raise BadRun(f"{path} is a folder; give the name of a file.")
-    if os.path.lexists(path) and not force:
-        raise BadRun(f"{path} is there already; choose another name, or write over it with --force.")

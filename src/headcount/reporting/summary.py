@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 from ..documents.ablation import AblationDocument, AllButOneDocument, TransferDocument
 from ..documents.bench import Bench, Speed
+from ..documents.circuits.logit_attribution import AttributionDocument
+from ..documents.circuits.named_heads import HeadsDocument
+from ..documents.circuits.weights import CircuitsDocument
 from ..documents.curves import Curve, CurvePoint, CurvesDocument, OverDocument, TradeoffDocument
+from ..documents.discovery.circuit import CircuitDocument
 from ..documents.interventions.patch import PatchDocument
 from ..documents.lottery import LotteryDocument, UnitCounts
 from ..documents.prune import PruneDocument
@@ -32,6 +36,7 @@ from . import head_map, head_roles
 from .findings import Lesson, Part
 from .model_card import counts
 from .run_reader import beyond_chance, checked
+from .sections.circuits import sentences
 from .sections.transfer_sentences import related
 
 DROP = 1.0  # points, for the sentence about a curve
@@ -51,8 +56,15 @@ def answer(part: Part) -> str:
         return part.prune.sentence
     first = (_told_by_lottery, _told_by_lessons, _told_by_curve, _told_by_front, _told_by_effects)
     ways = (*first, _told_by_one, _told_by_over, _told_by_scores)
-    others = (_told_by_patching, _told_by_transfer, _told_by_roles, _told_by_bench, _told_by_training)
-    for describe in (*ways, *others):
+    heads = (
+        _told_by_circuit,
+        _told_by_patching,
+        _told_by_transfer,
+        _told_by_roles,
+        _told_by_heads,
+        _told_by_attribution,
+    )
+    for describe in (*ways, *heads, _told_by_weights, _told_by_bench, _told_by_training):
         sentence = describe(part)
         if sentence:
             return sentence
@@ -107,6 +119,8 @@ def base_of(part: Part) -> ResultDocument | None:
     wholes += [document.data.base for document in part.of(AllButOneDocument)]
     wholes += [document.data.one for document in part.of(TransferDocument)]
     wholes += [document.data for document in part.of(ResultDocument)]
+    wholes += [document.data.clean for document in part.of(CircuitDocument)]
+    wholes += [document.data.clean for document in part.of(PatchDocument)]
     return wholes[0] if wholes else None
 
 
@@ -289,6 +303,18 @@ def _told_by_patching(part: Part) -> str:
     )
 
 
+def _told_by_circuit(part: Part) -> str:
+    return next((document.data.sentence for document in part.of(CircuitDocument)), "")
+
+
+def _told_by_attribution(part: Part) -> str:
+    return next((sentences.of_attribution(document.data) for document in part.of(AttributionDocument)), "")
+
+
+def _told_by_weights(part: Part) -> str:
+    return next((sentences.of_weights(document.data) for document in part.of(CircuitsDocument)), "")
+
+
 def _told_by_transfer(part: Part) -> str:
     for document in part.of(TransferDocument):
         first_data, second_data = (head_map.data_name(document, side) for side in ("one", "other"))
@@ -298,6 +324,10 @@ def _told_by_transfer(part: Part) -> str:
 
 def _told_by_roles(part: Part) -> str:
     return next((head_roles.told(cast) for cast in head_roles.casts(part)), "")
+
+
+def _told_by_heads(part: Part) -> str:
+    return next((document.data.sentence for document in part.of(HeadsDocument)), "")
 
 
 def _told_by_front(part: Part) -> str:

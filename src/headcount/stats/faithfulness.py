@@ -23,6 +23,16 @@ class Estimate(NamedTuple):
     low: float | None
     high: float | None
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """The interval; the value twice where there is none."""
+        return (self.value if self.low is None else self.low, self.value if self.high is None else self.high)
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
 
 class Faithfulness(NamedTuple):
     """The faithfulness at each size, and the areas over all of them."""

@@ -160,3 +160,13 @@ def test_it_is_saved_and_nothing_is_overwritten(tmp_path) -> None:
     with says(BadRun, about=".svg"):
         picture.save(tmp_path / "circuit.png")
     assert draw_circuit([], []).width == 360
+
+
+def test_heads_say_what_of_them_is_read_and_the_title_has_room() -> None:
+    edges = [("embeddings", "0:1.q", 1.0), ("embeddings", "0:1.v", 1.0), ("0:1", "logits", 1.0)]
+    title = "A title that is much longer than the drawing of three nodes is wide"
+    picture = draw_circuit(["embeddings", "0:1", "logits"], edges, title=title)
+    assert re.findall(r'class="read"[^>]*>(.)<', picture.svg) == ["q", "v"]
+    assert picture.width >= 20 + 8 * len(title)
+    assert "what of a head reads" in picture.svg
+    assert "what of a head reads" not in draw_circuit(["0:1", "logits"], edges[2:]).svg

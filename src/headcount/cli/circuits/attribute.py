@@ -35,11 +35,14 @@ def attribute(
     """Direct logit attribution: what each head and MLP adds by itself to the logits of the right tokens.
 
     Straight through the final norm, with its scale frozen; all parts add up to the model's logit, which is checked. The data are
-    prompts with --right (and --wrong) words, or texts, of which every next token is a right one.
+    prompts with --right (and --wrong) words, contrast prompts, texts, of which every next token is a right one, or
+    labelled examples of a classifier.
 
     Examples:
 
         headcount attribute my-model --data prompts.tsv --text prompt --right right --wrong wrong
+
+        headcount attribute my-model --task contrast:ioi --limit 100
 
         headcount attribute my-model --data wiki.txt --limit 100
     """

@@ -1,4 +1,4 @@
-"""Logit attributions and circuits as text for a terminal. No torch."""
+"""Logit attributions, circuits and heads by name as text for a terminal. No torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..tables import columns_text
 
 if TYPE_CHECKING:
     from ...documents.circuits.logit_attribution import AttributionDocument, Component
+    from ...documents.circuits.named_heads import HeadKind, HeadScore, HeadsDocument
     from ...documents.circuits.weights import CircuitsDocument, HeadCircuits, Scored
 
 MOST = 20  # components in the table
@@ -93,3 +94,43 @@ def _words(listed: Sequence[Scored]) -> str:
 
 def _word(one: Scored) -> str:
     return repr(one.text) if one.text else f"#{one.token}"
+
+
+def heads_text(document: HeadsDocument, top: int) -> str:
+    """For every kind the heads with the highest scores, which of them are named, and how many examples are enough."""
+    lines = [f"{document.model}, heads by name (* named: mean and p suffice)"]
+    lines += [f"note: {note}" for note in document.notes]
+    for kind in document.kinds:
+        lines += _kind(kind, top)
+    return "\n".join(lines)
+
+
+def _kind(kind: HeadKind, top: int) -> list[str]:
+    named = kind.named
+    lines = ["", f"{kind.kind}: {len(named)} of {len(kind.heads)} heads", f"    {kind.score} ({kind.source})"]
+    lines += [f"    {kind.read}; chance {kind.chance:.3f}; named from {kind.at_least:g} on"]
+    lines += [f"    note: {note}" for note in kind.notes]
+    rows = [_head(head) for head in kind.ranking[:top]]
+    lines += [f"    {line}" for line in columns_text([("head", "score", "95% interval", "p (Holm)"), *rows], "<><>")]
+    lines += [f"    ... and {len(named) - top} more named heads in heads.json"] * (len(named) > top)
+    steps = [
+        (f"{step.examples:,}", f"{step.half_width:.3f}", f"{step.same:.0%}", f"{step.overlap:.0%}")
+        for step in kind.steps
+    ]
+    table = columns_text([("examples", "half-width", "same heads", "overlap"), *steps], ">>>>")
+    return [*lines, *(f"    {line}" for line in table), f"    {_enough(kind)}"]
+
+
+def _head(head: HeadScore) -> tuple[str, ...]:
+    star = "*" if head.named else " "
+    return f"{head.unit} {star}", f"{head.mean:.3f}", f"[{head.low:.3f}, {head.high:.3f}]", probability(head.p_holm)
+
+
+def _enough(kind: HeadKind) -> str:
+    more = "all that there are" if kind.kind == "successor" else "take more (--prompts)"
+    if not kind.named and any(head.mean >= kind.at_least for head in kind.heads):
+        return f"scores are high enough, and not beyond chance on {kind.examples:,} examples: {more}"
+    if kind.enough is None:
+        return f"{kind.examples:,} examples do not settle which heads are named: {more}"
+    what = "the same heads" if kind.named else "none"
+    return f"{kind.enough:,} examples are enough: nine in ten draws of so many name {what}"

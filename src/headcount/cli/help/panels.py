@@ -78,7 +78,7 @@ GROUPS: dict[str, Groups] = {
     },
     "circuit": {
         FIRST: "data task by ranked metric output",
-        "How big": "sizes reach",
+        "How big": "sizes edge_sizes reach",
         "How units and edges are scored": "steps edges check",
         "Examples": "select_data select_limit random_seeds",
         MEASURED: DATA.replace("task ", "").replace("metric ", ""),

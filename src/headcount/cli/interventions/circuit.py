@@ -23,7 +23,7 @@ from ..run_folder import running
 from ..tables import columns_text
 
 if TYPE_CHECKING:
-    from ...documents.discovery.circuit import CircuitDocument, CircuitEdge
+    from ...documents.discovery.circuit import CircuitDocument, CircuitEdge, EdgeCircuit
     from ...stats.faithfulness import Estimate
 
 TOP = 12  # edges that a terminal shows
@@ -57,6 +57,14 @@ def circuit(
         int | None,
         typer.Option("--edges", help="How many edges are listed, the strongest; 0 for none.", show_default="100"),
     ] = None,
+    edge_sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--edge-sizes",
+            help="Shares of edges that are kept, in circuits of edges; none leaves these out.",
+            show_default="0,0.1%,0.2%,0.5%,1%,2%,5%,10%,20%,50%,100%",
+        ),
+    ] = None,
     check: Annotated[
         int, typer.Option("--check", metavar="N", help="Units that are patched exactly to compare; 0 for none.")
     ] = 24,
@@ -70,6 +78,7 @@ def circuit(
 
     Units are ranked by attribution on one half of the examples; faithfulness is reported on the other half: the share of the
     metric that is left with all other units as on the corrupted prompts, with CPR and CMD, the areas under and around that curve.
+    The same is measured for circuits of edges, from what writes to what reads.
 
     Examples:
 
@@ -82,7 +91,8 @@ def circuit(
     quieten()
     if not names_examples(flags):
         raise typer.BadParameter("say which prompts: --task contrast --data FILE, or --task contrast:ioi.")
-    shares = _shares(sizes)
+    shares = _shares("--sizes", sizes)
+    edge_shares = [] if edge_sizes == "none" else _shares("--edge-sizes", edge_sizes)
     subject = load_model(model, flags)
     task = make_task(model, subject, flags)
     other = None if select_data is None else other_task(model, subject, flags, select_data, select_limit)
@@ -95,6 +105,7 @@ def circuit(
         "reach": reach,
         "steps": steps,
         "edges": edges,
+        "edge_sizes": edge_sizes,
         "check": check,
     }
     tasks = {"data": task} if other is None else {"data": task, "select": other}
@@ -107,6 +118,7 @@ def circuit(
             ranked=ranked,
             steps=steps,
             shares=pipeline.SHARES if shares is None else shares,
+            edge_shares=pipeline.EDGE_SHARES if edge_shares is None else edge_shares,
             reach=reach,
             edges=edges,
             check=check,
@@ -119,13 +131,13 @@ def circuit(
         keep(run, document, flags, circuit_text(document))
 
 
-def _shares(text: str | None) -> list[float] | None:
+def _shares(flag: str, text: str | None) -> list[float] | None:
     """Shares such as 5% or 0.05."""
     if text is None:
         return None
     found = [share_in(word) if "%" in word else _number(word) for word in words_in(text)]
     if any(share is None or not 0 <= share <= 1 for share in found):
-        raise typer.BadParameter(f"--sizes are shares such as 5% or 0.05, with commas; I got {text[:60]!r}.")
+        raise typer.BadParameter(f"{flag} are shares such as 5% or 0.05, with commas; I got {text[:60]!r}.")
     return [share for share in found if share is not None]
 
 
@@ -137,7 +149,7 @@ def _number(word: str) -> float | None:
 
 
 def circuit_text(document: CircuitDocument) -> str:
-    """The curve over sizes, the areas, the units of the circuit, its strongest edges and the checks."""
+    """The curves over sizes, the areas, the units of the circuit, its strongest edges and the checks."""
     clean, corrupted, nothing = document.clean, document.corrupted, document.nothing
     lines = [
         document.sets,
@@ -145,33 +157,19 @@ def circuit_text(document: CircuitDocument) -> str:
         f"no unit kept (n={clean.n})",
         "",
     ]
-    rows = [["kept", "share", clean.metric, "faithfulness", "95 % interval", "random"]]
-    for point in document.points:
-        mark = "*" if point.kept == document.size else ""
-        random = "" if point.random is None else f"{point.random:.2f}"
-        faithful = point.faithfulness
-        rows.append(
-            [
-                f"{point.kept}{mark}",
-                f"{point.share:.1%}",
-                f"{point.value:.3f}",
-                f"{faithful.value:.2f}",
-                _span(faithful),
-                random,
-            ]
-        )
-    lines += columns_text(rows, ">>>>>>")
-    random_cpr = "" if document.random_cpr is None else f" (random circuits {document.random_cpr:.3f})"
+    lines += _curve(document, document.size, clean.metric, "kept")
     named = " ".join(document.kept[:NAMED]) + (" ..." if len(document.kept) > NAMED else "")
     lines += [
-        "",
-        f"CPR {document.cpr.value:.3f} {_span(document.cpr, 3)}{random_cpr}, "
-        f"CMD {document.cmd.value:.3f} {_span(document.cmd, 3)}",
-        "",
         f"* the circuit: {document.size} of {len(document.units)} units, the fewest with faithfulness {document.reach:g} where "
         "they were found",
         f"  {named or 'no unit'}",
     ]
+    if document.edge_circuit is not None:
+        edges = document.edge_circuit
+        lines += ["", *_curve(edges, edges.size, clean.metric, "edges kept")]
+        lines.append(
+            f"* the circuit of edges: {edges.size:,} of {edges.of:,}, chosen in the same way; with none it is the corrupted run"
+        )
     if document.edges:
         lines += ["", f"strongest of {document.of_edges:,} edges: drop of the metric, estimated (exact)"]
         lines += columns_text([_edge(edge) for edge in document.edges[:TOP]], "<<>>", keys=2)
@@ -194,6 +192,27 @@ def circuit_text(document: CircuitDocument) -> str:
     return "\n".join(lines)
 
 
+def _curve(curve: CircuitDocument | EdgeCircuit, size: int, metric: str, kept: str) -> list[str]:
+    """A row for each size, and the areas."""
+    rows = [[kept, "share", metric, "faithfulness", "95 % interval", "random"]]
+    for point in curve.points:
+        rows.append(
+            [
+                f"{point.kept:,}{'*' if point.kept == size else ''}",
+                f"{point.share:.1%}",
+                f"{point.value:.3f}",
+                _rounded(point.faithfulness.value),
+                _span(point.faithfulness),
+                "" if point.random is None else _rounded(point.random),
+            ]
+        )
+    random_cpr = "" if curve.random_cpr is None else f" (random circuits {curve.random_cpr:.3f})"
+    areas = (
+        f"CPR {curve.cpr.value:.3f} {_span(curve.cpr, 3)}{random_cpr}, CMD {curve.cmd.value:.3f} {_span(curve.cmd, 3)}"
+    )
+    return [*columns_text(rows, ">>>>>>"), "", areas, ""]
+
+
 def _edge(edge: CircuitEdge) -> list[str]:
     error = "" if edge.stderr is None else f"±{edge.stderr:.3f}"
     exact = "" if edge.exact is None else f"({edge.exact:+.3f})"
@@ -203,4 +222,10 @@ def _edge(edge: CircuitEdge) -> list[str]:
 def _span(estimate: Estimate, digits: int = 2) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
-    return f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    return f"[{_rounded(estimate.low, digits)}, {_rounded(estimate.high, digits)}]"
+
+
+def _rounded(value: float, digits: int = 2) -> str:
+    """A number with so many decimals, never minus zero."""
+    text = f"{value:.{digits}f}"
+    return text if float(text) else text.lstrip("-")

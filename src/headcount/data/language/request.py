@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -63,7 +64,9 @@ def built(
         loss=loss,
         goal=goal,
         collate=collate,
-        digest=lambda number: hashlib.sha256(json.dumps(example(number)).encode()).digest(),
+        digest=cache(
+            lambda number: hashlib.sha256(json.dumps(example(number)).encode()).digest()
+        ),  # asked for many times
         lengths=lengths,
         batch_size=request.batch_size,
         settings=json.dumps(settings, sort_keys=True),

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ... import notebook
 from ...plans import Plan
 from ...stats.faithfulness import Estimate
 from ..reading import SOMETIMES, JsonDocument
 from ..results import ResultDocument
 from .patch_check import PatchCheck
+
+MOST_DRAWN = 40  # edges of a picture
+SHOWN = 24  # units in a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,28 @@ class CircuitEdge:
     score: float
     stderr: float | None = None
     exact: float | None = field(default=None, metadata=SOMETIMES)
+    kept: bool = field(default=False, metadata=SOMETIMES)  # in the circuit of edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeCircuit:
+    """Circuits of edges over sizes, every other edge carrying what it carries on the corrupted prompt; `kept` counts edges.
+
+    `size` is that of the smallest one that reaches the faithfulness asked for where it was found. With no edge kept the model
+    does what it does on the corrupted prompts, embeddings included.
+    """
+
+    points: tuple[CircuitPoint, ...]
+    cpr: Estimate
+    cmd: Estimate
+    random_cpr: float | None = None
+    size: int
+    of: int
+
+    @property
+    def point(self) -> CircuitPoint:
+        """The point of the circuit itself."""
+        return next(point for point in self.points if point.kept == self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +103,7 @@ class CircuitDocument(JsonDocument):
     units: tuple[CircuitUnit, ...]
     edges: tuple[CircuitEdge, ...] = ()
     of_edges: int = 0
+    edge_circuit: EdgeCircuit | None = field(default=None, metadata=SOMETIMES)
     check: PatchCheck | None = field(default=None, metadata=SOMETIMES)
     edge_check: PatchCheck | None = field(default=None, metadata=SOMETIMES)
     no_edges: str = field(default="", metadata=SOMETIMES)  # why there are none
@@ -91,16 +118,59 @@ class CircuitDocument(JsonDocument):
         """The point of the circuit itself."""
         return next(point for point in self.points if point.kept == self.size)
 
-    def graph(self) -> dict[str, Any]:
-        """Nodes and edges between units of the circuit, for `draw_circuit`: edges of one pair of nodes are added up."""
-        nodes = ["embeddings", *self.kept, "logits"]
-        weights: dict[tuple[str, str], float] = {}
-        for edge in self.edges:
-            for unit in edge.units:
-                if edge.writer in nodes and unit in nodes:
-                    weights[edge.writer, unit] = weights.get((edge.writer, unit), 0.0) + edge.score
-        joined = {name for pair in weights for name in pair}
-        return {
-            "nodes": [node for node in nodes if node in joined or not weights],
-            "edges": [(writer, unit, weight) for (writer, unit), weight in weights.items()],
+    @property
+    def sentence(self) -> str:
+        """What was found, in a sentence."""
+        told = f"{self.size} of {len(self.units):,} heads and MLPs are the circuit"
+        faithful = next((point.faithfulness for point in self.points if point.kept == self.size), None)
+        if faithful is not None:
+            told += f": with all others as on corrupted prompts, a faithfulness of {faithful} to {self.clean.metric}"
+            told += f" on {self.clean.n} examples that it was not found on"
+        return f"{told}."
+
+    def __str__(self) -> str:
+        kept = " ".join(self.kept[:SHOWN]) + (" ..." if len(self.kept) > SHOWN else "")
+        lines = [self.sentence, f"  {kept or 'no unit'}", f"CPR {self.cpr}, CMD {self.cmd}"]
+        if self.edge_circuit is not None:
+            edges = self.edge_circuit
+            lines.append(f"the circuit of edges has {edges.size:,} of {edges.of:,}; CPR {edges.cpr}, CMD {edges.cmd}")
+        return "\n".join([*lines, "`.points` has all sizes, `.graph()` what `hc.reporting.draw_circuit` draws"])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        first, *rest = str(self).splitlines()[:-1]
+        curves = [("heads and MLPs", self.points)]
+        curves += [] if self.edge_circuit is None else [("edges", self.edge_circuit.points)]
+        drawn = [
+            notebook.curve(
+                [(100 * point.share, point.faithfulness.value) for point in points],
+                f"% of {what} kept",
+                "faithfulness",
+                [point.faithfulness.span for point in points],
+            )
+            for what, points in curves
+        ]
+        return notebook.block(notebook.line(first, bold=True), *map(notebook.line, rest), *drawn)
+
+    def graph(self, most: int = MOST_DRAWN) -> dict[str, Any]:
+        """Nodes and the strongest edges between units of the circuit, for `hc.reporting.draw_circuit(**found.graph())`.
+
+        An edge ends at the queries, keys or values of a head; keys and values of a group at those of all its heads. Intervals
+        are two standard errors wide on either side.
+        """
+        nodes, edges = ["embeddings", *self.kept, "logits"], []
+        for edge in sorted(self.edges, key=lambda edge: -abs(edge.score)):
+            part = edge.reader[-2:] if edge.reader[-2:] in (".q", ".k", ".v") else ""
+            reach = None if edge.stderr is None else 2 * edge.stderr
+            span = () if reach is None else ((edge.score - reach, edge.score + reach),)
+            ends = [unit for unit in edge.units if edge.writer in nodes and unit in nodes]
+            edges += [(edge.writer, unit + part, edge.score, *span) for unit in ends]
+        edges = edges[:most]
+        joined = {
+            name
+            for edge in edges
+            for name in (edge[0], edge[1][:-2] if edge[1][-2:] in (".q", ".k", ".v") else edge[1])
         }
+        return {"nodes": [node for node in nodes if node in joined or not edges], "edges": edges}

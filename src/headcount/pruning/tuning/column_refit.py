@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 POSITIONS = 2**17  # to fit on: ten for each column and more, up to wide MLPs
 ON_GPU = 2**13  # positions of a batch on a GPU, where few large batches are faster than many small ones
-# What is missing: "stream", of the residual stream, with all that earlier sites left, or "site", of what this site writes.
-TARGET = "stream"
-RELATIVE = True  # positions weigh one over the squared length of the whole model's stream, else the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,10 +230,10 @@ def _sums(
         before, after = (stream.at(site, number, piece.batch, matter) for stream in (whole, smaller))
         if before is None or after is None:
             return "the cut model runs it on other positions than the whole one"
-        want, has = (before.z, after.z) if TARGET == "stream" else (before.y, after.y)
         lengths = before.z.to(wide).square().mean(-1).clamp(min=torch.finfo(wide).tiny)
-        weights = 1 / lengths if RELATIVE else torch.ones_like(lengths)
-        sums[piece.held].add(after.x[:, kept].to(wide), want.to(wide) - has.to(wide), before.y.to(wide), weights)
+        # What is missing of the residual stream, with all that earlier sites left: better than what this site alone lacks.
+        missing = before.z.to(wide) - after.z.to(wide)
+        sums[piece.held].add(after.x[:, kept].to(wide), missing, before.y.to(wide), 1 / lengths)
     if not all(one.finite for one in sums):
         return "its values are not finite"
     if not all(one.positions for one in sums):

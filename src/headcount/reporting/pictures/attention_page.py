@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 import os
 import zlib
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from ...drawing import PALETTES, short_names
 from ...errors import BadRun, NotFound
 from ...formatting import counted, listed
 from ...runs import write_whole
+from .in_html import embedded
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
@@ -143,7 +143,7 @@ class AttentionView:
             "notes": "".join(f'<p class="note">{html.escape(note)}</p>' for note in self._told()),
             "style": style,
             "script": script,
-            "data": _json(parts),
+            "data": embedded(parts),
             "blobs": blobs,
         }
         page = _template("attention.html")
@@ -257,13 +257,6 @@ def _pooled(content: np.ndarray) -> np.ndarray:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def _json(data: Any) -> str:
-    """JSON that can stand in a script element: no text in it can end that."""
-    return (
-        json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    )
 
 
 def _hash(text: str) -> str:

@@ -10,7 +10,7 @@ import html
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ MOST = 400  # edges that are drawn: of more, the strongest
 HIGH, ROW, GAP, LANE = 28, 84, 14, 8  # of a node, from row to row, between nodes, for an edge that passes a row
 SWEEPS = 8
 THIN, THICK = 1.2, 7.0
-LETTER = 7.4  # pixels
+LETTER, TITLE_LETTER = 7.4, 8.8  # pixels
 
 
 class Picture(NamedTuple):
@@ -106,7 +106,7 @@ def draw_circuit(
     whole = [_edge(edge, names) for edge in edges]
     strongest = sorted(whole, key=lambda edge: -abs(edge[2]))[:MOST]
     kept = [edge for edge in whole if edge in strongest] if len(whole) > MOST else whole
-    layout = arranged(names, kept, layers or {})
+    layout = arranged(names, kept, layers or {}, least=40 + TITLE_LETTER * len(title))
     return _drawn(layout, title, about or {}, len(whole) - len(kept))
 
 
@@ -155,8 +155,8 @@ def height_of(name: str) -> tuple[float, ...]:
     return (side, float(layer), float(PARTS.get(site.rpartition(".")[2], 0)))
 
 
-def arranged(names: Sequence[str], edges: Sequence[Edge], layers: Mapping[str, float]) -> Layout:
-    """Where nodes and edges go."""
+def arranged(names: Sequence[str], edges: Sequence[Edge], layers: Mapping[str, float], least: float = 360.0) -> Layout:
+    """Where nodes and edges go, on a sheet of at least so many pixels."""
     heights = {name: (0.0, float(layers[name]), 0.0) if name in layers else height_of(name) for name in names}
     levels = sorted(set(heights.values()))
     level = {name: levels.index(heights[name]) for name in names}
@@ -182,7 +182,7 @@ def arranged(names: Sequence[str], edges: Sequence[Edge], layers: Mapping[str, f
     top, bottom = 54.0, 74.0
     tall = top + ROW * max(0, len(rows) - 1) + HIGH + bottom
     ys = [top + HIGH / 2 + ROW * (len(rows) - 1 - n) for n in range(len(rows))]
-    whole = max(360.0, left + width + 24)
+    whole = max(360.0, least, left + width + 24)
     shift = left + max(0.0, whole - left - 24 - width) / 2
     points = {name: Point(x[name] + shift, ys[level[name]]) for row in rows for name in row}
     placed = [(edge, [points[name] for name in path]) for edge, path in zip(edges, lanes, strict=True)]
@@ -271,7 +271,11 @@ def _drawn(layout: Layout, title: str, about: Mapping[str, str], left_out: int) 
         parts.append(f'<text class="row" x="20" y="{y + 4:.1f}">{_safe(name)}</text>')
     order = sorted(layout.edges, key=lambda placed: abs(placed[0][2]))  # the strongest lie on top
     parts += [_path(edge, points, largest) for edge, points in order]
-    parts += [_node(name, point, about.get(name, "")) for name, point in layout.nodes.items()]
+    read = {
+        name: {edge[1][-2:] for edge, _ in layout.edges if edge[1] != name == _node_of(edge[1])}
+        for name in layout.nodes
+    }
+    parts += [_node(name, point, about.get(name, ""), read[name]) for name, point in layout.nodes.items()]
     return Picture("".join([*parts, _legend(layout, largest, left_out, height), "</svg>"]), width, height)
 
 
@@ -295,15 +299,21 @@ def _path(edge: Edge, points: Sequence[Point], largest: float) -> str:
     return f'<path class="{classes}" d="{"".join(steps)}" stroke-width="{wide:.2f}"><title>{_safe(told)}</title></path>'
 
 
-def _node(name: str, point: Point, about: str) -> str:
+def _node(name: str, point: Point, about: str, read: Container[str]) -> str:
     wide = _wide(name)
     kind = "end" if name.lower().rpartition(".")[2] in (*BELOW, *ABOVE) else "mlp" if ".mlp" in name else "head"
     round_by = {"end": HIGH / 2, "mlp": 2, "head": 8}[kind]
     told = f"{name}: {about}" if about else name
+    letters = "".join(
+        f'<text class="read" x="{point.x + aside * wide:.1f}" y="{point.y + HIGH / 2 - 2:.1f}">{part[1:]}</text>'
+        for part, aside in READS.items()
+        if part in read
+    )
+    base = point.y + (1.5 if letters else 4.5)
     return (
         f'<g class="node {kind}"><title>{_safe(told)}</title><rect x="{point.x - wide / 2:.1f}" y="{point.y - HIGH / 2:.1f}" '
-        f'width="{wide:.1f}" height="{HIGH}" rx="{round_by:g}"/><text x="{point.x:.1f}" y="{point.y + 4.5:.1f}">'
-        f"{_safe(_label(name))}</text></g>"
+        f'width="{wide:.1f}" height="{HIGH}" rx="{round_by:g}"/><text x="{point.x:.1f}" y="{base:.1f}">'
+        f"{_safe(_label(name))}</text>{letters}</g>"
     )
 
 
@@ -321,6 +331,7 @@ def _legend(layout: Layout, largest: float, left_out: int, height: float) -> str
         x += 33 + 6.4 * len(text) + 16
     told = f"width: up to {three(largest)}" if weights else "no edges"
     told += f"; {left_out} weaker edges are left out" if left_out else ""
+    told += "; q, k, v: what of a head reads" if any(edge[1] != _node_of(edge[1]) for edge, _ in layout.edges) else ""
     return "".join([*parts, f'<text class="key" x="20" y="{y + 24}">{_safe(told)}</text>'])
 
 
@@ -338,6 +349,7 @@ KEYS = ("surface", "rule", "ink", "muted", "accent", "warn", "faint", "seq-low")
 RULES = (
     ".hc-circuit .sheet{fill:var(--surface)}.hc-circuit text{fill:var(--ink);font-size:13px}"
     ".hc-circuit .title{font-size:15px;font-weight:600}.hc-circuit .row,.hc-circuit .key{fill:var(--muted);font-size:12px}"
+    ".hc-circuit .node .read{fill:var(--muted);font-size:9px}"
     ".hc-circuit .node rect{fill:var(--seq-low);stroke:var(--accent);stroke-width:1.2}.hc-circuit .node text{text-anchor:middle}"
     ".hc-circuit .node.mlp rect{fill:var(--faint);stroke:var(--muted)}"
     ".hc-circuit .node.end rect{fill:var(--surface);stroke:var(--ink)}"

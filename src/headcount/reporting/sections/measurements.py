@@ -26,6 +26,7 @@ from ...stats.results import Comparison, difference_columns, difference_text, in
 from .. import charts, head_map
 from ..charts import Chart
 from ..findings import Effect, Measured, Part
+from ..pictures.circuit_graph import Picture
 from ..run_reader import ALPHA, Document, beyond_chance, checked
 from ..summary import noun_of_curve
 from .transfer_sentences import related, room
@@ -45,6 +46,7 @@ class Section(NamedTuple):
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     folded: bool = False
+    pictures: tuple[Picture, ...] = ()
 
 
 # -- curves ----------------------------------------------------------------------------------------------------------------
@@ -178,7 +180,14 @@ def rankings(part: Part) -> list[Section]:
             else "How sure the order is cannot be told from one run: compare seeds."
         )
         out.append(
-            Section("ranking", f"The order by {name}", about, _criterion(scores), (chart,), notes=_stability(scores))
+            Section(
+                "ranking",
+                f"The order by {name}",
+                about,
+                _criterion(scores),
+                (chart,),
+                notes=(*_stability(scores), *filled(scores.document.data.fill)),
+            )
         )
     return out
 

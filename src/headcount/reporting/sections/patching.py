@@ -9,7 +9,8 @@ from ...documents.interventions.patch import PatchDocument, PatchedUnit
 from ...formatting import Column, Table, counted, fixed, probability, result_text
 from ...plans import index_of, site_of
 from ...stats.results import difference_columns, in_points
-from ..charts import Chart, finished, tip, values
+from .. import charts
+from ..charts import Chart
 from ..findings import Part
 from ..run_reader import Document, beyond_chance, checked
 from .measurements import MOST_ROWS, Section
@@ -103,37 +104,9 @@ def _index(name: str, number: int) -> str:
 
 def _chart(data: PatchDocument, rows: Sequence[Mapping[str, Any]]) -> Chart:
     """The map: a cell is the stronger in colour the further it leads from no patch."""
-    import altair as alt
-
-    down, across = (list(dict.fromkeys(row[key] for row in rows)) for key in ("row", "column"))
-    most = max((row["size"] for row in rows), default=1.0) or 1.0
     titles = ("position", "before layer") if data.units == RESIDUAL else ("unit", None)
-    cell_width = f"width / {max(1, len(across))}"
-    base_chart = alt.Chart(values([{**row, "strong": row["size"] >= 0.55 * most} for row in rows])).encode(
-        x=alt.X(
-            "column:N",
-            title=titles[0],
-            scale=alt.Scale(domain=across),
-            axis=alt.Axis(labelAngle=0, ticks=False, domain=False, labelLimit=90),
-        ),
-        y=alt.Y("row:N", title=titles[1], scale=alt.Scale(domain=down), axis=alt.Axis(labelLimit=160)),
-        tooltip=tip("text"),
-    )
-    layers = [
-        base_chart.mark_rect(stroke="theme:paper", strokeWidth=1.5, cornerRadius=3).encode(
-            color=alt.condition("datum.away", alt.value("theme:warn"), alt.value("theme:accent")),
-            fillOpacity=alt.Opacity("size:Q", scale=alt.Scale(domain=[0, most], range=[0.04, 1]), legend=None),
-        )
-    ]
-    ink = alt.condition("datum.strong", alt.value("theme:surface"), alt.value("theme:ink"))
-    for field, least, most_width in (("shown", 30, 10_000), ("star", 0, 30)):
-        opacity = alt.ExprRef(f"{cell_width} >= {least} && {cell_width} < {most_width} ? 1 : 0")
-        size = alt.ExprRef(f"min(12, {cell_width} * {0.3 if field == 'shown' else 0.8})")
-        layers.append(
-            base_chart.mark_text(fontSize=size, opacity=opacity, baseline="middle").encode(text=f"{field}:N", color=ink)
-        )
     words = f"Normalised {data.clean.metric} of every patch ({data.direction}), {data.units}"
-    return finished("patching", words, alt.layer(*layers), max(46, 22 * len(down)))
+    return charts.signed_map("patching", rows, across=titles[0], down=titles[1], words=words)
 
 
 def _table(data: PatchDocument) -> Table:

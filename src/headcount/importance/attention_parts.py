@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import Refused
-from ..importance.attention import in_the_open, is_distribution
 from ..model.anatomy import Site
+from ..model.source_code import text
 from ..model.tensor_trees import tensors
 
 FUSED = "scaled_dot_product_attention"
@@ -179,7 +179,8 @@ def unreadable(site: Site) -> Refused:
     """What is said of an attention without one distribution over keys for each head."""
     return Refused(
         f"{site.name} ({type(site.module).__name__}) does not weight values by one distribution over keys for each of its "
-        f"{len(site)} heads in a way that can be read, as linear or blockwise attentions do not; its head outputs can be had."
+        f"{len(site)} heads in a way that can be read, as linear or blockwise attentions do not, so what it looks at cannot be "
+        'told; its head outputs can be had, and scores such as "taylor" or "ablation".'
     )
 
 
@@ -239,3 +240,34 @@ def _softmax(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
 def handed_out(site: Site, output: Any) -> Tensor | None:
     """The pattern among what an attention returns, where it hands it out."""
     return next((t for t in tensors(output) if t.dim() == 4 and t.shape[1] == len(site) and is_distribution(t)), None)
+
+
+def is_distribution(tensor: Tensor) -> bool:
+    """Whether the last axis sums to one, wherever anything may be looked at; position biases do not, also zeros."""
+    sums = tensor.detach().float().sum(-1)
+    return bool((((sums - 1).abs() < 0.02) | (sums == 0)).all()) and bool((sums > 0).any())
+
+
+@contextmanager
+def in_the_open(root: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
+    """Within the block the model computes attention in the open, and is asked for its probabilities if it wants that."""
+    # attentions of the older manner look at this setting; for the others transformers would leave hooks of its own behind
+    asks = any(re.search("(if|and) (not )?output_attentions", text(type(site.module))) for site in sites)
+    configs = {id(m.config): m.config for m in root.modules() if hasattr(m, "config")}.values()
+    before = [(config, dict(vars(config))) for config in configs]
+    names = {id(config): getattr(config, "_attn_implementation", None) for config in configs}
+    try:
+        # each model within the model by itself: up to transformers 5.19, the whole one passes over those whose config is a
+        # copy of its own, as the stacks of T5
+        for module in root.modules():
+            if hasattr(module, "set_attn_implementation") and module.config._attn_implementation != "eager":
+                module.set_attn_implementation("eager")
+        for config in configs if asks else ():
+            config._output_attentions = True
+        yield
+    finally:
+        for config, values in before:
+            vars(config).clear()
+            vars(config).update(values)
+            if getattr(config, "_attn_implementation", None) != names[id(config)]:
+                config._attn_implementation = names[id(config)]
