@@ -311,8 +311,7 @@ def _same_question(folder: Path, question: dict[str, Any]) -> None:
         with _sentences("use", folder):
             entries = os.listdir(folder) if os.path.lexists(folder) else []
         foreign_entries = [entry for entry in entries if entry != LOCK and not _DRAFT.fullmatch(entry)]
-        document = _document(folder) if foreign_entries else None  # another process may have begun the run in between
-        if foreign_entries and document is None:
+        if foreign_entries and (document := _document(folder)) is None:  # else another process has begun it in between
             raise BadRun(
                 f"{folder} holds {min(foreign_entries):.80} and is not a run folder; choose another one, or a new one."
             )

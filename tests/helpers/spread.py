@@ -19,13 +19,11 @@ from headcount.data.tasks import Task
 from headcount.errors import HeadcountError
 from headcount.importance.checkpointing import checkpointing
 from headcount.interventions import Fill
-from headcount.model.distributed.tensor_parallel import is_tensor_parallel
 from helpers import zoo
 from helpers.processes import forked
 from helpers.small_models import loss_of, spread
 
 GRADIENTS = ("taylor", "fisher")
-LOOKS = ("confidence", "entropy")
 WRITTEN = ("wanda", "flap", "activation", "magnitude")
 
 
@@ -70,7 +68,7 @@ def in_passes(model: nn.Module, inputs: dict[str, Tensor], criteria: bool = True
     for by in WRITTEN if criteria else ("wanda",):
         out[by] = np.asarray(hc.score(model, task, by=by, units=_kinds(model)).values)
     if criteria:
-        for by in () if is_tensor_parallel(model) else LOOKS:
+        for by in ("confidence", "entropy"):
             out[by] = np.asarray(hc.score(model, task, by=by).values)
         influence = hc.score(model, task, by="block-influence", units=f"{_kinds(model)},layers")
         out["block-influence"] = np.asarray(influence.values)

@@ -13,7 +13,7 @@ import torch
 from helpers import zoo
 from helpers.same import alike, close
 from helpers.small_models import WORDS, word_tokenizer
-from helpers.spread import LOOKS, doubled, kept, measured, refused, together
+from helpers.spread import doubled, kept, measured, refused, together
 
 import headcount as hc
 from headcount.cli import app
@@ -51,7 +51,6 @@ def _refusals(model: Any, folder: Path) -> dict[str, str]:
             "train": lambda: hc.train(model, task, Recipe(steps=1)),
             "prune": lambda: hc.prune(model, task, remove="20%"),
             "patch": lambda: hc.patch(model, task),
-            "confidence": lambda: hc.score(model, task, by="confidence"),
             "lrp": lambda: hc.score(model, task, by="lrp-epsilon"),
         }
     )
@@ -105,8 +104,6 @@ def test_both_processes_find_the_numbers_of_the_model_in_one(kind: str, found: P
     """The projections of Phi 3 are given the heads of all processes, and split them themselves."""
     model, inputs = zoo.build("phi3" if kind == "phi3" else "llama")
     whole = measured(model, inputs, criteria=kind != "phi3")
-    if kind == KINDS[0]:
-        whole = {name: values for name, values in whole.items() if name not in LOOKS}
     for rank in range(2):
         with np.load(found / f"{kind}-{rank}.npz") as numbers:
             assert set(numbers.files) == set(whole)
@@ -128,7 +125,7 @@ def test_what_such_models_cannot_do_is_refused_by_name(kind: str, found: Path) -
         assert said[name].startswith("Refused: The weights of this")
         assert part in said[name]
         assert how in said[name]
-    for name in ("patch", "lrp", "confidence"):
+    for name in ("patch", "lrp"):
         assert ("is tensor-parallel" in said[name]) == (kind == "tensor-parallel")
     loads = json.loads((found / "loads-0.json").read_text())
     assert "no tensor-parallel plan for GPT2LMHeadModel" in loads["gpt2"]

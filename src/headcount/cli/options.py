@@ -337,16 +337,6 @@ def load_model(
     return model if spread else placed(model, flags)
 
 
-def how_to_load(folder: Path) -> str:
-    """A line of Python that loads a folder just written, and what it needs."""
-    from ..model.loading.signpost import needs_headcount
-
-    needs = "needs headcount: a stock from_pretrained refuses it; headcount export writes it for other programs"
-    if not needs_headcount(folder):
-        needs = "a stock from_pretrained loads it, too, without headcount"
-    return f"in Python: import headcount; model = headcount.load({str(folder)!r})  # {needs}"
-
-
 def placed(model: Any, flags: Running) -> Any:
     """The model on the device asked for."""
     import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .tables import columns_text, end_of, terminal_width
@@ -445,3 +446,13 @@ def _map(cells: dict[str, list[str]], columns: dict[str, list[Any]]) -> list[str
         by_index = dict(zip(columns[site], row, strict=True))
         table.append([site, *(by_index.get(index, "") for index in indices)])
     return columns_text(table, "<>", gap=1)
+
+
+def how_to_load(folder: Path) -> str:
+    """A line of Python that loads a folder just written, and what it needs."""
+    from ..model.loading.signpost import needs_headcount
+
+    needs = "needs headcount: a stock from_pretrained refuses it; headcount export writes it for other programs"
+    if not needs_headcount(folder):
+        needs = "a stock from_pretrained loads it, too, without headcount"
+    return f"in Python: import headcount; model = headcount.load({str(folder)!r})  # {needs}"

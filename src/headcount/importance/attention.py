@@ -32,7 +32,6 @@ def watched(root: nn.Module, sites: Sequence[Site], see: See) -> Iterator[None]:
 
     The model computes what it computes anyway: fused kernels stay, and what they do not hand out is worked out beside them.
     """
-    not_tensor_parallel(root, "attention probabilities are not put together")
     with watched_parts(root, sites, lambda site, parts: see(site, parts.patterns)):
         yield
 

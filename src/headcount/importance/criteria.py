@@ -315,7 +315,6 @@ def _fisher(request: _Request) -> Scored:
 
 def _relevance(by: str) -> Callable[[_Request], Scored]:
     def propagated(request: _Request) -> Scored:
-        not_tensor_parallel(request.model, f"{by} is not computed")
         how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
         relevance = relevances(unwrap(request.model), request.anatomy, request.parts, request.data, by, **how)
         relevance = _as_units(request, relevance)
@@ -328,7 +327,6 @@ def _relevance(by: str) -> Callable[[_Request], Scored]:
 
 def _attribution(by: str) -> Callable[[_Request], Scored]:
     def estimated(request: _Request) -> Scored:
-        not_tensor_parallel(request.model, f"{by} is not computed")
         how = {"batch_size": request.batch_size, "run": request.run, "name": request.name}
         method = Method(by, request.steps)
         root = unwrap(request.model)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ...formatting import counted, with_commas
-from ..options import how_to_load, named_paths, out, quieten, say_notes, specs_of
+from ..options import named_paths, out, quieten, say_notes, specs_of
 from ..tables import effects_table
+from ..text import how_to_load
 from .inspect import AsJson, Model, Rows, Trust
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.example_sets import Sets, used_text
-from ..options import CommonFlags, how_to_load, out
+from ..options import CommonFlags, out
+from ..text import how_to_load
 
 if TYPE_CHECKING:
     from ...documents.prune import PruneDocument

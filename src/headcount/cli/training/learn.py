@@ -15,7 +15,6 @@ from ...errors import BadPlan
 from ..options import (
     CommonFlags,
     Only,
-    how_to_load,
     load_model,
     make_task,
     named_paths,
@@ -25,6 +24,7 @@ from ..options import (
     specs_of,
 )
 from ..run_folder import running
+from ..text import how_to_load
 from .options import FRESH_RATE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:

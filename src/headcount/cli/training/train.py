@@ -14,7 +14,6 @@ from ...data import splits
 from ...errors import BadData
 from ..options import (
     CommonFlags,
-    how_to_load,
     kind_of,
     make_task,
     named_paths,
@@ -25,6 +24,7 @@ from ..options import (
     say_notes,
 )
 from ..run_folder import running
+from ..text import how_to_load
 from .options import FRESH_RATE, MOST, SHARE, TrainingOptions, flag, held_out, is_main, own_device
 
 if TYPE_CHECKING:
