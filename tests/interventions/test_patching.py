@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import says
 from helpers.contrasts import FAMILIES, ROWS, family, small_gpt2, words_tokenizer
+from helpers.processes import forked
 from helpers.same import alike, close
 from helpers.small_models import ran, ran_json
 from torch import nn
@@ -295,16 +296,15 @@ def test_a_killed_patching_goes_on(folder: Path, tmp_path: Path) -> None:
     def dying(sweep: Any, numbers: Any) -> Any:
         done.append(len(numbers))
         if len(done) == 2:
-            os._exit(-signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
         return really(sweep, numbers)
 
-    child = os.fork()
-    if child == 0:
+    def work() -> None:
         patching_module._batch = dying  # type: ignore[assignment]
         with Run.open(tmp_path / "run", {"command": "patch"}) as run:
             hc.patch(model, task, run=run)
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    forked(work, tmp_path / "printed").join()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(patching_module, "_batch", lambda *a: (done.append(len(a[1])), really(*a))[1])
         with Run.open(tmp_path / "run", {"command": "patch"}) as run:
