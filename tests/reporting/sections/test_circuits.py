@@ -110,6 +110,10 @@ def test_weights_are_a_map_of_copying_and_lists_of_tokens_that_stay_text(tmp_pat
     [
         ({"circuit": run_folders.circuit()}, r"4 of 8 heads and MLPs are the circuit: .* 0\.90 \[0\.80, 1\.00\]"),
         (
+            {"circuit": run_folders.circuit() | {"cpr": {"value": 0.4, "low": None, "high": None}}},
+            r"do not show that .* is another on clean prompts .* no circuit",
+        ),
+        (
             {"attribution": run_folders.attribution()},
             r"1 of 8 units add something to the logits \(right - wrong\).* 0:0 ",
         ),

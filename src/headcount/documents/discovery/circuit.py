@@ -120,7 +120,12 @@ class CircuitDocument(JsonDocument):
 
     @property
     def sentence(self) -> str:
-        """What was found, in a sentence."""
+        """What was found, in a sentence; where the model's own difference is not shown, that and no share of it."""
+        if self.points and self.cpr.low is None:
+            return (
+                f"{self.clean.n} examples do not show that {self.clean.metric} of the model is another on clean prompts than on "
+                "corrupted ones, so no circuit for it can be told from them."
+            )
         told = f"{self.size} of {len(self.units):,} heads and MLPs are the circuit"
         faithful = next((point.faithfulness for point in self.points if point.kept == self.size), None)
         if faithful is not None:
